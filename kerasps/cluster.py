@@ -1,0 +1,360 @@
+"""What a cluster consists of, and TF_CONFIG, the environment variable that describes it.
+
+TensorFlow's own reading of TF_CONFIG accepts almost anything and fails much later, or hangs. Here a description is checked as
+a whole before anything connects, and each error says which part is wrong. Nothing in this module needs TensorFlow, except
+`check_cluster_resolver`, which is handed one of its objects.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from kerasps.errors import ClusterConfigError, TaskUnreachableError
+
+TASK_TYPES = ("chief", "worker", "ps")
+# The side-car evaluator reads the same TF_CONFIG but is no part of the cluster: no other task ever connects to it.
+EVALUATOR = "evaluator"
+
+# Long enough for tasks that a scheduler starts together with the coordinator; short enough to be waited for by a person.
+DEFAULT_CONNECT_TIMEOUT_S = 60.0
+_POLL_INTERVAL_S = 0.1
+_ATTEMPT_TIMEOUT_S = 2.0
+
+_EXAMPLE = (
+    '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
+    '"task": {"type": "chief", "index": 0}}'
+)
+
+
+@dataclass(frozen=True)
+class ClusterDescription:
+    """A cluster's tasks and which of them this process is.
+
+    Example:
+
+    ```python
+    from kerasps.cluster import ClusterDescription
+
+    description = ClusterDescription(
+        jobs={"chief": ("host0:2222",), "worker": ("host1:2222", "host2:2222"), "ps": ("host3:2222",)},
+        task_type="chief",
+        task_index=0,
+    )
+    assert description.addresses[("worker", 1)] == "host2:2222"
+    ```
+
+    Args:
+        jobs: The addresses (`"host:port"`) of the tasks of each job, in the order of their indices.
+        task_type: The job of this process: `"chief"`, `"worker"`, `"ps"` or `"evaluator"`.
+        task_index: The index of this process in its job.
+    """
+
+    jobs: Mapping[str, tuple[str, ...]]
+    task_type: str
+    task_index: int
+
+    @property
+    def addresses(self) -> dict[tuple[str, int], str]:
+        """The address of every task, keyed by (task type, task index)."""
+        return {(job, index): address for job, tasks in self.jobs.items() for index, address in enumerate(tasks)}
+
+    @property
+    def server_addresses(self) -> dict[tuple[str, int], str]:
+        """The addresses of the tasks that run a server for the coordinator: workers and ps."""
+        return {task: address for task, address in self.addresses.items() if task[0] in ("worker", "ps")}
+
+    @property
+    def address(self) -> str | None:
+        """The address of this process, None for an evaluator."""
+        return self.addresses.get((self.task_type, self.task_index))
+
+    def for_task(self, task_type: str, task_index: int) -> ClusterDescription:
+        """The same cluster, seen from another task."""
+        return ClusterDescription(self.jobs, task_type, task_index)
+
+    def as_tf_config(self) -> dict[str, Any]:
+        """The content of TF_CONFIG for this task; `json.dumps` it to set the variable."""
+        return {
+            "cluster": {job: list(tasks) for job, tasks in self.jobs.items()},
+            "task": {"type": self.task_type, "index": self.task_index},
+        }
+
+
+def read_tf_config(text: str | None = None) -> ClusterDescription:
+    """Reads TF_CONFIG and checks it.
+
+    Args:
+        text: The JSON text. None (default) reads the environment variable TF_CONFIG.
+
+    Returns:
+        The cluster, and this process's place in it.
+
+    Raises:
+        ClusterConfigError: Where the text is not JSON or describes no cluster that parameter-server training can use.
+    """
+    if text is None:
+        text = os.environ.get("TF_CONFIG", "")
+        if not text.strip():
+            raise ClusterConfigError(
+                f"TF_CONFIG is not set. Expected: a description of the cluster like {_EXAMPLE}. Received: "
+                "TF_CONFIG unset or empty. Start the script with `kerasps launch`, use `kerasps.LocalCluster`, "
+                "or set TF_CONFIG in every task."
+            )
+    try:
+        config = json.loads(text)
+    except ValueError as exc:
+        raise ClusterConfigError(
+            f"TF_CONFIG is not JSON: {exc}. Expected: text like {_EXAMPLE}. Received: {text!r}. Correct the text; "
+            "in a shell, put it in single quotes."
+        ) from exc
+    if not isinstance(config, dict):
+        _reject("TF_CONFIG is not a JSON object", f"an object like {_EXAMPLE}", config)
+    cluster = config.get("cluster")
+    if not cluster:
+        _reject("TF_CONFIG has no cluster", 'a "cluster" entry that lists the addresses of chief, worker and ps tasks', config)
+    task = config.get("task")
+    if not isinstance(task, dict) or "type" not in task:
+        _reject("TF_CONFIG does not say which task this is", 'a "task" entry like {"type": "chief", "index": 0}', task)
+    index = task.get("index", 0)
+    if isinstance(index, str) and index.isdecimal():
+        # Schedulers fill the index in from an environment variable, which leaves it in quotes; TensorFlow accepts that too.
+        index = int(index)
+    return _checked(cluster, task["type"], index, source="TF_CONFIG")
+
+
+def check_cluster_resolver(resolver: Any) -> ClusterDescription:
+    """Checks what any cluster resolver says, as `read_tf_config` checks TF_CONFIG.
+
+    Args:
+        resolver: A `tf.distribute.cluster_resolver.ClusterResolver`.
+
+    Returns:
+        The cluster, and this process's place in it.
+
+    Raises:
+        ClusterConfigError: Where the cluster cannot be used, or where this process is not its chief: the process that creates
+            a strategy coordinates the training.
+    """
+    name = type(resolver).__name__
+    spec = resolver.cluster_spec()
+    cluster = spec.as_dict() if spec is not None and hasattr(spec, "as_dict") else None
+    if not cluster:
+        _reject(
+            f"The cluster resolver {name} gives no cluster", "a cluster with chief, worker and ps tasks", cluster, source=name
+        )
+    # Kubernetes and Slurm resolvers have no place for the chief: TensorFlow's convention is that unset means the coordinator.
+    task_type = resolver.task_type or "chief"
+    task_index = 0 if resolver.task_id is None else resolver.task_id
+    return require_chief(_checked(cluster, task_type, task_index, source=name), source=name)
+
+
+def require_chief(description: ClusterDescription, *, source: str = "TF_CONFIG") -> ClusterDescription:
+    """Returns the description where this process is the chief.
+
+    Raises:
+        ClusterConfigError: Where this process is another task.
+    """
+    if description.task_type == "chief":
+        return description
+    received = f"task type {description.task_type!r}, index {description.task_index}"
+    if description.task_type == EVALUATOR:
+        fix = "An evaluator creates no strategy: it reads checkpoints."
+    else:
+        fix = f"Run `kerasps serve` in this {description.task_type} task, and the script in the chief only."
+    raise ClusterConfigError(
+        f"A ParameterServerStrategy is created by the chief of the cluster only. Expected: task type 'chief' in {source}. "
+        f"Received: {received}. {fix}"
+    )
+
+
+def connect_timeout(timeout_s: float | None = None) -> float:
+    """The time limit for reaching a task, in seconds.
+
+    An explicit argument beats the environment variable KERASPS_CONNECT_TIMEOUT, which beats the default of 60.
+
+    Raises:
+        ValueError: Where the limit is not a positive, finite number.
+    """
+    source, received = "timeout_s", timeout_s
+    if timeout_s is None:
+        text = os.environ.get("KERASPS_CONNECT_TIMEOUT")
+        if not text:
+            return DEFAULT_CONNECT_TIMEOUT_S
+        source = "KERASPS_CONNECT_TIMEOUT"
+        try:
+            timeout_s = float(text)
+        except ValueError:
+            raise ValueError(_bad_timeout(source, text)) from None
+        received = timeout_s
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not math.isfinite(timeout_s) or timeout_s <= 0:
+        raise ValueError(_bad_timeout(source, received))
+    return float(timeout_s)
+
+
+def wait_until_reachable(addresses: Mapping[tuple[str, int], str], timeout_s: float | None = None) -> None:
+    """Waits until every task accepts a TCP connection.
+
+    TensorFlow waits for ever, in silence, for a task that is not there. So the coordinator asks first.
+
+    Args:
+        addresses: The `"host:port"` of each task, keyed by (task type, task index).
+        timeout_s: The time limit in seconds for all of them together; None (default) takes KERASPS_CONNECT_TIMEOUT, else 60.
+
+    Raises:
+        TaskUnreachableError: Naming every task that could not be reached.
+    """
+    limit = connect_timeout(timeout_s)
+    deadline = time.monotonic() + limit
+    missing = unreachable(addresses, min(limit, _ATTEMPT_TIMEOUT_S))
+    while missing and time.monotonic() < deadline:
+        time.sleep(min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
+        left = max(0.01, deadline - time.monotonic())
+        missing = unreachable({task: addresses[task] for task in missing}, min(left, _ATTEMPT_TIMEOUT_S))
+    if not missing:
+        return
+    raise TaskUnreachableError(
+        f"{len(missing)} of {len(addresses)} tasks could not be reached within {limit:g} s. Expected: a server that accepts "
+        f"connections at each address. Received: {describe_unreachable(addresses, missing)}. Start `kerasps serve` in these "
+        "tasks, check that the addresses are right and no firewall is between, or allow more time with KERASPS_CONNECT_TIMEOUT "
+        "(seconds)."
+    )
+
+
+def describe_unreachable(addresses: Mapping[tuple[str, int], str], missing: Mapping[tuple[str, int], str]) -> str:
+    """One phrase that names each task that could not be reached, its address and the reason."""
+    return ", ".join(f"{job} {index} at {addresses[job, index]} ({missing[job, index]})" for job, index in missing)
+
+
+def unreachable(addresses: Mapping[tuple[str, int], str], timeout_s: float) -> dict[tuple[str, int], str]:
+    """Tries to connect to each task once, and gives the reason for each one that failed.
+
+    Args:
+        addresses: The `"host:port"` of each task, keyed by (task type, task index).
+        timeout_s: The time limit in seconds for all of them together.
+    """
+    deadline = time.monotonic() + timeout_s
+    missing = {}
+    for task, address in addresses.items():
+        # At least one short attempt each, so that one silent host does not make the ones after it look unreachable.
+        reason = _connection_problem(address, max(0.1, deadline - time.monotonic()))
+        if reason is not None:
+            missing[task] = reason
+    return missing
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits `"host:port"` (or `"[ipv6]:port"`).
+
+    Raises:
+        ValueError: Where it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
+        raise ValueError(f"not an address: {address!r}")
+    return (host[1:-1] if bracketed else host), int(port)
+
+
+def _connection_problem(address: str, timeout_s: float) -> str | None:
+    try:
+        with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
+            # On one machine, a connection from the very port that it asks for connects to itself, with no server there.
+            if connection.getsockname() == connection.getpeername():
+                return "Connection refused"
+    except OSError as exc:
+        return exc.strerror or str(exc) or type(exc).__name__
+    return None
+
+
+def _checked(cluster: Any, task_type: Any, task_index: Any, *, source: str) -> ClusterDescription:
+    if not isinstance(cluster, Mapping):
+        _reject(f"The cluster in {source} is not an object", "job names with lists of addresses", cluster, source=source)
+    if EVALUATOR in cluster:
+        _reject(
+            f"The cluster in {source} lists an evaluator",
+            "chief, worker and ps jobs only: an evaluator is named in its own task entry and nowhere else",
+            sorted(cluster),
+            source=source,
+        )
+    unknown = sorted(set(cluster) - set(TASK_TYPES))
+    if unknown:
+        _reject(
+            f"The cluster in {source} has unknown jobs",
+            f"jobs named {', '.join(TASK_TYPES)}",
+            ", ".join(unknown),
+            source=source,
+        )
+    jobs = {job: _addresses(job, cluster[job], source) for job in TASK_TYPES if job in cluster}
+    for job, fix in (("ps", "ps task, which holds the variables"), ("worker", "worker task, which computes the steps")):
+        if not jobs.get(job):
+            _reject(f"The cluster in {source} has no {job}", f"at least one {fix}", dict(cluster), source=source)
+    if len(jobs.get("chief", ())) != 1:
+        problem = "several chiefs" if jobs.get("chief") else "no chief"
+        _reject(
+            f"The cluster in {source} has {problem}",
+            "exactly one chief task, which runs the training script",
+            jobs.get("chief", ()),
+            source=source,
+        )
+    seen: dict[str, str] = {}
+    for job, tasks in jobs.items():
+        for index, address in enumerate(tasks):
+            if address in seen:
+                _reject(
+                    f"Two tasks in {source} have the same address",
+                    "an address of its own for each task",
+                    f"{address!r} for {seen[address]} and for {job} {index}",
+                    source=source,
+                )
+            seen[address] = f"{job} {index}"
+    _check_task(jobs, task_type, task_index, source)
+    return ClusterDescription(jobs, task_type, task_index)
+
+
+def _addresses(job: str, tasks: Any, source: str) -> tuple[str, ...]:
+    if not isinstance(tasks, (list, tuple)):
+        _reject(f"The {job} job in {source} is not a list", 'a list of addresses like ["host:2222"]', tasks, source=source)
+    for address in tasks:
+        try:
+            split_address(address if isinstance(address, str) else "")
+        except ValueError:
+            _reject(
+                f"An address of the {job} job in {source} is malformed",
+                '"host:port" with a port from 1 to 65535',
+                repr(address),
+                source=source,
+            )
+    return tuple(tasks)
+
+
+def _check_task(jobs: Mapping[str, tuple[str, ...]], task_type: Any, task_index: Any, source: str) -> None:
+    if isinstance(task_index, bool) or not isinstance(task_index, int) or task_index < 0:
+        _reject(f"The task index in {source} is not an index", "a whole number from 0", repr(task_index), source=source)
+    if task_type == EVALUATOR:
+        return
+    if task_type not in jobs:
+        expected = f"one of {', '.join(jobs)}, or {EVALUATOR}"
+        _reject(f"The task type in {source} is not in its cluster", expected, repr(task_type), source=source)
+    if task_index >= len(jobs[task_type]):
+        count = len(jobs[task_type])
+        expected = f"an index from 0 to {count - 1}, since {count} {task_type} tasks are listed"
+        _reject(f"The task index in {source} is not in its cluster", expected, f"{task_type} {task_index}", source=source)
+
+
+def _reject(what: str, expected: str, received: Any, *, source: str = "TF_CONFIG") -> NoReturn:
+    fix = "Correct TF_CONFIG; `kerasps env` checks it." if source == "TF_CONFIG" else "Correct the cluster resolver."
+    raise ClusterConfigError(f"{what}. Expected: {expected}. Received: {received}. {fix}")
+
+
+def _bad_timeout(source: str, received: Any) -> str:
+    return (
+        f"{source} is not a time limit. Expected: a positive number of seconds. Received: {received!r}. "
+        "Give a number like 60, or leave it out."
+    )

@@ -1,0 +1,270 @@
+"""The compute phase: an unmodified `train_step` as a pure function of a batch and of the values pulled for it.
+
+While `train_step` is traced, a `ParameterServerVariable` resolves to the tensor that was pulled for it, an assignment becomes
+a value of the step, and `optimizer.apply` is recorded instead of carried out. What comes out are tensors: gradients and new
+values, for the push phase to bring to the ps tasks. Nothing in here touches a remote resource.
+
+Which variables a step reads, and which it assigns inside a `tf.cond` or `tf.while_loop` (where a plain tensor cannot get
+out), is known only when it has been traced. So a trace notes what it met and, if that was news, is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps import variables
+from kerasps.errors import UnsupportedError
+from kerasps.variables import ParameterServerVariable
+
+# How often a trace may meet news before it is given up; each round can only add to the inventory, two are usual.
+MAX_TRACES = 8
+
+# Seeds to keep between two steps for a generator that draws inside a loop, where the number of draws is unknown.
+SEEDS_PER_STEP_OF_A_LOOP = 2**20
+
+
+class Inventory:
+    """The variables that a step touches, by how they reach it."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.optimizer_state = {id(v) for optimizer in optimizers for v in optimizer.variables if v.name != "iteration"}
+        self.pulled: dict[int, ParameterServerVariable] = {}
+        self.metrics: dict[int, ParameterServerVariable] = {}
+        self.seeds: dict[int, ParameterServerVariable] = {}
+        self.scratch: dict[Hashable, tf.TensorSpec] = {}
+        self.grew = False
+
+    def add(self, variable: ParameterServerVariable) -> None:
+        """Notes a variable that the step reads."""
+        if variables.is_metric_state(variable):
+            kind = self.metrics
+        elif variables.is_seed_state(variable):
+            kind = self.seeds
+        else:
+            kind = self.pulled
+        if id(variable) not in kind:
+            kind[id(variable)] = variable
+            self.grew = True
+
+    def add_scratch(self, key: Hashable, spec: tf.TensorSpec) -> None:
+        """Notes a value that is assigned inside control flow and therefore needs a resource of its own."""
+        if key not in self.scratch:
+            self.scratch[key] = spec
+            self.grew = True
+
+    def start_values(self) -> list[ParameterServerVariable]:
+        """All variables whose value a step starts from, in the order of the compute function's arguments."""
+        return [*self.pulled.values(), *self.metrics.values(), *self.seeds.values()]
+
+
+@dataclass
+class Update:
+    """One `optimizer.apply`: what the push needs to carry it out on the ps tasks.
+
+    `scalars` are the learning rate and the shared optimizer state (iterations and the like), `gradients` one per variable.
+    """
+
+    optimizer: Any
+    variables: list[ParameterServerVariable]
+    shared: list[ParameterServerVariable]
+    tensors: list[tf.Tensor] = field(default_factory=list)
+    applied: tf.Tensor | None = None
+    has_clip_scale: bool = False
+
+    @property
+    def num_scalars(self) -> int:
+        return 1 + len(self.shared) + self.has_clip_scale
+
+
+def spec_of(variable: ParameterServerVariable) -> tf.TensorSpec:
+    """The `tf.TensorSpec` of a variable's storage."""
+    return tf.TensorSpec(variable.storage.shape, variable.storage.dtype)
+
+
+class Compute:
+    """The phase in which variables are the tensors of one step (see `variables.Phase`)."""
+
+    hides_constraints = True
+
+    def __init__(self, inventory: Inventory, values: Sequence[tf.Tensor], scratch: Sequence[tf.Tensor]) -> None:
+        self._graph = tf.compat.v1.get_default_graph()
+        self._inventory = inventory
+        self._initial = {id(v): t for v, t in zip(inventory.start_values(), values, strict=True)}
+        self._values = dict(self._initial)
+        self._scratch = dict(zip(inventory.scratch, scratch, strict=True))
+        self._assigned: dict[int, ParameterServerVariable] = {}
+        self._applying: tuple[Any, ...] | None = None
+        self.draws: dict[int, int] = {}
+        self.updates: list[Update] = []
+
+    # Variables
+
+    def read(self, variable: ParameterServerVariable) -> tf.Tensor:
+        key = id(variable)
+        if key in self._scratch:
+            return tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=variable.storage.dtype)
+        if key not in self._values:
+            self._inventory.add(variable)
+            return tf.zeros(variable.storage.shape, variable.storage.dtype)
+        return self._values[key]
+
+    def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        key = id(variable)
+        if key not in self._values:
+            self._inventory.add(variable)
+        self._assigned[key] = variable
+        self.draws[key] = self.draws.get(key, 0) + 1
+        if key in self._scratch:
+            self.draws[key] = SEEDS_PER_STEP_OF_A_LOOP
+            tf.raw_ops.AssignVariableOp(resource=self._scratch[key], value=value)
+        elif self._in_control_flow():
+            self._inventory.add_scratch(key, spec_of(variable))
+        else:
+            self._values[key] = value
+
+    def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        self.assign(variable, self.read(variable) + value)
+
+    def _in_control_flow(self) -> bool:
+        return tf.compat.v1.get_default_graph() is not self._graph
+
+    # Optimizers (called by the hooks)
+
+    def apply_gradients(self, optimizer: Any, gradients: Sequence[Any], trainable: Sequence[ParameterServerVariable]) -> None:
+        """Stands in for `Optimizer._backend_apply_gradients`: clips, then records what the ps tasks need."""
+        _check_trainable(optimizer, trainable)
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        steps = optimizer.gradient_accumulation_steps
+        clip_scale = None
+        if not steps:
+            gradients = optimizer._clip_gradients(gradients)
+        elif optimizer.global_clipnorm:
+            clip_scale = self._accumulated_clip_scale(optimizer, gradients, trainable)
+        shared = shared_state(optimizer)
+        before = [self.read(v) for v in shared]
+        optimizer._backend_update_step(gradients, list(trainable), optimizer.learning_rate)
+        assert self._applying is not None
+        gradients, trainable, learning_rate = self._applying
+        after = [self.read(v) for v in shared]
+        if steps:  # state that the optimizer moves with each update moves when the accumulated gradients are applied
+            is_update = tf.equal((self.read(optimizer._iterations) + 1) % steps, 0)
+            for variable, old, new in zip(shared, before, after, strict=True):
+                if new is not old:
+                    self.assign(variable, tf.where(is_update, new, old))
+        update = Update(optimizer, list(trainable), shared, has_clip_scale=clip_scale is not None)
+        scalars = [tf.cast(tf.convert_to_tensor(learning_rate), tf.float32), *after]
+        if clip_scale is not None:
+            scalars.append(clip_scale)
+        tensors = [*scalars, *(tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(gradients, trainable, strict=True))]
+        self._record(update, tensors)
+
+    def record_update_step(self, gradients: Sequence[Any], trainable: Sequence[Any], learning_rate: Any) -> None:
+        """Stands in for `TFOptimizer._backend_update_step`, which an optimizer may have wrapped (as Nadam does)."""
+        self._applying = (list(gradients), list(trainable), learning_rate)
+
+    def _accumulated_clip_scale(self, optimizer: Any, gradients: Sequence[tf.Tensor], trainable: Sequence[Any]) -> tf.Tensor:
+        # The norm is over all variables and so over all ps tasks: the worker, which has every gradient, works it out.
+        accumulated = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in trainable]
+        means = [(g + a) / optimizer.gradient_accumulation_steps for g, a in zip(gradients, accumulated, strict=True)]
+        norm = tf.linalg.global_norm(means)
+        return optimizer.global_clipnorm / tf.maximum(norm, optimizer.global_clipnorm)
+
+    def _record(self, update: Update, tensors: list[tf.Tensor]) -> None:
+        if not self._in_control_flow():
+            update.tensors = tensors
+            self.updates.append(update)
+            return
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not self._graph:
+            if "While" in type(graph).__name__:
+                raise UnsupportedError(
+                    "An optimizer was applied inside a `tf.while_loop` of `train_step`, and a step pushes its gradients once. "
+                    f"Expected: `optimizer.apply` outside loops. Received: it inside one, for {update.optimizer.name!r}. "
+                    "Unroll the loop in Python, or accumulate the gradients in the loop and apply them after it."
+                )
+            graph = graph.outer_graph
+        keys: list[Hashable] = [("update", len(self.updates), i) for i in range(len(tensors) + 1)]
+        flagged = [*tensors, tf.constant(True)]
+        for key, tensor in zip(keys, flagged, strict=True):
+            if key in self._scratch:
+                tf.raw_ops.AssignVariableOp(resource=self._scratch[key], value=tensor)
+            else:
+                self._inventory.add_scratch(key, tf.TensorSpec(tensor.shape, tensor.dtype))
+        update.tensors = [t if k not in self._scratch else self._read_in_root(k, t) for k, t in zip(keys, flagged, strict=True)]
+        update.applied = update.tensors.pop()
+        self.updates.append(update)
+
+    def _read_in_root(self, key: Hashable, like: tf.Tensor) -> Callable[[], tf.Tensor]:
+        # Read when the step is over, in the graph of the step; see `outputs`.
+        return lambda: tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=like.dtype), like.shape)
+
+    # Results
+
+    def outputs(self) -> dict[str, Any]:
+        """The tensors that leave the step."""
+        for update in self.updates:
+            update.tensors = [t() if callable(t) else t for t in update.tensors]
+            if callable(update.applied):
+                update.applied = update.applied()
+        deltas, assigned = self.state_changes()
+        return {
+            "metrics": [self.read(v) for v in self._inventory.metrics.values()],
+            "updates": [
+                {"tensors": u.tensors, **({} if u.applied is None else {"applied": u.applied})} for u in self.updates
+            ],
+            "deltas": [self.read(v) - self._initial[id(v)] if id(v) in self._initial else self.read(v) for v in deltas],
+            "assigned": [self.read(v) for v in assigned],
+        }
+
+    def state_changes(self) -> tuple[list[ParameterServerVariable], list[ParameterServerVariable]]:
+        """Variables that are pushed as a difference, and those that are pushed as a value.
+
+        A difference loses nothing when two workers push at once: counters, and the state of layers. The scalar state of an
+        optimizer (a loss scale that is halved) does not add up, so there the last value stands.
+        """
+        deltas, assigned = [], []
+        for key, variable in self._assigned.items():
+            if variables.is_metric_state(variable) or variables.is_seed_state(variable):
+                continue
+            if variable.storage.dtype == tf.bool or key in self._inventory.optimizer_state:
+                assigned.append(variable)
+            else:
+                deltas.append(variable)
+        return deltas, assigned
+
+
+def shared_state(optimizer: Any) -> list[ParameterServerVariable]:
+    """The optimizer's variables that belong to no one variable of the model: the iterations, a product of momenta."""
+    slots = {id(slot) for per_variable in slots_of(optimizer) for slot in per_variable}
+    return [v for v in optimizer.variables if id(v) not in slots]
+
+
+def slots_of(optimizer: Any) -> list[list[keras.Variable]]:
+    """The slots of each variable that the optimizer was built with, in that order.
+
+    Keras optimizers keep a slot per variable in lists that run parallel to the variables.
+    """
+    count = len(optimizer._trainable_variables)
+    slots: list[list[keras.Variable]] = [[] for _ in range(count)]
+    for name, value in vars(optimizer).items():
+        if name in ("_trainable_variables", "_variables") or not isinstance(value, (list, tuple)) or len(value) != count:
+            continue
+        for index, slot in enumerate(value):
+            if isinstance(slot, keras.Variable):
+                slots[index].append(slot)
+    return slots
+
+
+def _check_trainable(optimizer: Any, trainable: Sequence[Any]) -> None:
+    for variable in [*trainable, *optimizer.variables]:
+        if not isinstance(variable, ParameterServerVariable):
+            raise UnsupportedError(
+                "A variable of the training step does not live on a ps. Expected: model and optimizer made under "
+                f"`strategy.scope()`. Received: {getattr(variable, 'path', variable)!r} of optimizer {optimizer.name!r}, made "
+                "outside it. Make the optimizer, or call `model.compile`, inside `with strategy.scope():`."
+            )

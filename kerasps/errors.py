@@ -1,0 +1,81 @@
+"""The exceptions that kerasps raises.
+
+    KeraspsError
+    ├── ClusterConfigError     (ValueError)       TF_CONFIG or a cluster description is wrong
+    ├── TaskUnreachableError   (ConnectionError)  a task did not answer within the time limit
+    ├── TaskStartError         (RuntimeError)     a task's process ended before it was ready
+    ├── TaskLostError          (RuntimeError)     a task went away while it was in use
+    │   ├── PSLostError
+    │   └── WorkerLostError
+    ├── InputError             (ValueError)       `fit`, `evaluate` or `predict` got input that cannot be used
+    └── UnsupportedError       (ValueError)       a feature of Keras that cannot work with parameter servers
+
+Each is also a built-in exception, so code that knows nothing of kerasps can catch it.
+"""
+
+from __future__ import annotations
+
+
+class KeraspsError(Exception):
+    """Base of every exception that kerasps raises on purpose."""
+
+
+class ClusterConfigError(KeraspsError, ValueError):
+    """TF_CONFIG, or a cluster described in another way, is wrong."""
+
+
+class TaskUnreachableError(KeraspsError, ConnectionError):
+    """A task of the cluster did not accept a connection within the time limit."""
+
+
+class _TaskError(KeraspsError, RuntimeError):
+    """An error about one task.
+
+    Args:
+        message: The text of the error.
+        task_type: `"worker"` or `"ps"`, where one task is known to be the cause.
+        task_index: The index of that task in its job.
+    """
+
+    def __init__(self, message: str = "", *, task_type: str | None = None, task_index: int | None = None) -> None:
+        super().__init__(message)
+        self.task_type = task_type
+        self.task_index = task_index
+
+
+class TaskStartError(_TaskError):
+    """The process of a task ended, or stayed silent, before it was ready."""
+
+
+class TaskLostError(_TaskError):
+    """A task went away while it was in use."""
+
+
+class PSLostError(TaskLostError):
+    """A ps went away, and with it the variables that it held."""
+
+
+class WorkerLostError(TaskLostError):
+    """A worker went away and none is left, or none came back in time."""
+
+
+class InputError(KeraspsError, ValueError):
+    """`fit`, `evaluate` or `predict` got input that cannot be used."""
+
+
+class UnsupportedError(KeraspsError, ValueError):
+    """A feature of Keras that cannot work with parameter servers."""
+
+
+for _public in (
+    KeraspsError,
+    ClusterConfigError,
+    TaskUnreachableError,
+    TaskStartError,
+    TaskLostError,
+    PSLostError,
+    WorkerLostError,
+    InputError,
+    UnsupportedError,
+):
+    _public.__module__ = "kerasps"

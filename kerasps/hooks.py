@@ -1,0 +1,82 @@
+"""What kerasps hooks in Keras, all of it, once a strategy exists. Models outside our scope take Keras's own way throughout."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from kerasps import _compat, variables
+from kerasps.compute import Compute
+from kerasps.push import Push
+from kerasps.variables import ParameterServerVariable
+
+_installed = False
+
+
+def install() -> None:
+    """Hooks Keras; the second call does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    keras.Variable.__new__ = staticmethod(variables.make_parameter_server_variable)
+    _hook_optimizers()
+    _hook_trainer()
+
+
+def _hook_optimizers() -> None:
+    base, backend = _compat.BaseOptimizer, _compat.TFOptimizer
+
+    @_wraps(base, "_backend_apply_gradients")
+    def apply_gradients(original: Any, self: Any, grads: Any, trainable_variables: Any) -> None:
+        phase = variables.phase()
+        if isinstance(phase, Compute):
+            phase.apply_gradients(self, grads, trainable_variables)
+        else:
+            original(self, grads, trainable_variables)
+
+    @_wraps(backend, "_backend_update_step")
+    def update_step(original: Any, self: Any, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+        phase = variables.phase()
+        if isinstance(phase, Compute):
+            phase.record_update_step(grads, trainable_variables, learning_rate)
+        else:
+            original(self, grads, trainable_variables, learning_rate)
+
+    @_wraps(base, "_get_current_learning_rate")
+    def learning_rate(original: Any, self: Any) -> Any:
+        phase = variables.phase()
+        return phase.learning_rate if isinstance(phase, Push) and phase.optimizer is self else original(self)
+
+    @_wraps(backend, "_var_key")
+    def var_key(original: Any, self: Any, variable: Any) -> Any:
+        return variable.storage._unique_id if isinstance(variable, ParameterServerVariable) else original(self, variable)
+
+
+def _hook_trainer() -> None:
+    from kerasps import trainer
+
+    for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        ours = getattr(trainer, name)
+
+        @_wraps(_compat.TensorFlowTrainer, name)
+        def method(original: Any, self: Any, *args: Any, _ours: Any = ours, **kwargs: Any) -> Any:
+            return _ours(original, self, *args, **kwargs) if trainer.is_ours(self) else original(self, *args, **kwargs)
+
+
+def _wraps(owner: type, name: str) -> Any:
+    """Replaces `owner.name` by the decorated function, which gets the original as its first argument."""
+
+    def replace(function: Any) -> Any:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, hooked)
+        return hooked
+
+    return replace

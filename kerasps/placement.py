@@ -1,0 +1,94 @@
+"""Which ps holds which variable."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class TaskPlacement:
+    """What one ps task holds: its device, the number of variables, their bytes and their names."""
+
+    device: str
+    num_variables: int
+    num_bytes: int
+    names: tuple[str, ...]
+
+
+class Placement(Sequence[TaskPlacement]):
+    """What every ps task holds, in task order; prints as a table.
+
+    ```python
+    print(strategy.placement())
+    largest = max(task.num_bytes for task in strategy.placement())
+    ```
+    """
+
+    def __init__(self, tasks: Sequence[TaskPlacement]) -> None:
+        self._tasks = tuple(tasks)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._tasks[index]
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all variables on all ps tasks."""
+        return sum(task.num_bytes for task in self._tasks)
+
+    def __repr__(self) -> str:
+        return f"<Placement of {sum(t.num_variables for t in self)} variables, {self.num_bytes:,} bytes on {len(self)} ps>"
+
+    def __str__(self) -> str:
+        rows = [("ps", "variables", "bytes", "share", "device")]
+        for index, task in enumerate(self._tasks):
+            share = task.num_bytes / self.num_bytes if self.num_bytes else 0.0
+            rows.append((str(index), str(task.num_variables), f"{task.num_bytes:,}", f"{share:.1%}", task.device))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        return "\n".join(
+            "  ".join([*(cell.rjust(width) for cell, width in zip(row[:4], widths, strict=False)), row[4]]) for row in rows
+        )
+
+
+class PlacementLedger:
+    """The variables that live on each ps now, and the ps that takes the next one."""
+
+    def __init__(self, num_ps: int) -> None:
+        self._variables: list[dict[int, tuple[str, int]]] = [{} for _ in range(num_ps)]
+
+    def lightest(self) -> int:
+        """The index of the ps with the fewest bytes."""
+        return min(range(len(self._variables)), key=lambda ps: (self._load(ps), ps))
+
+    def add(self, variable: tf.Variable) -> None:
+        """Counts `variable` until it is collected."""
+        spec = tf.DeviceSpec.from_string(variable.device)
+        if spec.job != "ps":
+            return
+        held = self._variables[spec.task]
+        held[id(variable)] = (variable.name, math.prod(variable.shape) * variable.dtype.size)
+        weakref.finalize(variable, held.pop, id(variable), None)
+
+    def placement(self) -> Placement:
+        """What the ledger says now."""
+        return Placement(
+            [
+                TaskPlacement(
+                    f"/job:ps/replica:0/task:{ps}/device:CPU:0",
+                    len(held),
+                    self._load(ps),
+                    tuple(name for name, _ in held.values()),
+                )
+                for ps, held in enumerate(self._variables)
+            ]
+        )
+
+    def _load(self, ps: int) -> int:
+        return sum(num_bytes for _, num_bytes in list(self._variables[ps].values()))

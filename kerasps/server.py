@@ -1,0 +1,173 @@
+"""What a ps or worker task runs: TensorFlow's server, and nothing else.
+
+`python -m kerasps.server` and `kerasps serve` start it; TF_CONFIG says which task this is. By default only the part of
+TensorFlow that the server needs is imported, which takes a sixth of the time and a third of the memory. Set KERASPS_FULL_IMPORT
+to import all of TensorFlow instead, or to a comma-separated list of modules (`tensorflow_text`) whose custom ops the server must
+know; they are imported after TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from kerasps import _compat
+from kerasps.cluster import ClusterDescription, read_tf_config, split_address
+from kerasps.errors import ClusterConfigError
+
+REPORT_FD_FLAG = "--report-fd"
+WATCH_PARENT_FLAG = "--watch-parent"
+
+_PR_SET_NAME = 15
+# How often to look whether the parent process is still the same, besides watching the pipe.
+_PARENT_POLL_MS = 1000
+_LISTEN_TIMEOUT_S = 10.0
+
+
+def serve(description: ClusterDescription, *, report_fd: int | None = None, watch_parent: bool = False) -> NoReturn:
+    """Runs the server of one task until SIGTERM or SIGINT, then ends this process with exit code 0.
+
+    Args:
+        description: The cluster, and which of its tasks this process is.
+        report_fd: A file descriptor on which to write the port, as one line, once the server accepts connections.
+        watch_parent: Whether to exit when stdin ends or the parent process changes.
+
+    Raises:
+        ClusterConfigError: Where this task is a chief or an evaluator, which run no server.
+        RuntimeError: Where the server could not start, mostly because its port is taken.
+    """
+    check_can_serve(description)
+    parent = os.getppid()
+    # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with the process. A handler that
+    # is plain Python needs a main thread that is not inside TensorFlow, so the server is never joined.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGINT, _exit_on_signal)
+    _name_process(f"{description.task_type}-{description.task_index}")
+    server, port = start_server(description)
+    if report_fd is not None:
+        os.write(report_fd, f"{port}\n".encode())
+        os.close(report_fd)
+    _wait_for_the_end(parent if watch_parent else None)
+    del server
+    _exit()
+
+
+def check_can_serve(description: ClusterDescription) -> None:
+    """Raises ClusterConfigError where the task runs no server."""
+    if description.task_type in ("worker", "ps"):
+        return
+    fix = "Run the training script here." if description.task_type == "chief" else "Run the evaluation script here."
+    raise ClusterConfigError(
+        f"This task runs no server. Expected: task type 'worker' or 'ps' in TF_CONFIG. "
+        f"Received: task type {description.task_type!r}. {fix}"
+    )
+
+
+def start_server(description: ClusterDescription) -> tuple[Any, int]:
+    """Starts the server of the task that the description names, on the port that it gives.
+
+    Returns:
+        The server, which serves for as long as it is referenced, and its port.
+
+    Raises:
+        RuntimeError: Where the server could not start.
+    """
+    server_lib = _server_lib()
+    address = description.server_addresses[description.task_type, description.task_index]
+    _, port = split_address(address)
+    spec = server_lib.ClusterSpec({job: list(tasks) for job, tasks in description.jobs.items()})
+    try:
+        server = server_lib.Server(
+            spec, job_name=description.task_type, task_index=description.task_index, protocol="grpc", start=True
+        )
+    except Exception as exc:
+        raise RuntimeError(
+            f"TensorFlow's server did not start. Expected: port {port} of this machine to be free. "
+            f"Received: {exc}. End the process that holds the port (`ss -ltnp` names it), or give {description.task_type} "
+            f"{description.task_index} another address."
+        ) from exc
+    _wait_until_listening(port)
+    return server, port
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs the task that TF_CONFIG names. The arguments are those that `TaskProcess` gives."""
+    parser = argparse.ArgumentParser(prog="python -m kerasps.server", description="Runs the server of the task in TF_CONFIG.")
+    parser.add_argument(REPORT_FD_FLAG, type=int, help="file descriptor on which to write the port when the server runs")
+    parser.add_argument(WATCH_PARENT_FLAG, action="store_true", help="exit when stdin ends or the parent process is gone")
+    args = parser.parse_args(argv)
+    serve(read_tf_config(), report_fd=args.report_fd, watch_parent=args.watch_parent)
+
+
+def _server_lib() -> Any:
+    wanted = os.environ.get("KERASPS_FULL_IMPORT", "")
+    if wanted in ("", "0"):
+        return _compat.import_server_lib()
+    importlib.import_module("tensorflow")
+    if wanted != "1":
+        for name in wanted.split(","):
+            importlib.import_module(name.strip())
+    return _compat.import_server_lib()
+
+
+def _wait_until_listening(port: int) -> None:
+    """A started server listens already; this makes sure of it, since readiness is reported on its account."""
+    deadline = time.monotonic() + _LISTEN_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError as exc:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"TensorFlow's server does not accept connections. Expected: an answer on port {port} within "
+                    f"{_LISTEN_TIMEOUT_S:g} s. Received: {exc}. Look at the log above."
+                ) from exc
+            time.sleep(0.02)
+
+
+def _wait_for_the_end(parent: int | None) -> None:
+    poller = select.poll()
+    if parent is None:
+        while True:
+            poller.poll(None)
+    # Nobody writes to stdin: it becomes readable when its other end is closed, that is when the parent is gone. A process that
+    # the parent forked may hold that end too, so the parent's id is looked at as well.
+    poller.register(0, select.POLLIN | select.POLLHUP)
+    while os.getppid() == parent:
+        if poller.poll(_PARENT_POLL_MS) and not os.read(0, 1024):
+            return
+
+
+def _exit_on_signal(signum: int, frame: Any) -> None:
+    _exit()
+
+
+def _exit() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: TensorFlow's threads still run, and tearing the interpreter down under them crashes now and then.
+    os._exit(0)
+
+
+def _name_process(name: str) -> None:
+    """Names the process after its task in `ps` and `top`, where the system can do that."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+        except (OSError, AttributeError):
+            # Only a convenience: a C library without prctl must not keep the server from running.
+            return
+
+
+if __name__ == "__main__":
+    main()
