@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ EVALUATOR = "evaluator"
 DEFAULT_CONNECT_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _ATTEMPT_TIMEOUT_S = 2.0
+_MAX_ATTEMPTS = 64
 
 _EXAMPLE = (
     '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
@@ -146,9 +148,8 @@ def check_cluster_resolver(resolver: Any) -> ClusterDescription:
     spec = resolver.cluster_spec()
     cluster = spec.as_dict() if spec is not None and hasattr(spec, "as_dict") else None
     if not cluster:
-        _reject(
-            f"The cluster resolver {name} gives no cluster", "a cluster with chief, worker and ps tasks", cluster, source=name
-        )
+        expected = "a cluster with chief, worker and ps tasks"
+        _reject(f"The cluster resolver {name} gives no cluster", expected, cluster, source=name)
     # Kubernetes and Slurm resolvers have no place for the chief: TensorFlow's convention is that unset means the coordinator.
     task_type = resolver.task_type or "chief"
     task_index = 0 if resolver.task_id is None else resolver.task_id
@@ -237,16 +238,17 @@ def unreachable(addresses: Mapping[tuple[str, int], str], timeout_s: float) -> d
 
     Args:
         addresses: The `"host:port"` of each task, keyed by (task type, task index).
-        timeout_s: The time limit in seconds for all of them together.
+        timeout_s: The time limit of each attempt, in seconds.
+
+    Returns:
+        The reason for each task that could not be reached, keyed like `addresses`.
     """
-    deadline = time.monotonic() + timeout_s
-    missing = {}
-    for task, address in addresses.items():
-        # At least one short attempt each, so that one silent host does not make the ones after it look unreachable.
-        reason = _connection_problem(address, max(0.1, deadline - time.monotonic()))
-        if reason is not None:
-            missing[task] = reason
-    return missing
+    if not addresses:
+        return {}
+    # Side by side, so that a host which drops packets does not use up the time of the others.
+    with ThreadPoolExecutor(max_workers=min(len(addresses), _MAX_ATTEMPTS)) as pool:
+        reasons = list(pool.map(lambda address: _connection_problem(address, timeout_s), addresses.values()))
+    return {task: reason for task, reason in zip(addresses, reasons, strict=True) if reason is not None}
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -265,12 +267,16 @@ def split_address(address: str) -> tuple[str, int]:
 def _connection_problem(address: str, timeout_s: float) -> str | None:
     try:
         with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
-            # On one machine, a connection from the very port that it asks for connects to itself, with no server there.
-            if connection.getsockname() == connection.getpeername():
+            if _is_connected_to_itself(connection):
                 return "Connection refused"
     except OSError as exc:
         return exc.strerror or str(exc) or type(exc).__name__
     return None
+
+
+def _is_connected_to_itself(connection: socket.socket) -> bool:
+    """Linux connects a socket to itself, with no server anywhere, where it happens to get the very port that it asks for."""
+    return bool(connection.getsockname() == connection.getpeername())
 
 
 def _checked(cluster: Any, task_type: Any, task_index: Any, *, source: str) -> ClusterDescription:

@@ -31,13 +31,17 @@ SEEDS_PER_STEP_OF_A_LOOP = 2**20
 class Inventory:
     """The variables that a step touches, by how they reach it."""
 
-    def __init__(self, optimizers: Sequence[Any]) -> None:
-        self.optimizer_state = {id(v) for optimizer in optimizers for v in optimizer.variables if v.name != "iteration"}
+    def __init__(self) -> None:
+        self.optimizer_state: set[int] = set()
         self.pulled: dict[int, ParameterServerVariable] = {}
         self.metrics: dict[int, ParameterServerVariable] = {}
         self.seeds: dict[int, ParameterServerVariable] = {}
         self.scratch: dict[Hashable, tf.TensorSpec] = {}
         self.grew = False
+
+    def add_optimizers(self, optimizers: Sequence[Any]) -> None:
+        """Notes the optimizers of the model: their state is pushed in its own way (see `Compute.state_changes`)."""
+        self.optimizer_state = {id(v) for optimizer in optimizers for v in optimizer.variables if v.name != "iteration"}
 
     def add(self, variable: ParameterServerVariable) -> None:
         """Notes a variable that the step reads."""
@@ -107,7 +111,7 @@ class Compute:
     def read(self, variable: ParameterServerVariable) -> tf.Tensor:
         key = id(variable)
         if key in self._scratch:
-            return tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=variable.storage.dtype)
+            return self._read_scratch(key)
         if key not in self._values:
             self._inventory.add(variable)
             return tf.zeros(variable.storage.shape, variable.storage.dtype)
@@ -130,6 +134,12 @@ class Compute:
     def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         self.assign(variable, self.read(variable) + value)
 
+    def _read_scratch(self, key: Hashable) -> tf.Tensor:
+        spec = self._inventory.scratch[key]
+        value = tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=spec.dtype)
+        value.set_shape(spec.shape)
+        return value
+
     def _in_control_flow(self) -> bool:
         return tf.compat.v1.get_default_graph() is not self._graph
 
@@ -137,7 +147,7 @@ class Compute:
 
     def apply_gradients(self, optimizer: Any, gradients: Sequence[Any], trainable: Sequence[ParameterServerVariable]) -> None:
         """Stands in for `Optimizer._backend_apply_gradients`: clips, then records what the ps tasks need."""
-        _check_trainable(optimizer, trainable)
+        check_optimizer(optimizer, trainable)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
         steps = optimizer.gradient_accumulation_steps
         clip_scale = None
@@ -195,13 +205,13 @@ class Compute:
                 tf.raw_ops.AssignVariableOp(resource=self._scratch[key], value=tensor)
             else:
                 self._inventory.add_scratch(key, tf.TensorSpec(tensor.shape, tensor.dtype))
-        update.tensors = [t if k not in self._scratch else self._read_in_root(k, t) for k, t in zip(keys, flagged, strict=True)]
+        update.tensors = [t if k not in self._scratch else self._read_in_root(k) for k, t in zip(keys, flagged, strict=True)]
         update.applied = update.tensors.pop()
         self.updates.append(update)
 
-    def _read_in_root(self, key: Hashable, like: tf.Tensor) -> Callable[[], tf.Tensor]:
+    def _read_in_root(self, key: Hashable) -> Callable[[], tf.Tensor]:
         # Read when the step is over, in the graph of the step; see `outputs`.
-        return lambda: tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=like.dtype), like.shape)
+        return lambda: self._read_scratch(key)
 
     # Results
 
@@ -260,7 +270,8 @@ def slots_of(optimizer: Any) -> list[list[keras.Variable]]:
     return slots
 
 
-def _check_trainable(optimizer: Any, trainable: Sequence[Any]) -> None:
+def check_optimizer(optimizer: Any, trainable: Sequence[Any] = ()) -> None:
+    """Raises UnsupportedError, naming it, if a variable of the optimizer or of what it trains is not on a ps."""
     for variable in [*trainable, *optimizer.variables]:
         if not isinstance(variable, ParameterServerVariable):
             raise UnsupportedError(

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from kerasps import _compat, variables
 from kerasps.compute import Compute
@@ -50,9 +51,31 @@ def _hook_optimizers() -> None:
         phase = variables.phase()
         return phase.learning_rate if isinstance(phase, Push) and phase.optimizer is self else original(self)
 
+    @_wraps(base, "apply")
+    def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        trainable_variables = None if trainable_variables is None else list(trainable_variables)
+        if isinstance(variables.phase(), Compute) and not self.built and trainable_variables is not None:
+            with tf.init_scope(), variables.entering(None):
+                self.build(trainable_variables)
+        original(self, grads, trainable_variables)
+
+    @_wraps(backend, "add_variable_from_reference")
+    def add_variable_from_reference(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        with variables.entering(None):  # a slot lies beside the storage, not beside the value of a step
+            return original(self, *args, **kwargs)
+
     @_wraps(backend, "_var_key")
     def var_key(original: Any, self: Any, variable: Any) -> Any:
         return variable.storage._unique_id if isinstance(variable, ParameterServerVariable) else original(self, variable)
+
+    for name in ("assign", "assign_add", "assign_sub"):
+
+        @_wraps(backend, name)
+        def assign(original: Any, self: Any, variable: Any, value: Any, _name: str = name) -> None:
+            if variables.phase() is not None and isinstance(variable, ParameterServerVariable):
+                getattr(variable, _name)(value)
+            else:
+                original(self, variable, value)
 
 
 def _hook_trainer() -> None:

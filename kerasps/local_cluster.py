@@ -91,7 +91,8 @@ class LocalCluster:
             )
             self._start_all()
         except BaseException:
-            self.close()
+            # Tasks that died are the subject of the error that is on its way, so no warning.
+            self._end_all()
             raise
 
     @property
@@ -159,18 +160,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """Ends all processes and removes the temporary log directory. Can be called again."""
-        if self._closed:
-            return
-        self._closed = True
-        died = [process for task, process in self._processes.items() if process.has_ended() and task not in self._explained]
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            process.wait()
-        for port in self._ports:
-            port.close()
-        if self._log_dir_is_ours and not died and not self._keep_logs:
-            shutil.rmtree(self._log_dir, ignore_errors=True)
+        died = self._end_all()
         if died:
             names = ", ".join(f"{process.task_type} {process.task_index} ({process.describe_exit()})" for process in died)
             warnings.warn(
@@ -201,6 +191,22 @@ class LocalCluster:
         jobs = self._description.jobs
         state = "closed" if self._closed else "open"
         return f"<LocalCluster num_workers={len(jobs['worker'])} num_ps={len(jobs['ps'])} {state}>"
+
+    def _end_all(self) -> list[TaskProcess]:
+        """Ends all processes, frees the ports and the log directory, and returns the tasks that had died by themselves."""
+        if self._closed:
+            return []
+        self._closed = True
+        died = [process for task, process in self._processes.items() if process.has_ended() and task not in self._explained]
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.wait()
+        for port in self._ports:
+            port.close()
+        if self._log_dir_is_ours and not died and not self._keep_logs:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+        return died
 
     def _reserve_addresses(self, count: int) -> tuple[str, ...]:
         """Picks free ports and keeps them from everyone but the servers that are told them.

@@ -147,16 +147,19 @@ class TaskProcess:
         return last_lines(self._log_file, count)
 
     def describe_exit(self) -> str:
-        """How the process ended, in words: `"exit code 1"`, `"signal SIGKILL"`, or that it still runs."""
-        code = self.poll()
+        """How the process ended, in words: `"exit code 1"`, `"signal SIGKILL"`, or that it did not."""
+        if self._process is None:
+            return "not started"
+        code = self._process.poll()
         return "still running" if code is None else describe_exit_code(code)
 
     def report(self) -> str:
         """Everything that helps to find out why this process ended, over several lines."""
         lines = self.last_lines() or "(the log is empty)"
-        pid = "not started" if self._process is None else str(self._process.pid)
+        pid = "none" if self._process is None else str(self._process.pid)
+        state = f"ended by: {self.describe_exit()}" if self.has_ended() else f"state: {self.describe_exit()}"
         return (
-            f"  task: {self.task_type} {self.task_index} at {self.address}\n  pid: {pid}\n  ended by: {self.describe_exit()}\n"
+            f"  task: {self.task_type} {self.task_index} at {self.address}\n  pid: {pid}\n  {state}\n"
             f"  log file: {self.log_file}\n  last lines:\n" + "\n".join(f"    {line}" for line in lines.splitlines())
         )
 
@@ -167,8 +170,8 @@ class TaskProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise RuntimeError(
-                f"The process of {self.task_type} {self.task_index} has no pid. Expected: a started process. Received: one that "
-                "was not started. Call `start()` first."
+                f"The process of {self.task_type} {self.task_index} has no pid. Expected: a started process. Received: one "
+                "that was not started. Call `start()` first."
             )
         return self._process
 

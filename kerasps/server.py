@@ -1,9 +1,9 @@
 """What a ps or worker task runs: TensorFlow's server, and nothing else.
 
 `python -m kerasps.server` and `kerasps serve` start it; TF_CONFIG says which task this is. By default only the part of
-TensorFlow that the server needs is imported, which takes a sixth of the time and a third of the memory. Set KERASPS_FULL_IMPORT
-to import all of TensorFlow instead, or to a comma-separated list of modules (`tensorflow_text`) whose custom ops the server must
-know; they are imported after TensorFlow.
+TensorFlow that the server needs is imported, which takes a sixth of the time and a third of the memory. Set the environment
+variable KERASPS_FULL_IMPORT to 1 to import all of TensorFlow instead, or to a comma-separated list of modules whose custom ops
+the server must know (`tensorflow_text`), which are imported after TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kerasps import _compat
@@ -33,12 +33,14 @@ _PARENT_POLL_MS = 1000
 _LISTEN_TIMEOUT_S = 10.0
 
 
-def serve(description: ClusterDescription, *, report_fd: int | None = None, watch_parent: bool = False) -> NoReturn:
+def serve(
+    description: ClusterDescription, *, on_ready: Callable[[int], None] | None = None, watch_parent: bool = False
+) -> NoReturn:
     """Runs the server of one task until SIGTERM or SIGINT, then ends this process with exit code 0.
 
     Args:
         description: The cluster, and which of its tasks this process is.
-        report_fd: A file descriptor on which to write the port, as one line, once the server accepts connections.
+        on_ready: Called with the port once the server accepts connections.
         watch_parent: Whether to exit when stdin ends or the parent process changes.
 
     Raises:
@@ -47,16 +49,12 @@ def serve(description: ClusterDescription, *, report_fd: int | None = None, watc
     """
     check_can_serve(description)
     parent = os.getppid()
-    # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with the process. A handler that
-    # is plain Python needs a main thread that is not inside TensorFlow, so the server is never joined.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    signal.signal(signal.SIGINT, _exit_on_signal)
+    woken = _handle_signals()
     _name_process(f"{description.task_type}-{description.task_index}")
     server, port = start_server(description)
-    if report_fd is not None:
-        os.write(report_fd, f"{port}\n".encode())
-        os.close(report_fd)
-    _wait_for_the_end(parent if watch_parent else None)
+    if on_ready is not None:
+        on_ready(port)
+    _wait_for_the_end(woken, parent if watch_parent else None)
     del server
     _exit()
 
@@ -85,9 +83,13 @@ def start_server(description: ClusterDescription) -> tuple[Any, int]:
     address = description.server_addresses[description.task_type, description.task_index]
     _, port = split_address(address)
     spec = server_lib.ClusterSpec({job: list(tasks) for job, tasks in description.jobs.items()})
+    config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
+    if description.task_type == "ps":
+        # Variables live in main memory. A ps that saw a GPU would take all of its memory away from a worker beside it.
+        config.device_count["GPU"] = 0
     try:
         server = server_lib.Server(
-            spec, job_name=description.task_type, task_index=description.task_index, protocol="grpc", start=True
+            spec, job_name=description.task_type, task_index=description.task_index, config=config, protocol="grpc", start=True
         )
     except Exception as exc:
         raise RuntimeError(
@@ -105,7 +107,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument(REPORT_FD_FLAG, type=int, help="file descriptor on which to write the port when the server runs")
     parser.add_argument(WATCH_PARENT_FLAG, action="store_true", help="exit when stdin ends or the parent process is gone")
     args = parser.parse_args(argv)
-    serve(read_tf_config(), report_fd=args.report_fd, watch_parent=args.watch_parent)
+
+    def report(port: int) -> None:
+        if args.report_fd is not None:
+            os.write(args.report_fd, f"{port}\n".encode())
+            os.close(args.report_fd)
+
+    serve(read_tf_config(), on_ready=report, watch_parent=args.watch_parent)
 
 
 def _server_lib() -> Any:
@@ -135,8 +143,11 @@ def _wait_until_listening(port: int) -> None:
             time.sleep(0.02)
 
 
-def _wait_for_the_end(parent: int | None) -> None:
+def _wait_for_the_end(woken: int, parent: int | None) -> None:
+    """Returns when the parent is gone, where one is watched. Signal handlers run meanwhile."""
     poller = select.poll()
+    # A signal that comes between two Python instructions would else be noticed only when the poll ends, which may be never.
+    poller.register(woken, select.POLLIN)
     if parent is None:
         while True:
             poller.poll(None)
@@ -144,8 +155,20 @@ def _wait_for_the_end(parent: int | None) -> None:
     # the parent forked may hold that end too, so the parent's id is looked at as well.
     poller.register(0, select.POLLIN | select.POLLHUP)
     while os.getppid() == parent:
-        if poller.poll(_PARENT_POLL_MS) and not os.read(0, 1024):
+        if any(fd == 0 for fd, _ in poller.poll(_PARENT_POLL_MS)) and not os.read(0, 1024):
             return
+
+
+def _handle_signals() -> int:
+    """Makes SIGTERM and SIGINT end this process; returns a file descriptor that becomes readable when one came."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with the process. A handler that
+    # is plain Python needs a main thread that is not inside TensorFlow, so the server is never joined.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGINT, _exit_on_signal)
+    return woken
 
 
 def _exit_on_signal(signum: int, frame: Any) -> None:

@@ -18,9 +18,11 @@ from kerasps.packing import Packing
 from kerasps.push import DevicePush, build_pushes, move_slots
 from kerasps.variables import ParameterServerVariable
 
-# Steps that are unrolled; beyond it the unrolled block is looped. A `tf.while_loop` across devices costs about 1 ms an
-# iteration, which ten steps share; more would only lengthen the building of the graph.
+# Steps are unrolled up to these bounds, and the unrolled block is looped beyond them. A `tf.while_loop` across devices costs
+# about 1 ms an iteration, which the steps of a block share. Building the graph costs a worker some 0.5 ms an operation, so a
+# deep model, whose steps are slow enough not to feel the loop, is unrolled less.
 MAX_UNROLLED_STEPS = 10
+MAX_UNROLLED_OPERATIONS = 6000
 
 # The name that makes a resource anonymous: each execution gets a new one, freed when the execution ends.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
@@ -56,13 +58,8 @@ class TrainFunction:
         self.key: Any = None
         self._lock = threading.Lock()
         self._executions: dict[Any, Any] = {}
-        optimizers = optimizers_of(model)
-        with strategy.scope():
-            for optimizer in optimizers:
-                if optimizer.built:
-                    move_slots(optimizer)
-        self._inventory = Inventory(optimizers)
-        self._add_expected(optimizers)
+        self._inventory = Inventory()
+        self._add_expected()
         self._trace()
 
     @property
@@ -78,7 +75,7 @@ class TrainFunction:
     @property
     def counters(self) -> list[ParameterServerVariable]:
         """The integer variables that steps add to, in the order of `ExecutionResult.counters`."""
-        return [v for v in self._deltas if v.storage.dtype.is_integer]
+        return [self._deltas[i] for i in self._counter_indices]
 
     @property
     def logs_are_metrics(self) -> bool:
@@ -118,10 +115,10 @@ class TrainFunction:
 
     # Compute
 
-    def _add_expected(self, optimizers: Sequence[Any]) -> None:
+    def _add_expected(self) -> None:
         metrics = {id(v) for v in self._model.metrics_variables}
         expected = [v for v in self._model.variables if id(v) not in metrics]
-        for optimizer in optimizers:
+        for optimizer in optimizers_of(self._model):
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
         for variable in [*expected, *self._model.metrics_variables]:
             if isinstance(variable, ParameterServerVariable):
@@ -130,6 +127,7 @@ class TrainFunction:
     def _trace(self) -> None:
         for _ in range(MAX_TRACES):
             self._inventory.grew = False
+            self._settle_optimizers()
             try:
                 self._trace_once()
             except Exception:
@@ -142,6 +140,15 @@ class TrainFunction:
             f"The training step of model '{self._model.name}' touched new variables in each of {MAX_TRACES} traces. Expected: "
             "the same variables in each call of `train_step`. Create variables in `build`, not in `train_step`."
         )
+
+    def _settle_optimizers(self) -> None:
+        # A step may build an optimizer, so this is due before each trace.
+        optimizers = optimizers_of(self._model)
+        self._inventory.add_optimizers(optimizers)
+        with self._strategy.scope():
+            for optimizer in optimizers:
+                if optimizer.built:
+                    move_slots(optimizer)
 
     def _trace_once(self) -> None:
         inventory = self._inventory
@@ -170,10 +177,13 @@ class TrainFunction:
             return
         phase = phases[-1]
         self._deltas, assigned = phase.state_changes()
+        self._counter_indices = [i for i, v in enumerate(self._deltas) if v.storage.dtype.is_integer]
         self._draws = [phase.draws.get(key, 0) for key in inventory.seeds]
         self._log_names = list(log_names)
         self._pushes = build_pushes(phase.updates, self._deltas, assigned, self._strategy.extended.mutex)
         self._pulls = _build_pulls(list(inventory.pulled.values()))
+        operations = sum(len(f.graph.get_operations()) for f in [self._compute, *[push.function for push in self._pushes]])
+        self._unrolled_steps = max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations))
         self._results = Packing(
             [
                 tf.TensorSpec([], tf.int64),
@@ -193,8 +203,8 @@ class TrainFunction:
         def execution(source: Any, header: tf.Tensor) -> list[tf.Tensor]:
             step = _Step(self, header)
             state = step.initial_state()
-            blocks, rest = divmod(num_steps, MAX_UNROLLED_STEPS)
-            if blocks < 2:
+            blocks, rest = divmod(num_steps, self._unrolled_steps)
+            if blocks < 2 and num_steps <= MAX_UNROLLED_STEPS:
                 blocks, rest = 0, num_steps
             read = source.get_next if is_iterator else lambda: source
 
@@ -206,7 +216,7 @@ class TrainFunction:
             if blocks:
                 (_, *state) = tf.while_loop(
                     lambda block, *_: block < blocks,
-                    lambda block, *state: (block + 1, *unrolled(list(state), MAX_UNROLLED_STEPS)),
+                    lambda block, *state: (block + 1, *unrolled(list(state), self._unrolled_steps)),
                     (tf.constant(0), *state),
                     parallel_iterations=1,
                 )
@@ -238,7 +248,7 @@ class _Step:
         outputs = f._compute(data, values, list(self._scratch.values()))
         for push in f._pushes:
             push(outputs)
-        added = [outputs["deltas"][f._deltas.index(v)] for v in f.counters] if f.counters else []
+        added = [outputs["deltas"][i] for i in f._counter_indices]
         counters = [c + a for c, a in zip(state[1 + num_metrics : 1 + num_metrics + num_counters], added, strict=True)]
         return [steps + 1, *outputs["metrics"], *counters, *outputs["logs"]]
 

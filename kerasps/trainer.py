@@ -10,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat, variables
+from kerasps.compute import check_optimizer
 from kerasps.dataset_creator import DatasetCreator
 from kerasps.dispatcher import Dispatcher, Execution, translated_errors
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.inputs import WorkerInput, worker_input
 from kerasps.local_phase import on_coordinator
 from kerasps.strategy import COORDINATOR_CPU, ParameterServerStrategy
-from kerasps.train_function import ExecutionResult, TrainFunction
+from kerasps.train_function import ExecutionResult, TrainFunction, optimizers_of
 
 # Executions in flight per worker: one runs, one waits for it to finish, so that no worker is ever idle.
 EXECUTIONS_PER_WORKER = 2
@@ -122,7 +123,7 @@ class _TrainingLoop:
             dispatcher.start_epoch(epoch)
             self._has_iterators = True
         done = 0
-        counters = [np.array(v.storage) for v in self._function.counters]
+        counters = [v.storage.numpy() for v in self._function.counters]
         failures = dispatcher.num_failures
         requested = 0
         while True:
@@ -176,8 +177,8 @@ class _StepNumbers:
 
     def __init__(self, model: keras.Model, function: TrainFunction) -> None:
         self._function = function
-        self._next = int(model.optimizer._iterations.storage) if model.optimizer is not None else 0
-        self._seeds = [np.array(v.storage, np.int64) for v in function.seeds]
+        self._next = int(model.optimizer._iterations.numpy()) if model.optimizer is not None else 0
+        self._seeds = [v.storage.numpy().astype(np.int64) for v in function.seeds]
 
     def take(self, num_steps: int) -> np.ndarray:
         """The header of an execution of the next `num_steps` steps."""
@@ -302,6 +303,8 @@ def _local_input(x: Any) -> Any:
 
 
 def _check_model(model: keras.Model) -> None:
+    for optimizer in optimizers_of(model):
+        check_optimizer(optimizer)
     if model.run_eagerly:
         raise UnsupportedError(
             "A training step runs on the workers as a graph. Expected: `run_eagerly=False` in `compile`. Received: "

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
@@ -88,7 +89,8 @@ class ParameterServerVariable(keras.Variable):
 
     def _create_storage(self, initial_value: Any, shape: tuple[int, ...]) -> None:
         extended = tf.distribute.get_strategy().extended
-        with extended.placing(on_coordinator=is_metric_state(self) or is_seed_state(self)):
+        on_coordinator = is_metric_state(self) or is_seed_state(self)
+        with tf.init_scope(), extended.placing(on_coordinator=on_coordinator), entering(None):
             self._value = tf.Variable(
                 initial_value, shape=shape, dtype=self._dtype, trainable=self._trainable, name=self._name
             )
@@ -167,6 +169,10 @@ class ParameterServerVariable(keras.Variable):
 
     def assign_sub(self, value: Any) -> Any:
         return self.assign_add(-self._convert_to_tensor(value, dtype=self._dtype))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # what comes from a ps is a copy
+        return np.asarray(tf.convert_to_tensor(self.value).numpy(), dtype)
 
     @property
     def constraint(self) -> Any:

