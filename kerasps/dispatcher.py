@@ -91,9 +91,9 @@ class Dispatcher:
         """Whether the data of every worker that is there has ended."""
         return bool(self._parked) and len(self._parked | self._failed) == self._strategy.num_workers
 
-    def start_epoch(self, epoch: int) -> None:
-        """Makes new iterators on the workers, at the beginning of `epoch`."""
-        self._inputs.start_epoch(epoch)
+    def start_epoch(self, epoch: int, *, must_end: bool) -> None:
+        """Makes new iterators on the workers, at the beginning of `epoch`; with `must_end`, of data that ends."""
+        self._inputs.start_epoch(epoch, must_end=must_end)
         self._iterators = self._coordinator._create_per_worker_resources(self._inputs.make_iterator)
 
     def send(self, execution: Execution) -> None:

@@ -42,6 +42,7 @@ class WorkerInput:
         self._functions = [self._trace(make_dataset, worker) for worker in range(num_workers)]
         self.consumed = [0] * num_workers
         self._epoch = 0
+        self._must_end = False
 
     def _trace(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], worker: int) -> Any:
         @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)])
@@ -76,9 +77,9 @@ class WorkerInput:
                 f"Received: {self._element_specs}. Make `dataset_fn` return the same structure on each worker."
             ) from exc
 
-    def start_epoch(self, epoch: int) -> None:
-        """New iterators start at the beginning of `epoch`."""
-        self._epoch = epoch
+    def start_epoch(self, epoch: int, *, must_end: bool) -> None:
+        """New iterators start at the beginning of `epoch`; with `must_end`, data that never ends is an error."""
+        self._epoch, self._must_end = epoch, must_end
         self.consumed = [0] * len(self._functions)
 
     def make_iterator(self) -> WorkerIterator:
@@ -88,6 +89,11 @@ class WorkerInput:
         cardinality = int(cardinality)
         consumed = self.consumed[worker]
         if cardinality == tf.data.INFINITE_CARDINALITY:
+            if self._must_end:
+                raise InputError(
+                    "The input never ends, so an epoch of it would not. Expected: `steps_per_epoch`, or a dataset that ends. "
+                    "Received: steps_per_epoch=None and an infinite dataset. Pass `steps_per_epoch`, or drop `.repeat()`."
+                )
             return WorkerIterator(iter(dataset), None, checked=False)
         if consumed:
             dataset = dataset.skip(consumed)
@@ -191,8 +197,8 @@ def _from_arrays(
     def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
         # Every worker works out the same order of the epoch and takes its share of the batches.
         def place(index: tf.Tensor) -> tf.Tensor:
-            key = tf.stack([tf.constant(seed, tf.int64), epoch, tf.constant(0, tf.int64)])
-            return tf.random.experimental.index_shuffle(index, tf.cast(key, tf.uint32), tf.constant(length - 1, tf.int64))
+            key = tf.stack([tf.constant(seed, tf.int64), epoch])
+            return tf.random.experimental.index_shuffle(index, key, tf.constant(length - 1, tf.int64))
 
         indices = tf.data.Dataset.range(length)
         if shuffle:

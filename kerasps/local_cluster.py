@@ -78,6 +78,7 @@ class LocalCluster:
         self._keep_logs = False
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         self._ports: list[socket.socket] = []
+        self._owner = os.getpid()
         self._closed = False
         try:
             self._description = ClusterDescription(
@@ -178,7 +179,7 @@ class LocalCluster:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and os.getpid() == self._owner:
             warnings.warn(
                 f"{self!r} was not closed. Use it in a `with` statement, or call `close()`.",
                 ResourceWarning,
@@ -197,6 +198,9 @@ class LocalCluster:
         if self._closed:
             return []
         self._closed = True
+        if os.getpid() != self._owner:
+            # A fork of the process that started the cluster has a copy of this object, but the cluster is not its own to end.
+            return []
         died = [process for task, process in self._processes.items() if process.has_ended() and task not in self._explained]
         for process in self._processes.values():
             process.terminate()

@@ -120,7 +120,7 @@ class _TrainingLoop:
         """Trains one epoch and returns its logs."""
         dispatcher, target, per_execution = self._dispatcher, self._steps_per_epoch, self._model.steps_per_execution
         if target is None or not self._has_iterators:
-            dispatcher.start_epoch(epoch)
+            dispatcher.start_epoch(epoch, must_end=target is None)
             self._has_iterators = True
         done = 0
         counters = [v.storage.numpy() for v in self._function.counters]

@@ -279,6 +279,33 @@ def test_processes_end_with_the_parent_although_a_fork_of_it_lives_on(tmp_path, 
         wait_for(lambda: not is_alive(forked))
 
 
+FORKED_COPY = """
+import gc, os
+import kerasps
+
+with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+    for how in ("close", "forget"):
+        forked = os.fork()
+        if forked == 0:
+            if how == "close":
+                cluster.close()
+            else:
+                del cluster
+                gc.collect()
+            os._exit(0)
+        assert os.waitpid(forked, 0)[1] == 0
+    print(*(process.is_running() for process in cluster.processes.values()), cluster.log_dir.exists(), flush=True)
+"""
+
+
+def test_a_fork_of_the_parent_cannot_end_the_cluster(tmp_path, nothing_left):
+    env = marked_environment(nothing_left, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKED_COPY], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True True True\n", "")
+
+
 STEPS = """
 import warnings
 warnings.simplefilter("ignore")
