@@ -1,0 +1,112 @@
+"""Trains on a cluster of its own while tasks are killed; run as a process of its own by test_faults.py.
+
+Prints one JSON line: History, iterations, seconds, and the error if there was one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+NUM_EXAMPLES = 96
+
+
+def dataset_fn(context):
+    ids = np.arange(NUM_EXAMPLES, dtype="float32")
+    dataset = tf.data.Dataset.from_tensor_slices((np.stack([np.sin(ids), np.cos(ids)], 1), ids[:, None]))
+    dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+    return dataset.batch(8) if finite else dataset.repeat().batch(8)
+
+
+class Batches(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="batches")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.count.value * 1
+
+
+class Slow(keras.layers.Layer):
+    """Makes a step take about 5 ms, so that a kill falls into one."""
+
+    def call(self, x):
+        matrix = tf.ones([400, 400]) * tf.reduce_mean(x) * 0.0
+        for _ in range(6):
+            matrix = tf.linalg.matmul(matrix, matrix)
+        return x + matrix[0, 0]
+
+
+class At(keras.callbacks.Callback):
+    """Does something once at least `batch` batches of an epoch are done."""
+
+    def __init__(self, epoch, batch, action):
+        super().__init__()
+        self.wanted, self.batch, self.action, self.epoch = epoch, batch, action, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.action is not None and self.epoch == self.wanted and batch >= self.batch:
+            action, self.action = self.action, None
+            action()
+
+
+scenario = sys.argv[1]
+steps_per_execution = int(sys.argv[2])
+finite = scenario == "worker_gone_from_finite_data"
+
+
+def kill_and_restart(cluster):
+    cluster.kill("worker", 1)
+    threading.Timer(1.0, cluster.restart, ["worker", 1]).start()
+
+
+cluster = kerasps.LocalCluster(num_workers=2, num_ps=2)
+actions = {
+    "worker_restarted": [At(0, 20, lambda: kill_and_restart(cluster))],
+    "worker_restarted_then_gone": [
+        At(0, 20, lambda: kill_and_restart(cluster)),
+        At(2, 20, lambda: cluster.kill("worker", 0)),
+    ],
+    "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
+    "all_workers_gone": [At(0, 20, lambda: (cluster.kill("worker", 0), cluster.kill("worker", 1)))],
+    "ps_gone": [At(0, 20, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
+    "worker_gone_from_finite_data": [],
+}[scenario]
+killed = []
+
+strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), Slow(), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.001), "mae", metrics=[Batches()], steps_per_execution=steps_per_execution)
+report = {}
+start = time.monotonic()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    try:
+        history = model.fit(kerasps.DatasetCreator(dataset_fn), epochs=4, steps_per_epoch=120, verbose=0, callbacks=actions)
+        report["history"] = history.history
+        report["iterations"] = int(model.optimizer.iterations.numpy())
+        report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))
+    except Exception as exc:
+        report["error"] = type(exc).__name__
+        report["text"] = str(exc)
+        report["seconds_to_error"] = time.monotonic() - (killed[0] if killed else start)
+report["warnings"] = [str(w.message) for w in caught]
+report["seconds"] = time.monotonic() - start
+print("REPORT " + json.dumps(report), flush=True)
+cluster.close()

@@ -1,0 +1,54 @@
+"""Tasks that are SIGKILLed while `fit` runs: it goes on with exact counts, or ends with an error that names the task."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SCRIPT = Path(__file__).with_name("faulty_training.py")
+
+
+def run(scenario, steps_per_execution, **environment):
+    process = subprocess.run(
+        [sys.executable, str(SCRIPT), scenario, str(steps_per_execution)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, process.stdout[-2000:] + process.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("REPORT "))
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 7])
+@pytest.mark.parametrize("scenario", ["worker_restarted", "worker_gone", "worker_restarted_then_gone"])
+def test_a_lost_worker_leaves_counts_exact(scenario, steps_per_execution):
+    report = run(scenario, steps_per_execution)
+    assert "error" not in report, report
+    assert report["history"]["batches"] == [120.0] * 4
+    assert report["iterations"] == 480
+    assert report["finite_weights"]
+
+
+def test_a_lost_ps_ends_fit_with_an_error_that_names_it():
+    report = run("ps_gone", 5)
+    assert report["error"] == "PSLostError", report
+    assert "ps 1 at 127.0.0.1:" in report["text"]
+    assert "Start the ps again" in report["text"]
+    assert report["seconds_to_error"] < 10
+
+
+def test_the_loss_of_all_workers_ends_in_an_error_that_names_them():
+    report = run("all_workers_gone", 5, KERASPS_WORKER_TIMEOUT="12")
+    assert report["error"] == "WorkerLostError", report
+    assert "worker 0, worker 1 went away" in report["text"]
+    assert any("No worker has taken a step" in warning for warning in report["warnings"])
