@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import types
 from dataclasses import dataclass
@@ -44,18 +45,6 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "TensorFlowTrainer",
         "`fit`, `evaluate` and `predict` of a model whose strategy is ours go to our trainer",
     ),
-    "model_supports_jit": PrivateName(
-        "keras.src.trainers.trainer",
-        "model_supports_jit",
-        "Keras's own answer to whether all layers of a model compile with XLA",
-        ("model",),
-    ),
-    "get_data_adapter": PrivateName(
-        "keras.src.trainers.data_adapters",
-        "get_data_adapter",
-        "turns whatever Keras's `fit` takes into a `tf.data.Dataset`",
-        ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight"),
-    ),
     "train_validation_split": PrivateName(
         "keras.src.trainers.data_adapters.array_slicing",
         "train_validation_split",
@@ -77,18 +66,14 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "pythonify_logs": PrivateName(
         "keras.src.utils.python_utils", "pythonify_logs", "logs as plain floats, in the order that Keras gives them", ("logs",)
     ),
-    "potentially_ragged_concat": PrivateName(
-        "keras.src.backend.tensorflow.trainer",
-        "potentially_ragged_concat",
-        "joins the outputs of predict's batches exactly as Keras does",
-        ("tensors",),
-    ),
     "get_stateless_scope": PrivateName(
         "keras.src.backend.common.stateless_scope",
         "get_stateless_scope",
         "a value that `keras.StatelessScope` holds goes before the value of a step",
     ),
-    "keras_config": PrivateName("keras.src.backend", "config", "`max_epochs` and `max_steps_per_epoch`, Keras's caps for debugging"),
+    "keras_config": PrivateName(
+        "keras.src.backend", "config", "`max_epochs` and `max_steps_per_epoch`, Keras's caps for debugging"
+    ),
     "record_variable_access": PrivateName(
         "tensorflow.python.pywrap_tfe",
         "TFE_Py_TapeVariableAccessed",
@@ -114,9 +99,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "push_per_thread_mode": PrivateName(
         "tensorflow.python.distribute.distribute_lib", "_push_per_thread_mode", "as above", ("context",)
     ),
-    "pop_per_thread_mode": PrivateName(
-        "tensorflow.python.distribute.distribute_lib", "_pop_per_thread_mode", "as above"
-    ),
+    "pop_per_thread_mode": PrivateName("tensorflow.python.distribute.distribute_lib", "_pop_per_thread_mode", "as above"),
     "serialize_dataset_to_graph": PrivateName(
         "tensorflow.python.distribute.coordinator.values",
         "serialize_dataset_to_graph",
@@ -144,6 +127,94 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "_is_ps_failure",
         "how the coordinator tells a lost ps from other errors",
         ("error",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class PrivateAttribute:
+    """A private attribute of an object of Keras or TensorFlow: why it is needed, and the parameters that kerasps relies on."""
+
+    name: str
+    why: str
+    parameters: tuple[str, ...] = ()
+
+
+# By "module:class". What kerasps hooks or overrides is here too: under another name it would silently no longer be called.
+PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
+    "keras.src.optimizers.base_optimizer:BaseOptimizer": (
+        PrivateAttribute(
+            "_backend_apply_gradients", "hooked: where gradients leave the worker", ("grads", "trainable_variables")
+        ),
+        PrivateAttribute("_get_current_learning_rate", "hooked: a ps is sent the learning rate and reads none"),
+        PrivateAttribute("_clip_gradients", "clipping stays on the worker, or follows accumulation on the ps", ("grads",)),
+        PrivateAttribute("_get_variable_index", "finds the accumulator of a variable", ("variable",)),
+        PrivateAttribute("_trainable_variables", "slots are lists parallel to it"),
+        PrivateAttribute("_accumulated_gradients", "gradient accumulation goes on on the ps"),
+        PrivateAttribute("_model_variables_moving_average", "each ps moves the averages of its own variables"),
+        PrivateAttribute("_iterations", "counts every call of `apply`; `iterations` leaves accumulating ones out"),
+    ),
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer": (
+        PrivateAttribute(
+            "_backend_update_step",
+            "hooked, and called so that an optimizer's own override runs",
+            ("grads", "trainable_variables", "learning_rate"),
+        ),
+        PrivateAttribute("_apply_weight_decay", "weight decay runs on the ps", ("variables",)),
+        PrivateAttribute("_var_key", "hooked: Keras finds a variable's slots by it", ("variable",)),
+    ),
+    "keras.src.backend.tensorflow.trainer:TensorFlowTrainer": (
+        PrivateAttribute("_distribute_strategy", "tells a model of ours from others; None makes one plain for a while"),
+        PrivateAttribute("_symbolic_build", "builds model, metrics and optimizer from the spec of a batch", ("data_batch",)),
+        PrivateAttribute("_assert_compile_called", "Keras's own error for a model that is not compiled", ("method_name",)),
+        PrivateAttribute("_should_eval", "which epochs `validation_freq` picks", ("epoch", "validation_freq")),
+        PrivateAttribute("_flatten_metrics_in_order", "what `train_on_batch` returns as a list", ("logs",)),
+        PrivateAttribute("_initial_epoch", "where `BackupAndRestore` resumes"),
+    ),
+    "keras.src.backend.common.variables:Variable": (
+        PrivateAttribute("_initialize", "overridden: the storage is made on a ps", ("value",)),
+        PrivateAttribute("_initialize_with_initializer", "overridden: the value is computed on the ps", ("initializer",)),
+        PrivateAttribute("_convert_to_tensor", "assignments take what Keras's take", ("value", "dtype")),
+        PrivateAttribute("_maybe_autocast", "mixed precision casts the pulled value", ("value",)),
+        PrivateAttribute("_value", "the storage"),
+        PrivateAttribute("_shape", "as given, before there is a storage"),
+        PrivateAttribute("_dtype", "as given, before there is a storage"),
+        PrivateAttribute("_trainable", "as given, before there is a storage"),
+        PrivateAttribute("_name", "as given, before there is a storage"),
+        PrivateAttribute("_constraint", "hidden from the worker: the ps applies it"),
+    ),
+    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2": (
+        PrivateAttribute("_extended", "replaced by ours, which places variables"),
+    ),
+    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": (
+        PrivateAttribute("_num_workers", "the number of workers"),
+        PrivateAttribute("_num_ps", "the number of ps"),
+        PrivateAttribute("_num_replicas_in_sync", "overridden: workers are not in sync, so a loss is not scaled"),
+        PrivateAttribute("_use_merge_call", "overridden: an optimizer is applied within the step"),
+        PrivateAttribute("_create_var_creator", "overridden: no caching or aggregation around a variable", ("next_creator",)),
+        PrivateAttribute("_create_variable", "overridden: places variables", ("next_creator",)),
+        PrivateAttribute("_create_variable_round_robin", "overridden: places by bytes, shards too", ("next_creator",)),
+        PrivateAttribute(
+            "_update", "overridden: Keras applies weight decay through it", ("var", "fn", "args", "kwargs", "group")
+        ),
+    ),
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator": (
+        PrivateAttribute("_create_per_worker_resources", "iterators that are made anew on a worker that comes back", ("fn",)),
+        PrivateAttribute("_cluster", "schedules what runs in a worker's thread, not only a `tf.function`"),
+    ),
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster": (
+        PrivateAttribute("schedule", "as above", ("function", "args", "kwargs")),
+        PrivateAttribute("closure_queue", "holds the error"),
+        PrivateAttribute("_potential_ps_failures_count", "set back by each result: TensorFlow counts for the life of a job"),
+    ),
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue": (
+        PrivateAttribute("_error", "whether the coordinator has failed, asked without waiting for what is in flight"),
+    ),
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": (
+        PrivateAttribute("_unique_id", "what Keras itself finds slots by"),
+    ),
+    "tensorflow.python.data.ops.iterator_ops:OwnedIterator": (
+        PrivateAttribute("_type_spec", "the signature of an execution that reads from an iterator"),
     ),
 }
 
@@ -179,6 +250,28 @@ def missing_parameters(name: str) -> list[str]:
         return []
     known = inspect.signature(target).parameters
     return [parameter for parameter in wanted if parameter not in known]
+
+
+def missing_attributes(owner: str) -> list[str]:
+    """The attributes in `PRIVATE_ATTRIBUTES[owner]`, and the parameters of methods, that are no longer there.
+
+    An attribute that only an instance has counts as there when a method of its class, or of a base of it, assigns it.
+    """
+    module, _, name = owner.partition(":")
+    cls = getattr(importlib.import_module(module), name)
+    missing = []
+    for attribute in PRIVATE_ATTRIBUTES[owner]:
+        if not hasattr(cls, attribute.name) and not _assigns(cls, attribute.name):
+            missing.append(attribute.name)
+        elif attribute.parameters:
+            known = inspect.signature(getattr(cls, attribute.name)).parameters
+            missing += [f"{attribute.name}({parameter})" for parameter in attribute.parameters if parameter not in known]
+    return missing
+
+
+def _assigns(cls: type, attribute: str) -> bool:
+    pattern = re.compile(rf"\bself\.{attribute}\b(: [^=\n]+)? = ")
+    return any(pattern.search(inspect.getsource(base)) for base in cls.__mro__ if base.__module__ != "builtins")
 
 
 def _installed_versions() -> str:

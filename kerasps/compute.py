@@ -170,7 +170,10 @@ class Compute:
         scalars = [tf.cast(tf.convert_to_tensor(learning_rate), tf.float32), *after]
         if clip_scale is not None:
             scalars.append(clip_scale)
-        tensors = [*scalars, *(tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(gradients, trainable, strict=True))]
+        tensors = [
+            *scalars,
+            *(tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(gradients, trainable, strict=True)),
+        ]
         self._record(update, tensors)
 
     def record_update_step(self, gradients: Sequence[Any], trainable: Sequence[Any], learning_rate: Any) -> None:
@@ -224,9 +227,7 @@ class Compute:
         deltas, assigned = self.state_changes()
         return {
             "metrics": [self.read(v) for v in self._inventory.metrics.values()],
-            "updates": [
-                {"tensors": u.tensors, **({} if u.applied is None else {"applied": u.applied})} for u in self.updates
-            ],
+            "updates": [{"tensors": u.tensors, **({} if u.applied is None else {"applied": u.applied})} for u in self.updates],
             "deltas": [self.read(v) - self._initial[id(v)] if id(v) in self._initial else self.read(v) for v in deltas],
             "assigned": [self.read(v) for v in assigned],
         }

@@ -28,6 +28,7 @@ from kerasps.train_function import ExecutionResult, TrainFunction
 _POLL_S = 0.1
 # A lost worker that is restarted by a scheduler takes a minute or two; longer than this, someone should look.
 _WORKER_TIMEOUT_S = 600.0
+_WARN_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ class Dispatcher:
 
     @property
     def all_exhausted(self) -> bool:
-        """Whether the data of every worker that is there has ended."""
-        return bool(self._parked) and len(self._parked | self._failed) == self._strategy.num_workers
+        """Whether the data of every worker has ended."""
+        return len(self._parked) == self._strategy.num_workers
 
     def start_epoch(self, epoch: int, *, must_end: bool) -> None:
         """Makes new iterators on the workers, at the beginning of `epoch`; with `must_end`, of data that ends."""
@@ -118,18 +119,17 @@ class Dispatcher:
                 event = self._events.get(timeout=_POLL_S)
             except queue.Empty:
                 self._raise_if_failed()
-                if len(self._failed) == self._strategy.num_workers or self.all_exhausted:
-                    waited = time.monotonic() - waiting_since
-                    if self.all_exhausted and self.in_flight == 0:
-                        return None
-                    if waited > 10 and not warned:
-                        warned = True
-                        warnings.warn(self._waiting_text(waited), stacklevel=2)
-                    if waited > self._timeout:
-                        self._over.set()
-                        raise WorkerLostError(self._waiting_text(waited)) from None
-                else:
+                # Nothing can come while the workers that have data left are all gone.
+                if not self._failed or len(self._parked | self._failed) < self._strategy.num_workers:
                     waiting_since = time.monotonic()
+                    continue
+                waited = time.monotonic() - waiting_since
+                if waited > _WARN_AFTER_S and not warned:
+                    warned = True
+                    warnings.warn(self._waiting_text(waited), stacklevel=2)
+                if waited > self._timeout:
+                    self._over.set()
+                    raise WorkerLostError(self._waiting_text(waited)) from None
                 continue
             if event.kind == "failed":
                 self.num_failures += 1
@@ -167,7 +167,9 @@ class Dispatcher:
             over.wait()
             return
         try:
-            result = self._function.run(source.iterator, num_steps, execution.header, checked=source.checked)
+            if num_steps not in source.executions:
+                source.executions[num_steps] = self._function.execution(source.iterator, num_steps, checked=source.checked)
+            result = self._function.run(source.executions[num_steps], source.iterator, execution.header)
         except BaseException as exc:
             self._events.put(_Event("failed", worker, error=exc))
             raise
@@ -186,10 +188,12 @@ class Dispatcher:
 
     def _waiting_text(self, waited: float) -> str:
         gone = ", ".join(f"worker {i}" for i in sorted(self._failed))
+        data = " The other workers have read their data to the end." if self._parked else ""
         return (
-            f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come back. Expected: at least one "
-            f"worker that answers within {self._timeout:.0f} s. Restart a worker at its address (training goes on by itself), "
-            "or set KERASPS_WORKER_TIMEOUT to wait longer."
+            f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come back.{data} Expected: at least one "
+            f"worker with data that answers within {self._timeout:.0f} s. Restart a worker at its address (training goes on by "
+            "itself), set KERASPS_WORKER_TIMEOUT to wait longer, or give `steps_per_epoch` and data that repeat, so that others "
+            "can take its steps."
         )
 
 

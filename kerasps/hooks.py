@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -12,6 +13,8 @@ from kerasps import _compat, variables
 from kerasps.compute import Compute
 from kerasps.push import Push
 from kerasps.variables import ParameterServerVariable
+
+_Result = TypeVar("_Result")
 
 _installed = False
 
@@ -89,14 +92,14 @@ def _hook_trainer() -> None:
             return _ours(original, self, *args, **kwargs) if trainer.is_ours(self) else original(self, *args, **kwargs)
 
 
-def _wraps(owner: type, name: str) -> Any:
+def _wraps(owner: type, name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Replaces `owner.name` by the decorated function, which gets the original as its first argument."""
 
-    def replace(function: Any) -> Any:
+    def replace(function: Callable[..., _Result]) -> Callable[..., _Result]:
         original = getattr(owner, name)
 
         @functools.wraps(original)
-        def hooked(*args: Any, **kwargs: Any) -> Any:
+        def hooked(*args: Any, **kwargs: Any) -> _Result:
             return function(original, *args, **kwargs)
 
         setattr(owner, name, hooked)

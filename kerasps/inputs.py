@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -20,13 +20,14 @@ class WorkerIterator:
     """One worker's iterator, alive on that worker.
 
     `remaining` is the number of batches left where the dataset knows it, None where it does not or never ends; `checked` says
-    that the data ends at a point which only reading finds.
+    that the data ends at a point which only reading finds. `executions` are the functions that read it, by number of steps.
     """
 
     iterator: tf.data.Iterator
     remaining: int | None
     checked: bool
     exhausted: bool = False
+    executions: dict[int, Any] = field(default_factory=dict)
 
 
 class WorkerInput:
@@ -45,13 +46,13 @@ class WorkerInput:
         self._must_end = False
 
     def _trace(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], worker: int) -> Any:
-        @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)])
         def dataset_of_worker(epoch: tf.Tensor) -> Any:
             dataset = make_dataset(worker, epoch).prefetch(tf.data.AUTOTUNE)
             self._element_specs[worker] = dataset.element_spec
             return dataset, dataset.cardinality()
 
-        return dataset_of_worker.get_concrete_function()
+        signature = [tf.TensorSpec([], tf.int64)]
+        return tf.function(dataset_of_worker, autograph=False, input_signature=signature).get_concrete_function()
 
     @property
     def element_spec(self) -> Any:
@@ -125,8 +126,9 @@ def worker_input(
         make = _from_dataset(data, num_workers)
     elif isinstance(data, tf.distribute.DistributedDataset):
         raise InputError(
-            "The dataset is distributed already, by a strategy. Expected: a plain `tf.data.Dataset`, which `fit` splits over the "
-            f"workers itself. Received: {type(data).__name__}. Pass the dataset from before `experimental_distribute_dataset`."
+            "The dataset is distributed already, by a strategy. Expected: a plain `tf.data.Dataset`, which `fit` splits over "
+            f"the workers itself. Received: {type(data).__name__}. Pass the dataset from before "
+            "`experimental_distribute_dataset`."
         )
     elif isinstance(data, keras.utils.PyDataset) or hasattr(data, "__next__") or callable(data):
         raise InputError(

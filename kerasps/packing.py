@@ -35,9 +35,7 @@ class Packing:
     @property
     def carrier_specs(self) -> list[tf.TensorSpec]:
         """The `tf.TensorSpec` of each flat tensor that `pack` returns."""
-        return [
-            tf.TensorSpec([sum(self._sizes[i] for i in indices)], carrier) for carrier, indices in self._groups.items()
-        ]
+        return [tf.TensorSpec([sum(self._sizes[i] for i in indices)], carrier) for carrier, indices in self._groups.items()]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The flat tensors that hold `tensors`, which have the shapes and dtypes of the specs."""

@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import tensorflow as tf
 
@@ -32,7 +33,13 @@ class Placement(Sequence[TaskPlacement]):
     def __init__(self, tasks: Sequence[TaskPlacement]) -> None:
         self._tasks = tuple(tasks)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> TaskPlacement: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TaskPlacement]: ...
+
+    def __getitem__(self, index: int | slice) -> TaskPlacement | Sequence[TaskPlacement]:
         return self._tasks[index]
 
     def __len__(self) -> int:

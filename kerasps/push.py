@@ -20,7 +20,6 @@ from kerasps.errors import UnsupportedError
 from kerasps.packing import Packing
 from kerasps.variables import ParameterServerVariable
 
-
 # Shared state travels with every push to every ps, so it must be small; Keras's own is at most three scalars.
 MAX_SHARED_ELEMENTS = 1024
 
@@ -129,7 +128,6 @@ def _build_push(
     specs += [spec_of(v) for _, v in [*deltas_here, *assigned_here]]
     packing = Packing(specs)
 
-    @tf.function(autograph=False, input_signature=packing.carrier_specs)
     def take_in(*flats: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
         with tf.device(device):
@@ -153,7 +151,8 @@ def _build_push(
             with tf.control_dependencies(done):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
-    return DevicePush(device, select, packing, take_in.get_concrete_function())
+    function = tf.function(take_in, autograph=False, input_signature=packing.carrier_specs)
+    return DevicePush(device, select, packing, function.get_concrete_function())
 
 
 def _apply(update: Update, tensors: list[tf.Tensor], device: str) -> None:
@@ -231,8 +230,8 @@ def move_slots(optimizer: Any) -> None:
         if _num_elements(variable) > MAX_SHARED_ELEMENTS:
             raise UnsupportedError(
                 f"Optimizer {optimizer.name!r} has state that every ps would need in every step: '{variable.path}'. Expected: "
-                f"slots in lists parallel to the variables. Received: shape {tuple(variable.shape)}. Keep one slot per variable "
-                "in a list, in the order of `build`'s argument."
+                f"slots in lists parallel to the variables. Received: shape {tuple(variable.shape)}. Keep one slot per "
+                "variable in a list, in the order of `build`'s argument."
             )
 
 

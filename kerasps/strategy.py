@@ -119,7 +119,7 @@ class _Placing(threading.local):
     on_coordinator = False
 
 
-class _Extended(_compat.ParameterServerStrategyV2Extended):  # type: ignore[name-defined,misc]
+class _Extended(_compat.ParameterServerStrategyV2Extended):
     """Places variables: by bytes, each on the lightest ps; a slot beside its variable."""
 
     def __init__(self, strategy: Any, cluster_resolver: Any, variable_partitioner: Any) -> None:
@@ -131,11 +131,13 @@ class _Extended(_compat.ParameterServerStrategyV2Extended):  # type: ignore[name
     @contextlib.contextmanager
     def placing(self, *, on_coordinator: bool) -> Iterator[None]:
         """While active, a new variable is whole and lives on a ps, or on the coordinator."""
-        self._placing.active, self._placing.on_coordinator = True, on_coordinator
+        placing = self._placing
+        before = placing.active, placing.on_coordinator
+        placing.active, placing.on_coordinator = True, on_coordinator
         try:
             yield
         finally:
-            self._placing.active = False
+            placing.active, placing.on_coordinator = before
 
     def mutex(self, device: str) -> tf.Tensor:
         """The lock that one push at a time holds on the ps `device`."""

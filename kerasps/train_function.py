@@ -15,7 +15,7 @@ from kerasps import variables
 from kerasps.compute import MAX_TRACES, Compute, Inventory, spec_of
 from kerasps.errors import KeraspsError
 from kerasps.packing import Packing
-from kerasps.push import DevicePush, build_pushes, move_slots
+from kerasps.push import build_pushes, move_slots
 from kerasps.variables import ParameterServerVariable
 
 # Steps are unrolled up to these bounds, and the unrolled block is looped beyond them. A `tf.while_loop` across devices costs
@@ -87,24 +87,29 @@ class TrainFunction:
         """How many seeds a step draws from each generator."""
         return self._draws
 
-    def run(self, iterator: Any, num_steps: int, header: np.ndarray, *, checked: bool) -> ExecutionResult:
+    def run(self, execution: Any, source: Any, header: np.ndarray) -> ExecutionResult:
         """Runs one execution on the current device.
 
         Args:
-            iterator: the worker's `tf.data.Iterator`, or a batch.
-            num_steps: steps to do.
+            execution: what `execution` returned.
+            source: the worker's `tf.data.Iterator`, or a batch.
             header: int64: the global number of the first step, then two integers per seed generator.
-            checked: whether the data may end within the execution.
         """
-        function = self.execution(iterator, num_steps, checked=checked)
-        flats = function(iterator, tf.constant(header))
+        # A step number that nothing draws from stays here: to send it costs a millisecond.
+        flats = execution(source, tf.constant(header)) if self.seeds else execution(source)
         steps, *arrays = self._results.unpack_numpy([flat.numpy() for flat in flats])
         num_metrics, num_counters = len(self.metrics), len(self.counters)
         logs = dict(zip(self._log_names, arrays[num_metrics + num_counters :], strict=True))
         return ExecutionResult(int(steps), arrays[:num_metrics], arrays[num_metrics : num_metrics + num_counters], logs)
 
     def execution(self, iterator: Any, num_steps: int, *, checked: bool) -> Any:
-        """The concrete function of an execution; traced at the first call for its arguments."""
+        """The concrete function of an execution of `num_steps` steps; traced at the first call for its arguments.
+
+        Args:
+            iterator: the worker's `tf.data.Iterator`, or a batch.
+            num_steps: steps to do.
+            checked: whether the data may end within the execution.
+        """
         is_iterator = isinstance(iterator, tf.data.Iterator)
         spec = iterator._type_spec if is_iterator else self._element_spec
         key = (spec if is_iterator else None, num_steps, checked)
@@ -199,9 +204,8 @@ class TrainFunction:
     # Execution
 
     def _build_execution(self, spec: Any, num_steps: int, checked: bool, is_iterator: bool) -> Any:
-        @tf.function(autograph=False)
-        def execution(source: Any, header: tf.Tensor) -> list[tf.Tensor]:
-            step = _Step(self, header)
+        def execution(source: Any, *headers: tf.Tensor) -> list[tf.Tensor]:
+            step = _Step(self, headers[0] if headers else None)
             state = step.initial_state()
             blocks, rest = divmod(num_steps, self._unrolled_steps)
             if blocks < 2 and num_steps <= MAX_UNROLLED_STEPS:
@@ -222,7 +226,8 @@ class TrainFunction:
                 )
             return self._results.pack(unrolled(state, rest))
 
-        return execution.get_concrete_function(spec, tf.TensorSpec([1 + 2 * len(self.seeds)], tf.int64))
+        headers = [tf.TensorSpec([1 + 2 * len(self.seeds)], tf.int64)] if self.seeds else []
+        return tf.function(execution, autograph=False).get_concrete_function(spec, *headers)
 
 
 class _Step:
@@ -231,7 +236,7 @@ class _Step:
     The state that goes from step to step is what the execution returns: steps done, metric states, counters, logs.
     """
 
-    def __init__(self, function: TrainFunction, header: tf.Tensor) -> None:
+    def __init__(self, function: TrainFunction, header: tf.Tensor | None) -> None:
         self._f = function
         self._header = header
         self._scratch = {key: _anonymous_variable(spec) for key, spec in function._inventory.scratch.items()}
@@ -255,7 +260,8 @@ class _Step:
     def if_data(self, iterator: Any, state: list[tf.Tensor]) -> list[tf.Tensor]:
         """A step if the iterator has a batch left, else nothing."""
         batch = iterator.get_next_as_optional()
-        return tf.cond(batch.has_value(), lambda: self(batch.get_value(), state), lambda: [tf.identity(s) for s in state])
+        step, skip = lambda: self(batch.get_value(), state), lambda: [tf.identity(s) for s in state]
+        return list(tf.cond(batch.has_value(), step, skip))
 
     def _pull(self) -> list[tf.Tensor]:
         pulled = {}
@@ -266,7 +272,9 @@ class _Step:
         return [pulled[key] for key in self._f._inventory.pulled]
 
     def _seeds(self, steps: tf.Tensor) -> list[tf.Tensor]:
-        seeds = []
+        seeds: list[tf.Tensor] = []
+        if self._header is None:
+            return seeds
         for i, (variable, draws) in enumerate(zip(self._f.seeds, self._f.seeds_per_step, strict=True)):
             seed, counter = self._header[1 + 2 * i], self._header[2 + 2 * i]
             seeds.append(tf.cast(tf.stack([seed, counter + steps * draws]), variable.storage.dtype))
@@ -281,7 +289,9 @@ class _Step:
         ]
 
 
-def _build_pulls(pulled: Sequence[ParameterServerVariable]) -> list[tuple[str, list[ParameterServerVariable], Packing, Callable[..., Any]]]:
+def _build_pulls(
+    pulled: Sequence[ParameterServerVariable],
+) -> list[tuple[str, list[ParameterServerVariable], Packing, Callable[..., Any]]]:
     """Per ps: its device, the variables that are read there, how they travel, and the function that reads them."""
     by_device: dict[str, list[ParameterServerVariable]] = {}
     for variable in pulled:
@@ -289,15 +299,16 @@ def _build_pulls(pulled: Sequence[ParameterServerVariable]) -> list[tuple[str, l
     return [_build_pull(device, held) for device, held in sorted(by_device.items())]
 
 
-def _build_pull(device: str, held: list[ParameterServerVariable]) -> tuple[str, list[ParameterServerVariable], Packing, Callable[..., Any]]:
+def _build_pull(
+    device: str, held: list[ParameterServerVariable]
+) -> tuple[str, list[ParameterServerVariable], Packing, Callable[..., Any]]:
     packing = Packing([spec_of(v) for v in held])
 
-    @tf.function(autograph=False)
     def hand_out() -> list[tf.Tensor]:
         with tf.device(device):
             return packing.pack([v.storage.read_value() for v in held])
 
-    return device, held, packing, hand_out.get_concrete_function()
+    return device, held, packing, tf.function(hand_out, autograph=False).get_concrete_function()
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:

@@ -9,15 +9,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps import _compat, variables
+from kerasps import _compat
 from kerasps.compute import check_optimizer
 from kerasps.dataset_creator import DatasetCreator
 from kerasps.dispatcher import Dispatcher, Execution, translated_errors
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.inputs import WorkerInput, worker_input
 from kerasps.local_phase import on_coordinator
+from kerasps.metrics import BatchCallbacks, MetricTotals, merge_once
 from kerasps.strategy import COORDINATOR_CPU, ParameterServerStrategy
-from kerasps.train_function import ExecutionResult, TrainFunction, optimizers_of
+from kerasps.train_function import TrainFunction, optimizers_of
 
 # Executions in flight per worker: one runs, one waits for it to finish, so that no worker is ever idle.
 EXECUTIONS_PER_WORKER = 2
@@ -113,7 +114,6 @@ class _TrainingLoop:
         self._strategy = model._distribute_strategy
         self._dispatcher = Dispatcher(self._strategy, function, inputs)
         self._has_iterators = False
-        self._logs: dict[str, Any] = {}
         self._steps = _StepNumbers(model, function)
 
     def run_epoch(self, epoch: int) -> dict[str, Any]:
@@ -122,10 +122,10 @@ class _TrainingLoop:
         if target is None or not self._has_iterators:
             dispatcher.start_epoch(epoch, must_end=target is None)
             self._has_iterators = True
-        done = 0
-        counters = [v.storage.numpy() for v in self._function.counters]
+        done = requested = 0
+        totals = MetricTotals(self._model, self._function)
+        report = BatchCallbacks(self._callbacks, totals)
         failures = dispatcher.num_failures
-        requested = 0
         while True:
             while self._wants_more(requested, target):
                 num_steps = per_execution if target is None else min(per_execution, target - requested)
@@ -140,15 +140,14 @@ class _TrainingLoop:
             requested -= completed.execution.num_steps - result.steps
             if result.steps == 0:
                 continue
-            self._callbacks.on_train_batch_begin(done)
-            counters = [total + added for total, added in zip(counters, result.counters, strict=True)]
+            totals.add(result)
             done += result.steps
-            self._callbacks.on_train_batch_end(done - 1, self._merge(result))
+            report.add(done - result.steps, done - 1)
+        report.flush()
         dispatcher.finish_epoch()
         self._steps.settle()
-        if dispatcher.num_failures > failures:  # what a lost worker had pushed of an execution was pushed again
-            for variable, total in zip(self._function.counters, counters, strict=True):
-                variable.storage.assign(total)
+        if dispatcher.num_failures > failures:
+            totals.correct_counters()
         if target is not None and done < target and not self._model.stop_training:
             self._has_iterators = False
             warnings.warn(
@@ -157,15 +156,11 @@ class _TrainingLoop:
                 "dataset.",
                 stacklevel=4,
             )
-        return dict(_compat.pythonify_logs(self._logs))
+        return dict(_compat.pythonify_logs(totals.logs()))
 
     def _wants_more(self, requested: int, target: int | None) -> bool:
         busy = self._dispatcher.in_flight < EXECUTIONS_PER_WORKER * self._strategy.num_workers
         return busy and not self._model.stop_training and (target is None or requested < target)
-
-    def _merge(self, result: ExecutionResult) -> dict[str, Any]:
-        self._logs = merge_metrics(self._model, self._function, result)
-        return self._logs
 
 
 class _StepNumbers:
@@ -192,13 +187,6 @@ class _StepNumbers:
         """Writes the seeds that were used up to the states of their generators."""
         for variable, seed in zip(self._function.seeds, self._seeds, strict=True):
             variable.storage.assign(tf.cast(seed, variable.storage.dtype))
-
-
-def merge_metrics(model: keras.Model, function: TrainFunction, result: ExecutionResult) -> dict[str, Any]:
-    """Adds the metric states of an execution to the model's and returns the logs as they stand now."""
-    for variable, value in zip(function.metrics, result.metrics, strict=True):
-        variable.storage.assign_add(value, read_value=False)
-    return dict(model.get_metrics_result()) if function.logs_are_metrics else dict(result.logs)
 
 
 class _Validation:
@@ -237,9 +225,8 @@ def predict_on_batch(original: Any, model: keras.Model, *args: Any, **kwargs: An
 
 def _run_on_coordinator(original: Any, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
     strategy = model._distribute_strategy
-    with translated_errors(strategy):
-        with on_coordinator(model):
-            return original(model, *args, **kwargs)
+    with translated_errors(strategy), on_coordinator(model):
+        return original(model, *args, **kwargs)
 
 
 def train_on_batch(
@@ -269,14 +256,14 @@ def train_on_batch(
         model.reset_metrics()
         steps = _StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
-            result = function.run(batch, 1, steps.take(1), checked=False)
+            result = function.run(function.execution(batch, 1, checked=False), batch, steps.take(1))
         steps.settle()
-        logs = _compat.pythonify_logs(merge_metrics(model, function, result))
+        logs = _compat.pythonify_logs(merge_once(model, function, result))
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
 def _train_function(model: keras.Model, element_spec: Any) -> TrainFunction:
-    """The model's `TrainFunction` for batches of `element_spec`; builds the model and its optimizer where that is still to do."""
+    """The model's `TrainFunction` for batches of `element_spec`; builds model and optimizer where that is still to do."""
     key = (element_spec, [v.trainable for v in model.variables])
     cached = model.train_function  # `compile` clears it
     if isinstance(cached, TrainFunction) and cached.key == key:

@@ -6,7 +6,7 @@ the phase, which `phase()` names for the current thread:
 
 * `Compute` (see `compute.py`): the tensor that was pulled for this step; assignments become values of the step;
 * `Push` (see `push.py`): the storage itself, and for shared scalars the value that the worker sent;
-* `Local` (see `trainer.py`): a copy on the coordinator, for the methods that run there.
+* `Local` (see `local_phase.py`): a copy on the coordinator, for the methods that run there.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ class ParameterServerVariable(keras.Variable):
         extended = tf.distribute.get_strategy().extended
         on_coordinator = is_metric_state(self) or is_seed_state(self)
         with tf.init_scope(), extended.placing(on_coordinator=on_coordinator), entering(None):
-            self._value = tf.Variable(
-                initial_value, shape=shape, dtype=self._dtype, trainable=self._trainable, name=self._name
-            )
+            self._value = tf.Variable(initial_value, shape=shape, dtype=self._dtype, trainable=self._trainable, name=self._name)
 
     def move_to(self, other: ParameterServerVariable) -> None:
         """Moves the storage, with its value, to the device of `other`."""

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import kerasps
 
-NUM_EXAMPLES = 96
+NUM_EXAMPLES = 2000
 
 
 def dataset_fn(context):
@@ -31,12 +31,14 @@ class Batches(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="batches")
         self.count = self.add_variable((), "zeros", name="count")
+        self.ids = self.add_variable((), "zeros", dtype="int64", name="ids")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.count.assign_add(1.0)
+        self.ids.assign_add(tf.reduce_sum(tf.cast(y_true, tf.int64)))
 
     def result(self):
-        return self.count.value * 1
+        return {"batches": self.count.value * 1, "ids": self.ids.value * 1}
 
 
 class Slow(keras.layers.Layer):
@@ -67,7 +69,7 @@ class At(keras.callbacks.Callback):
 
 scenario = sys.argv[1]
 steps_per_execution = int(sys.argv[2])
-finite = scenario == "worker_gone_from_finite_data"
+finite = "finite" in scenario
 
 
 def kill_and_restart(cluster):
@@ -85,7 +87,8 @@ actions = {
     "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
     "all_workers_gone": [At(0, 20, lambda: (cluster.kill("worker", 0), cluster.kill("worker", 1)))],
     "ps_gone": [At(0, 20, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
-    "worker_gone_from_finite_data": [],
+    "worker_restarted_finite": [At(0, 20, lambda: kill_and_restart(cluster))],
+    "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
 }[scenario]
 killed = []
 
@@ -98,7 +101,8 @@ start = time.monotonic()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     try:
-        history = model.fit(kerasps.DatasetCreator(dataset_fn), epochs=4, steps_per_epoch=120, verbose=0, callbacks=actions)
+        length = {"epochs": 2} if finite else {"epochs": 4, "steps_per_epoch": 120}
+        history = model.fit(kerasps.DatasetCreator(dataset_fn), **length, verbose=0, callbacks=actions)
         report["history"] = history.history
         report["iterations"] = int(model.optimizer.iterations.numpy())
         report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))

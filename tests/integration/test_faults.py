@@ -39,6 +39,21 @@ def test_a_lost_worker_leaves_counts_exact(scenario, steps_per_execution):
     assert report["finite_weights"]
 
 
+def test_a_worker_that_comes_back_reads_on_where_it_was():
+    report = run("worker_restarted_finite", 7)
+    assert "error" not in report, report
+    assert report["history"]["batches"] == [250.0] * 2
+    assert report["history"]["ids"] == [sum(range(2000))] * 2
+    assert report["iterations"] == 500
+
+
+def test_a_worker_lost_with_data_that_no_other_has_is_named():
+    report = run("worker_gone_finite", 7, KERASPS_WORKER_TIMEOUT="3")
+    assert report["error"] == "WorkerLostError", report
+    assert "worker 1 went away" in report["text"]
+    assert "read their data to the end" in report["text"]
+
+
 def test_a_lost_ps_ends_fit_with_an_error_that_names_it():
     report = run("ps_gone", 5)
     assert report["error"] == "PSLostError", report

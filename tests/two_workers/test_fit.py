@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import Batches, counting_model, endless, ids_data
 
 import kerasps
+from models import Batches, counting_model, endless, ids_data
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 4, 7, 50])

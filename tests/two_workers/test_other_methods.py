@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import endless, ids_data
 
 import kerasps
+from models import endless, ids_data
 
 
 def make_model():
@@ -84,7 +84,7 @@ def test_train_on_batch_equals_plain_keras(pair):
 
 
 def test_weights_can_be_read_and_set(pair):
-    plain, ours = pair
+    _, ours = pair
     weights = [w + 1 for w in ours.get_weights()]
     ours.set_weights(weights)
     for expected, actual in zip(weights, ours.get_weights(), strict=True):
@@ -95,7 +95,7 @@ def test_weights_can_be_read_and_set(pair):
 
 @pytest.mark.parametrize("file", ["model.keras", "model.weights.h5"])
 def test_saved_files_are_plain_keras(pair, strategy, tmp_path, file):
-    plain, ours = pair
+    _, ours = pair
     x, _ = ids_data(9)
     path = str(tmp_path / file)
     if file.endswith(".keras"):

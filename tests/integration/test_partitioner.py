@@ -1,0 +1,81 @@
+"""A strategy with a `variable_partitioner`: a bare `tf.Variable` is split over the ps, a Keras model trains as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+SCRIPT = Path(__file__).with_name("partitioned_training.py")
+PS = ["/job:ps/replica:0/task:0/device:CPU:0", "/job:ps/replica:0/task:1/device:CPU:0"]
+
+
+@pytest.fixture(scope="module", params=["fixed", "min_size"])
+def partitioner(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def report(partitioner):
+    process = subprocess.run(
+        [sys.executable, str(SCRIPT), partitioner],
+        env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, process.stdout[-2000:] + process.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("REPORT "))
+
+
+def test_a_keras_model_equals_plain_keras(report):
+    assert report["difference_before"] == 0.0
+    assert report["learned"] > 0.05
+    assert report["difference"] < 1e-5
+    assert report["optimizer_difference"] < 1e-5
+    assert report["loss_difference"] < 1e-5
+    assert report["iterations"] == 20
+
+
+def test_keras_variables_stay_whole_and_lie_on_both_ps(report):
+    weights = report["weights"]
+    assert [weight["shapes"] for weight in weights] == [[[4, 8]], [[8]], [[8, 1]], [[1]]]
+    assert {device for weight in weights for device in weight["devices"]} == set(PS)
+
+
+@pytest.mark.parametrize("name", ["table", "lazy"])
+def test_a_bare_variable_is_split_over_the_ps_and_has_its_value(report, name):
+    variable = report[name]
+    assert (variable["type"], variable["shapes"]) == ("ShardedVariable", [[5, 3], [5, 3]])
+    assert sorted(variable["devices"]) == PS
+    assert variable["value_is_right"]
+
+
+def test_a_sharded_variable_can_be_assigned_and_looked_up(report):
+    assert report["table"]["takes_values"]
+    assert report["table"]["rows"] == [[1.0, 2.0, 3.0], [28.0, 29.0, 30.0]]
+
+
+def test_shards_are_in_the_placement(report):
+    assert sorted(report["placed"]) == [["table/part_0:0"], ["table/part_1:0"]]
+
+
+def test_the_partitioner_decides_what_is_split(report, partitioner):
+    shards = {"fixed": [[1, 3], [1, 3]], "min_size": [[2, 3]]}[partitioner]
+    assert report["small"]["shapes"] == shards
+
+
+def test_a_second_strategy_in_one_process_is_refused_and_leaves_the_first(report):
+    kind, text = report["second_strategy"]
+    assert kind == "KeraspsError"
+    assert "This process is connected to a cluster already" in text
+    assert "Start another process." in text
+    assert report["first_still_trains"] == 1
