@@ -100,6 +100,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "tensorflow.python.distribute.distribute_lib", "_push_per_thread_mode", "as above", ("context",)
     ),
     "pop_per_thread_mode": PrivateName("tensorflow.python.distribute.distribute_lib", "_pop_per_thread_mode", "as above"),
+    "eager_context": PrivateName(
+        "tensorflow.python.eager.context",
+        "context",
+        "at exit, functions are not removed from tasks that may have ended before: TensorFlow prints a screen of errors then",
+    ),
     "serialize_dataset_to_graph": PrivateName(
         "tensorflow.python.distribute.coordinator.values",
         "serialize_dataset_to_graph",

@@ -158,8 +158,14 @@ class Compute:
         shared = shared_state(optimizer)
         before = [self.read(v) for v in shared]
         optimizer._backend_update_step(gradients, list(trainable), optimizer.learning_rate)
-        assert self._applying is not None
+        if self._applying is None:
+            raise UnsupportedError(
+                f"Optimizer {optimizer.name!r} updates variables in `_backend_update_step` and not in `update_step`, which is "
+                "what runs on the ps tasks. Expected: an optimizer whose `update_step` updates one variable. Received: "
+                f"{type(optimizer).__name__}. Move the update into `update_step`, or call `super()._backend_update_step`."
+            )
         gradients, trainable, learning_rate = self._applying
+        self._applying = None
         after = [self.read(v) for v in shared]
         if steps:  # state that the optimizer moves with each update moves when the accumulated gradients are applied
             is_update = tf.equal((self.read(optimizer._iterations) + 1) % steps, 0)

@@ -7,12 +7,15 @@ not have: results as they complete, workers whose data has ended, and a limit to
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import queue
 import re
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +32,8 @@ _POLL_S = 0.1
 # A lost worker that is restarted by a scheduler takes a minute or two; longer than this, someone should look.
 _WORKER_TIMEOUT_S = 600.0
 _WARN_AFTER_S = 10.0
+# The executions that run when an epoch ends in an error get this long to finish; a worker that is gone would take for ever.
+_ABANDON_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,15 @@ class Execution:
 
 @dataclass(frozen=True)
 class Completed:
-    """An execution and its result; a result of fewer steps met the end of a worker's data."""
+    """An execution and its result; one of fewer steps, or none, met the end of a worker's data."""
 
     execution: Execution
-    result: ExecutionResult
+    result: ExecutionResult | None
+
+    @property
+    def missing_steps(self) -> int:
+        """Steps of the execution that were not done, and that are left to other workers."""
+        return self.execution.num_steps - (self.result.steps if self.result is not None else 0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class Dispatcher:
         self._parked: set[int] = set()
         self._failed: set[int] = set()
         self._sent = 0
-        self._timeout = worker_timeout or float(os.environ.get("KERASPS_WORKER_TIMEOUT", _WORKER_TIMEOUT_S))
+        self._timeout = _worker_timeout(worker_timeout)
         self._iterators: Any = None
         self.num_failures = 0
 
@@ -90,7 +100,7 @@ class Dispatcher:
     @property
     def all_exhausted(self) -> bool:
         """Whether the data of every worker has ended."""
-        return len(self._parked) == self._strategy.num_workers
+        return len(self._parked) == int(self._strategy.num_workers)
 
     def start_epoch(self, epoch: int, *, must_end: bool) -> None:
         """Makes new iterators on the workers, at the beginning of `epoch`; with `must_end`, of data that ends."""
@@ -104,8 +114,8 @@ class Dispatcher:
             # `ClusterCoordinator.schedule` takes a `tf.function` alone; its cluster takes what runs in the worker's thread.
             self._coordinator._cluster.schedule(self._run, args=(self._iterators, execution, self._over), kwargs=None)
 
-    def wait(self) -> Completed | None:
-        """The next completed execution, in completion order; None when a worker's data has ended instead.
+    def wait(self) -> Completed:
+        """The next execution that was done, or that met the end of a worker's data, in that order.
 
         Raises:
             PSLostError: a ps is gone, and with it the variables on it.
@@ -137,9 +147,10 @@ class Dispatcher:
                 self._raise_if_failed()
                 continue
             self._failed.discard(event.worker)
+            assert event.completed is not None
             if event.kind == "parked":
                 self._parked.add(event.worker)
-                return None
+                return event.completed
             self._sent -= 1
             # TensorFlow counts reports of a lost ps for the life of a job; a result shows that it was a blip.
             counts = self._coordinator._cluster._potential_ps_failures_count
@@ -156,6 +167,15 @@ class Dispatcher:
         self._parked.clear()
         self._sent = 0
 
+    def abandon(self) -> None:
+        """Ends what is in flight when an epoch ends in an error: parked workers go on, waiting executions are dropped."""
+        self._over.set()
+        deadline = time.monotonic() + _ABANDON_S
+        # What fails now says nothing that the error which ended the epoch does not.
+        with contextlib.suppress(Exception):
+            while not self._coordinator.done() and time.monotonic() < deadline:
+                time.sleep(_POLL_S / 10)
+
     def _run(self, source: WorkerIterator, execution: Execution, over: threading.Event) -> None:
         """Runs on the coordinator, in the thread of one worker and on that worker's device."""
         worker = _compat.get_current_dispatch_context().worker_index
@@ -163,7 +183,7 @@ class Dispatcher:
             return
         num_steps = execution.num_steps if source.remaining is None else min(execution.num_steps, source.remaining)
         if num_steps == 0 or source.exhausted:
-            self._events.put(_Event("parked", worker))
+            self._events.put(_Event("parked", worker, Completed(execution, None)))
             over.wait()
             return
         try:
@@ -190,39 +210,53 @@ class Dispatcher:
         gone = ", ".join(f"worker {i}" for i in sorted(self._failed))
         data = " The other workers have read their data to the end." if self._parked else ""
         return (
-            f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come back.{data} Expected: at least one "
-            f"worker with data that answers within {self._timeout:.0f} s. Restart a worker at its address (training goes on by "
-            "itself), set KERASPS_WORKER_TIMEOUT to wait longer, or give `steps_per_epoch` and data that repeat, so that others "
-            "can take its steps."
+            f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come back.{data} Expected: at least "
+            f"one worker with data that answers within {self._timeout:.0f} s. Restart a worker at its address (training goes "
+            "on by itself), set KERASPS_WORKER_TIMEOUT to wait longer, or give `steps_per_epoch` and data that repeat, so that "
+            "others can take its steps."
         )
 
 
-class translated_errors:
-    """Context manager: errors of TensorFlow's runtime that mean a lost task become ours."""
+def _worker_timeout(seconds: float | None) -> float:
+    if seconds is not None:
+        return seconds
+    text = os.environ.get("KERASPS_WORKER_TIMEOUT", str(_WORKER_TIMEOUT_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            "KERASPS_WORKER_TIMEOUT is not a time limit. Expected: a positive number of seconds. "
+            f"Received: {text!r}. Give a number like 600, or unset it."
+        )
+    return seconds
 
-    def __init__(self, strategy: Any) -> None:
-        self._strategy = strategy
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
-        if exc is None or isinstance(exc, KeraspsError) or not isinstance(exc, Exception):
-            return
+@contextlib.contextmanager
+def translated_errors(strategy: Any) -> Iterator[None]:
+    """Errors of TensorFlow's runtime that mean a lost task become ours; wrapped errors of the user's code are unwrapped."""
+    try:
+        yield
+    except KeraspsError:
+        raise
+    except Exception as exc:
         cause = getattr(exc, "original_exception", exc)
         lost = lost_ps(cause)
         if lost is not None:
-            address = self._strategy.description.jobs["ps"][lost]
+            first_line = (str(cause).splitlines() or [""])[0]
             raise PSLostError(
-                f"ps {lost} at {address} is gone, and with it the variables that it held. Expected: ps tasks that live as long "
-                f"as the training. Received: {type(cause).__name__}: {str(cause).splitlines()[0]}. Start the ps again and this "
-                "script with it, from the last checkpoint: `keras.callbacks.BackupAndRestore` resumes at the epoch that was "
-                "lost. The ps's own log says why it ended.",
+                f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
+                "Expected: ps tasks that live as long as the training. "
+                f"Received: {type(cause).__name__}: {first_line}. Start the ps again and this script with it, from the "
+                "last checkpoint: `keras.callbacks.BackupAndRestore` resumes at the epoch that was lost. The log of the ps says why "
+                "it ended.",
                 task_type="ps",
                 task_index=lost,
             ) from exc
         if cause is not exc and isinstance(cause, Exception):
             raise cause from None
+        raise
 
 
 def lost_ps(error: BaseException) -> int | None:

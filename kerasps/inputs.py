@@ -14,6 +14,9 @@ from kerasps import _compat
 from kerasps.dataset_creator import DatasetCreator
 from kerasps.errors import InputError
 
+# A function that travels to a worker holds the arrays, and TensorFlow's limit for a message is 2 GiB.
+MAX_ARRAY_BYTES = 2**31 - 2**20
+
 
 @dataclass
 class WorkerIterator:
@@ -132,7 +135,7 @@ def worker_input(
         )
     elif isinstance(data, keras.utils.PyDataset) or hasattr(data, "__next__") or callable(data):
         raise InputError(
-            "A Python generator or `keras.utils.PyDataset` lives in this process and cannot be read by the workers. Expected: "
+            "A generator, callable or `keras.utils.PyDataset` lives in this process, and no worker can read it. Expected: "
             "a `kerasps.DatasetCreator`, a `tf.data.Dataset`, or arrays. "
             f"Received: x of type {type(data).__name__}. Make the batches in a `DatasetCreator`."
         )
@@ -194,6 +197,13 @@ def _from_arrays(
             f"Received: lengths {[len(a) for a in tf.nest.flatten(batch)]} in x, y, sample_weight."
         )
     (length,) = lengths
+    num_bytes = sum(getattr(array, "nbytes", 0) for array in tf.nest.flatten(batch))
+    if length == 0 or num_bytes >= MAX_ARRAY_BYTES:
+        raise InputError(
+            "Arrays given to `fit` are sent to each worker as a whole. Expected: at least one example, and less than 2 GiB, "
+            f"which is TensorFlow's limit. Received: {length} examples, {num_bytes:,} bytes. Read larger data in a "
+            "`kerasps.DatasetCreator`."
+        )
     seed = int(keras.random.randint((), 0, 2**31 - 1)) if shuffle else 0
 
     def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:

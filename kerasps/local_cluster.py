@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -78,6 +78,7 @@ class LocalCluster:
         self._keep_logs = False
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         self._ports: list[socket.socket] = []
+        self._close_callbacks: list[Callable[[], None]] = []
         self._owner = os.getpid()
         self._closed = False
         try:
@@ -111,12 +112,15 @@ class LocalCluster:
         """A `tf.distribute.cluster_resolver.SimpleClusterResolver` of the chief, for `ParameterServerStrategy`."""
         import tensorflow as tf
 
-        return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({job: list(tasks) for job, tasks in self._description.jobs.items()}),
             task_type="chief",
             task_id=0,
             rpc_layer="grpc",
         )
+        # What a strategy wants to do before the tasks go.
+        resolver.close_callbacks = self._close_callbacks
+        return resolver
 
     @property
     def log_dir(self) -> Path:
@@ -161,6 +165,8 @@ class LocalCluster:
 
     def close(self) -> None:
         """Ends all processes and removes the temporary log directory. Can be called again."""
+        while self._close_callbacks:
+            self._close_callbacks.pop()()
         died = self._end_all()
         if died:
             names = ", ".join(f"{process.task_type} {process.task_index} ({process.describe_exit()})" for process in died)

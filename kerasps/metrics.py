@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import keras
-import numpy as np
 
 from kerasps.train_function import ExecutionResult, TrainFunction
 

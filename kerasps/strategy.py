@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     A model that is made and compiled under `scope()` keeps its variables on the ps tasks; `fit` runs its training steps on the
     workers. The process that makes the strategy is the coordinator (the `chief` task). A process connects to one cluster in
-    its life, which is TensorFlow's limit.
+    its life, which is TensorFlow's limit. Connecting resets TensorFlow's runtime: make the strategy before any other model.
 
     ```python
     with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
@@ -85,6 +86,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         super().__init__(cluster_resolver, variable_partitioner)
         self._extended = _Extended(self, cluster_resolver, variable_partitioner)
         self._description = description
+        atexit.register(_leave_remote_functions)
+        # A cluster that ends before this process does says so (`LocalCluster`).
+        getattr(cluster_resolver, "close_callbacks", []).append(_leave_remote_functions)
 
     @property
     def description(self) -> ClusterDescription:
@@ -190,3 +194,9 @@ def _hide_gpus_of_coordinator() -> None:
     # Too late when TensorFlow has been initialised: then its owner wants the GPU, and keeps it.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
+
+
+def _leave_remote_functions() -> None:
+    # Each function that is deleted from here on would call every task. The tasks forget them with the coordinator anyway;
+    # where they have ended already, TensorFlow would print five lines of errors per function.
+    _compat.eager_context().remove_function = lambda name: None

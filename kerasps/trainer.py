@@ -126,23 +126,25 @@ class _TrainingLoop:
         totals = MetricTotals(self._model, self._function)
         report = BatchCallbacks(self._callbacks, totals)
         failures = dispatcher.num_failures
-        while True:
-            while self._wants_more(requested, target):
-                num_steps = per_execution if target is None else min(per_execution, target - requested)
-                dispatcher.send(Execution(num_steps, self._steps.take(num_steps)))
-                requested += num_steps
-            if dispatcher.in_flight == 0 or dispatcher.all_exhausted:
-                break
-            completed = dispatcher.wait()
-            if completed is None:
-                continue
-            result = completed.result
-            requested -= completed.execution.num_steps - result.steps
-            if result.steps == 0:
-                continue
-            totals.add(result)
-            done += result.steps
-            report.add(done - result.steps, done - 1)
+        try:
+            while True:
+                while self._wants_more(requested, target):
+                    num_steps = per_execution if target is None else min(per_execution, target - requested)
+                    dispatcher.send(Execution(num_steps, self._steps.take(num_steps)))
+                    requested += num_steps
+                if dispatcher.in_flight == 0 or dispatcher.all_exhausted:
+                    break
+                completed = dispatcher.wait()
+                requested -= completed.missing_steps
+                result = completed.result
+                if result is None or result.steps == 0:
+                    continue
+                totals.add(result)
+                done += result.steps
+                report.add(done - result.steps, done - 1)
+        except BaseException:
+            dispatcher.abandon()
+            raise
         report.flush()
         dispatcher.finish_epoch()
         self._steps.settle()

@@ -24,7 +24,12 @@ from kerasps import _compat
 
 
 class Phase(Protocol):
-    """What a variable resolves to during one phase of a training step."""
+    """What a variable resolves to during one phase of a training step.
+
+    `hides_constraints` says whether a variable shows no constraint, because another phase applies it.
+    """
+
+    hides_constraints: bool
 
     def read(self, variable: ParameterServerVariable) -> Any:
         """The value of `variable`: a tensor or a `tf.Variable`."""
@@ -175,7 +180,7 @@ class ParameterServerVariable(keras.Variable):
     @property
     def constraint(self) -> Any:
         # `Optimizer.apply` would run it on the worker, on the value from before the update; the push runs it on the ps.
-        return None if getattr(_STATE.phase, "hides_constraints", False) else self._constraint
+        return None if _STATE.phase is not None and _STATE.phase.hides_constraints else self._constraint
 
     @constraint.setter
     def constraint(self, value: Any) -> None:

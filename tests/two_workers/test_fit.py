@@ -159,6 +159,38 @@ def test_an_error_of_the_step_reaches_the_user_and_leaves_the_strategy_usable(st
     assert model.fit(kerasps.DatasetCreator(endless), steps_per_epoch=6, verbose=0).history["batches"] == [6.0]
 
 
+def test_a_callback_that_raises_leaves_the_strategy_usable(strategy):
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch > 4:
+                raise RuntimeError("mine")
+
+    model = counting_model(strategy)
+    with pytest.raises(RuntimeError, match="mine"):
+        model.fit(kerasps.DatasetCreator(endless), steps_per_epoch=50, verbose=0, callbacks=[Broken()])
+    pushed = int(model.optimizer.iterations.numpy())
+    history = model.fit(*ids_data(100), batch_size=10, verbose=0)
+    assert history.history["examples"] == [100.0]
+    assert int(model.optimizer.iterations.numpy()) == pushed + 10
+
+
+def test_a_callback_that_raises_while_a_worker_has_no_data_left(strategy):
+    class Broken(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 20:
+                raise RuntimeError("mine")
+
+    def uneven(context):
+        dataset = tf.data.Dataset.from_tensor_slices(ids_data(200))
+        return dataset.take(8 if context.input_pipeline_id == 0 else 200).batch(8)
+
+    model = counting_model(strategy)
+    with pytest.raises(RuntimeError, match="mine"):
+        model.fit(kerasps.DatasetCreator(uneven), verbose=0, callbacks=[Broken()])
+    history = model.fit(kerasps.DatasetCreator(uneven), steps_per_epoch=26, verbose=0)
+    assert history.history["examples"] == [208.0]
+
+
 def test_metric_that_the_model_does_not_know_is_counted(strategy):
     class Hidden(keras.Sequential):
         def train_step(self, data):

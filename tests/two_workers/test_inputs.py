@@ -89,7 +89,9 @@ def test_generators_and_distributed_datasets_are_refused_by_name(strategy):
         model.fit((ids_data(8) for _ in range(2)), verbose=0)
     with pytest.raises(kerasps.InputError, match="same length"):
         model.fit(ids_data(8)[0], ids_data(9)[1], verbose=0)
-    with pytest.raises(kerasps.InputError, match="Argument `batch_size`"):
+    with pytest.raises(kerasps.InputError, match=r"at least one example.*0 examples"):
+        model.fit(ids_data(0)[0], ids_data(0)[1], verbose=0)
+    with pytest.raises(kerasps.InputError, match="`batch_size`"):
         model.fit(kerasps.DatasetCreator(endless), batch_size=4, steps_per_epoch=2, verbose=0)
 
 
