@@ -249,8 +249,8 @@ def translated_errors(strategy: Any) -> Iterator[None]:
                 f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
                 "Expected: ps tasks that live as long as the training. "
                 f"Received: {type(cause).__name__}: {first_line}. Start the ps again and this script with it, from the "
-                "last checkpoint: `keras.callbacks.BackupAndRestore` resumes at the epoch that was lost. The log of the ps says why "
-                "it ended.",
+                "last checkpoint: `keras.callbacks.BackupAndRestore` resumes at the epoch that was lost. The ps's log says "
+                "why it ended.",
                 task_type="ps",
                 task_index=lost,
             ) from exc

@@ -45,6 +45,9 @@ def train_both(
     keras.utils.set_random_seed(7)
     plain = make_model()
     plain.steps_per_execution = 1
+    if plain.built and plain.optimizer is not None:
+        # Where Keras builds an optimizer while it traces the first step, what `build` assigns (ScheduleFreeAdamW) is lost.
+        plain.optimizer.build(plain.trainable_variables)
     if sum_repeated_ids:
         apply = plain.optimizer.apply
         plain.optimizer.apply = lambda grads, weights=None: apply([tf.convert_to_tensor(g) for g in grads], weights)

@@ -71,8 +71,16 @@ def test_optimizer_equals_plain_keras(strategy, name, steps_per_execution):
     assert not all(np.array_equal(a, b) for a, b in zip(before, ours.get_weights(), strict=True))
 
 
-@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.Nadam])
-@pytest.mark.parametrize("name", list(OPTIONS))
+# Nadam moves a scalar of its own with each update, which accumulation must hold back.
+OPTION_CASES = [
+    (name, optimizer)
+    for name in OPTIONS
+    for optimizer in (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.Nadam)
+    if optimizer is not keras.optimizers.Nadam or name.startswith("accumulation")
+]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), OPTION_CASES)
 def test_option_equals_plain_keras(strategy, name, optimizer):
     options = {"learning_rate": 0.02, **OPTIONS[name]}
     plain, ours = train_both(strategy, lambda: model_with(optimizer(**options), 5), regression_data())
