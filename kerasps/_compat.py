@@ -100,6 +100,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "tensorflow.python.distribute.distribute_lib", "_push_per_thread_mode", "as above", ("context",)
     ),
     "pop_per_thread_mode": PrivateName("tensorflow.python.distribute.distribute_lib", "_pop_per_thread_mode", "as above"),
+    "CancellationManagerContext": PrivateName(
+        "tensorflow.python.eager.cancellation",
+        "CancellationManagerContext",
+        "makes the calls of executions cancellable, as `ClusterCoordinator.schedule` makes those of a `tf.function`",
+        ("cancellation_manager",),
+    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",
@@ -214,6 +220,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue": (
         PrivateAttribute("_error", "whether the coordinator has failed, asked without waiting for what is in flight"),
+        PrivateAttribute("_cancellation_mgr", "what cancels executions that wait for a lost ps"),
     ),
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": (
         PrivateAttribute("_unique_id", "what Keras itself finds slots by"),

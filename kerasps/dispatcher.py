@@ -110,6 +110,7 @@ class Dispatcher:
     def send(self, execution: Execution) -> None:
         """Puts an execution into flight."""
         self._sent += 1
+        self._make_cancellable()
         with translated_errors(self._strategy):
             # `ClusterCoordinator.schedule` takes a `tf.function` alone; its cluster takes what runs in the worker's thread.
             self._coordinator._cluster.schedule(self._run, args=(self._iterators, execution, self._over), kwargs=None)
@@ -162,10 +163,17 @@ class Dispatcher:
         self._over.set()
         with translated_errors(self._strategy):
             self._coordinator.join()
+        _compat.CancellationManagerContext(None).__enter__()
         self._over = threading.Event()
         self._events = queue.Queue()
         self._parked.clear()
         self._sent = 0
+
+    def _make_cancellable(self) -> None:
+        # When a ps is lost, executions that wait for it end only if they are cancelled, and TensorFlow's coordinator waits for
+        # them before it raises. The context that makes a call cancellable is global to the process and leaving it in one
+        # worker's thread would take it from a call that another is about to make, so it is left when the epoch is over.
+        _compat.CancellationManagerContext(self._coordinator._cluster.closure_queue._cancellation_mgr).__enter__()
 
     def abandon(self) -> None:
         """Ends what is in flight when an epoch ends in an error: parked workers go on, waiting executions are dropped."""
@@ -175,6 +183,7 @@ class Dispatcher:
         with contextlib.suppress(Exception):
             while not self._coordinator.done() and time.monotonic() < deadline:
                 time.sleep(_POLL_S / 10)
+        _compat.CancellationManagerContext(None).__enter__()
 
     def _run(self, source: WorkerIterator, execution: Execution, over: threading.Event) -> None:
         """Runs on the coordinator, in the thread of one worker and on that worker's device."""
