@@ -96,8 +96,9 @@ def test_a_public_name_is_named_after_the_package(name):
 
 def test_the_version_is_in_one_place():
     assert importlib.metadata.version("kerasps") == kerasps.__version__
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    checkout = Path(__file__).parents[1]  # what is tested may be an installed package
+    project = tomllib.loads((checkout / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "kerasps.__version__"}
-    holders = [path.name for path in (ROOT / "kerasps").glob("*.py") if f'"{kerasps.__version__}"' in path.read_text()]
+    holders = [path.name for path in (checkout / "kerasps").glob("*.py") if f'"{kerasps.__version__}"' in path.read_text()]
     assert holders == ["__init__.py"]

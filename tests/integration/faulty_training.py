@@ -77,11 +77,30 @@ def kill_and_restart(cluster):
     threading.Timer(1.0, cluster.restart, ["worker", 1]).start()
 
 
+class OnceBack(keras.callbacks.Callback):
+    """Holds the start of an epoch until the coordinator has taken worker 1 back.
+
+    TensorFlow's coordinator takes workers back when all can be reached. Were worker 0 killed before, worker 1 would have to
+    wait for it.
+    """
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        deadline = time.monotonic() + 60
+        while epoch == self.epoch and strategy.coordinator._cluster.workers[1]._is_dead_with_error:
+            assert time.monotonic() < deadline, "worker 1 did not come back"
+            time.sleep(0.05)
+
+
 cluster = kerasps.LocalCluster(num_workers=2, num_ps=2)
 actions = {
     "worker_restarted": [At(0, 20, lambda: kill_and_restart(cluster))],
     "worker_restarted_then_gone": [
         At(0, 20, lambda: kill_and_restart(cluster)),
+        OnceBack(2),
         At(2, 20, lambda: cluster.kill("worker", 0)),
     ],
     "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
