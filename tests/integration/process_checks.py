@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -96,3 +99,18 @@ def reserved_address():
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
     return holder, f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def run_and_report(script, *arguments, **environment):
+    """Runs a script as a process of its own and returns what it reported: the JSON behind `REPORT ` in a line it printed."""
+    process = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, process.stdout[-2000:] + process.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("REPORT "))

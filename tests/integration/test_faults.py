@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from process_checks import run_and_report
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -16,17 +13,7 @@ SCRIPT = Path(__file__).with_name("faulty_training.py")
 
 
 def run(scenario, steps_per_execution, **environment):
-    process = subprocess.run(
-        [sys.executable, str(SCRIPT), scenario, str(steps_per_execution)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
-    assert lines, process.stdout[-2000:] + process.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("REPORT "))
+    return run_and_report(SCRIPT, scenario, steps_per_execution, **environment)
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 7])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from process_checks import run_and_report
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -23,17 +20,7 @@ def partitioner(request):
 
 @pytest.fixture(scope="module")
 def report(partitioner):
-    process = subprocess.run(
-        [sys.executable, str(SCRIPT), partitioner],
-        env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
-    assert lines, process.stdout[-2000:] + process.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("REPORT "))
+    return run_and_report(SCRIPT, partitioner)
 
 
 def test_a_keras_model_equals_plain_keras(report):
