@@ -85,6 +85,21 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "decides where a variable goes; the public strategy offers no other way",
         ("container_strategy", "cluster_resolver", "variable_partitioner"),
     ),
+    "ResourceVariable": PrivateName(
+        "tensorflow.python.ops.resource_variable_ops",
+        "ResourceVariable",
+        "the class of a `tf.Variable`; made from a handle, it can have a name on its task",
+        ("trainable", "shape", "dtype", "handle"),
+    ),
+    "create_handle_data": PrivateName(
+        "tensorflow.python.ops.handle_data_util",
+        "create_handle_data",
+        "the shape and dtype of a variable that is made from a handle",
+        ("shape", "dtype"),
+    ),
+    "set_handle_data": PrivateName(
+        "tensorflow.python.ops.handle_data_util", "set_handle_data", "as above", ("target_t", "handle_data")
+    ),
     "colocate_with": PrivateName(
         "tensorflow.python.framework.ops",
         "colocate_with",
@@ -111,6 +126,13 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "context",
         "at exit, functions are not removed from tasks that may have ended before: TensorFlow prints a screen of errors then",
     ),
+    "new_executor": PrivateName(
+        "tensorflow.python.eager.executor",
+        "new_executor",
+        "sends executions to a worker while it runs others, up to a limit",
+        ("enable_async", "in_flight_nodes_limit"),
+    ),
+    "executor_scope": PrivateName("tensorflow.python.eager.context", "executor_scope", "as above", ("e",)),
     "serialize_dataset_to_graph": PrivateName(
         "tensorflow.python.distribute.coordinator.values",
         "serialize_dataset_to_graph",
@@ -224,9 +246,6 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     ),
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": (
         PrivateAttribute("_unique_id", "what Keras itself finds slots by"),
-    ),
-    "tensorflow.python.data.ops.iterator_ops:OwnedIterator": (
-        PrivateAttribute("_type_spec", "the signature of an execution that reads from an iterator"),
     ),
 }
 

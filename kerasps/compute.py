@@ -178,7 +178,7 @@ class Compute:
             scalars.append(clip_scale)
         tensors = [
             *scalars,
-            *(tf.ensure_shape(tf.convert_to_tensor(g), v.shape) for g, v in zip(gradients, trainable, strict=True)),
+            *(_shaped(tf.convert_to_tensor(g), v.shape) for g, v in zip(gradients, trainable, strict=True)),
         ]
         self._record(update, tensors)
 
@@ -253,6 +253,10 @@ class Compute:
             else:
                 deltas.append(variable)
         return deltas, assigned
+
+
+def _shaped(gradient: tf.Tensor, shape: Any) -> tf.Tensor:
+    return gradient if gradient.shape == tf.TensorShape(shape) else tf.ensure_shape(gradient, shape)
 
 
 def shared_state(optimizer: Any) -> list[ParameterServerVariable]:

@@ -1,8 +1,10 @@
 """What is in flight on the `ClusterCoordinator`: executions go out, results come back in completion order.
 
-An execution runs on whichever worker is free. When a worker is lost, TensorFlow's coordinator gives its execution to another
-one, so every execution that is sent comes back once, or the wait for it raises. The dispatcher adds what the coordinator does
-not have: results as they complete, workers whose data has ended, and a limit to the wait for workers that are all gone.
+What the coordinator schedules is a *session*: one per worker and epoch, which takes executions as long as there are some. So
+an execution costs the coordinator a call and nothing beside it. When a worker is lost, its session fails, the execution goes
+back to the others, and TensorFlow's coordinator starts the session again when the worker is back. Every execution that is
+sent comes back once, or the wait for it raises. The dispatcher adds what the coordinator does not have: results as they
+complete, workers whose data has ended, and a limit to the wait for workers that are all gone.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ import re
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
-from kerasps.inputs import WorkerInput, WorkerIterator
+from kerasps.inputs import Execution, WorkerInput, WorkerIterator
 from kerasps.train_function import ExecutionResult, TrainFunction
 
 # How often a wait looks whether the coordinator has failed; only failures wait for it, results do not.
@@ -32,37 +34,37 @@ _POLL_S = 0.1
 # A lost worker that is restarted by a scheduler takes a minute or two; longer than this, someone should look.
 _WORKER_TIMEOUT_S = 600.0
 _WARN_AFTER_S = 10.0
+# Executions that a worker has at a time: one runs, and the next is there when it ends.
+EXECUTIONS_AHEAD = 2
 # The executions that run when an epoch ends in an error get this long to finish; a worker that is gone would take for ever.
 _ABANDON_S = 10.0
 
 
 @dataclass(frozen=True)
-class Execution:
-    """Steps to do in one go: how many, and the header that carries the global number of the first."""
+class Progress:
+    """What is new: `missing_steps` that a worker whose data ended has left to others, or a `result` that came back."""
 
-    num_steps: int
-    header: np.ndarray
-
-
-@dataclass(frozen=True)
-class Completed:
-    """An execution and its result; one of fewer steps, or none, met the end of a worker's data."""
-
-    execution: Execution
-    result: ExecutionResult | None
-
-    @property
-    def missing_steps(self) -> int:
-        """Steps of the execution that were not done, and that are left to other workers."""
-        return self.execution.num_steps - (self.result.steps if self.result is not None else 0)
+    missing_steps: int = 0
+    result: ExecutionResult | None = None
 
 
 @dataclass(frozen=True)
 class _Event:
-    kind: str  # "done", "parked" or "failed"
+    """From a worker's thread: an execution is "done", a result was "collected", data have ended ("parked"), all "failed"."""
+
+    kind: str
     worker: int
-    completed: Completed | None = None
-    error: BaseException | None = None
+    progress: Progress = Progress()
+    lost: tuple[Execution, ...] = ()
+
+
+class _Epoch:
+    """What the sessions of one epoch share: executions to take (None wakes a session up), events, and whether it is over."""
+
+    def __init__(self) -> None:
+        self.executions: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self.over = threading.Event()
 
 
 class Dispatcher:
@@ -72,102 +74,131 @@ class Dispatcher:
         strategy: the `ParameterServerStrategy`.
         function: what an execution runs.
         inputs: the workers' datasets.
+        collect_interval: seconds for which a worker may hold what its executions add up to. 0 brings each result back at once,
+            which costs as much as a small execution itself.
         worker_timeout: seconds without any worker after which the wait ends in `WorkerLostError`. Defaults to the environment
             variable `KERASPS_WORKER_TIMEOUT`, else 600.
     """
 
     def __init__(
-        self, strategy: Any, function: TrainFunction, inputs: WorkerInput, *, worker_timeout: float | None = None
+        self,
+        strategy: Any,
+        function: TrainFunction,
+        inputs: WorkerInput,
+        *,
+        collect_interval: float,
+        worker_timeout: float | None = None,
     ) -> None:
         self._strategy = strategy
         self._coordinator = strategy.coordinator
         self._function = function
         self._inputs = inputs
-        self._events: queue.Queue[_Event] = queue.Queue()
-        self._over = threading.Event()
+        self._epoch = _Epoch()
         self._parked: set[int] = set()
         self._failed: set[int] = set()
         self._sent = 0
+        self._collect_interval = collect_interval
         self._timeout = _worker_timeout(worker_timeout)
         self._iterators: Any = None
+        self._sources: dict[int, WorkerIterator] = {}
         self.num_failures = 0
 
     @property
     def in_flight(self) -> int:
-        """Executions sent whose result is not back and which a worker can still take."""
-        return self._sent - len(self._parked)
+        """Executions sent and not over."""
+        return self._sent
 
     @property
     def all_exhausted(self) -> bool:
         """Whether the data of every worker has ended."""
         return len(self._parked) == int(self._strategy.num_workers)
 
-    def start_epoch(self, epoch: int, *, must_end: bool) -> None:
+    def make_iterators(self, epoch: int, *, must_end: bool) -> None:
         """Makes new iterators on the workers, at the beginning of `epoch`; with `must_end`, of data that ends."""
         self._inputs.start_epoch(epoch, must_end=must_end)
-        self._iterators = self._coordinator._create_per_worker_resources(self._inputs.make_iterator)
+        self._iterators = self._coordinator._create_per_worker_resources(self._start_worker)
+
+    def start_epoch(self) -> None:
+        """Starts the workers' sessions, which wait for executions."""
+        self._epoch = _Epoch()
+        self._parked.clear()
+        self._sent = 0
+        self._make_cancellable()
+        with translated_errors(self._strategy):
+            for _ in range(self._strategy.num_workers):
+                # `ClusterCoordinator.schedule` takes a `tf.function` alone; its cluster takes what runs in the worker's thread.
+                self._coordinator._cluster.schedule(self._session, args=(self._iterators, self._epoch), kwargs=None)
 
     def send(self, execution: Execution) -> None:
         """Puts an execution into flight."""
         self._sent += 1
-        self._make_cancellable()
-        with translated_errors(self._strategy):
-            # `ClusterCoordinator.schedule` takes a `tf.function` alone; its cluster takes what runs in the worker's thread.
-            self._coordinator._cluster.schedule(self._run, args=(self._iterators, execution, self._over), kwargs=None)
+        self._epoch.executions.put(execution)
 
-    def wait(self) -> Completed:
-        """The next execution that was done, or that met the end of a worker's data, in that order.
+    def wait(self) -> Progress:
+        """The next thing that happens; what a worker held when it was lost is sent again.
 
         Raises:
             PSLostError: a ps is gone, and with it the variables on it.
             WorkerLostError: no worker has been there for `worker_timeout` seconds.
             Exception: what `train_step` or the input pipeline raised on a worker.
         """
+        event = self._next_event()
+        if event.kind == "failed":
+            self.num_failures += 1
+            self._failed.add(event.worker)
+            self._raise_if_failed()
+            for execution in event.lost:
+                self.send(execution)
+            return event.progress
+        self._failed.discard(event.worker)
+        if event.kind == "parked":
+            self._parked.add(event.worker)
+        elif event.kind == "done":
+            self._sent -= 1
+            # TensorFlow counts reports of a lost ps for the life of a job; an execution shows that it was a blip.
+            counts = self._coordinator._cluster._potential_ps_failures_count
+            counts[:] = [0] * len(counts)
+        return event.progress
+
+    def _next_event(self) -> _Event:
         waiting_since = time.monotonic()
         warned = False
         while True:
+            with contextlib.suppress(queue.Empty):
+                return self._epoch.events.get(timeout=_POLL_S)
+            self._raise_if_failed()
+            # Nothing can come while the workers that have data left are all gone.
+            if not self._failed or len(self._parked | self._failed) < self._strategy.num_workers:
+                waiting_since = time.monotonic()
+                continue
+            waited = time.monotonic() - waiting_since
+            if waited > _WARN_AFTER_S and not warned:
+                warned = True
+                warnings.warn(self._waiting_text(waited), stacklevel=2)
+            if waited > self._timeout:
+                self._end_sessions()
+                raise WorkerLostError(self._waiting_text(waited))
+
+    def collect(self) -> bool:
+        """Fetches what the workers still hold, when nothing is in flight; returns whether `wait` has news.
+
+        Executions whose results are lost with their worker are sent again.
+        """
+        for worker, source in self._sources.items():
             try:
-                event = self._events.get(timeout=_POLL_S)
-            except queue.Empty:
-                self._raise_if_failed()
-                # Nothing can come while the workers that have data left are all gone.
-                if not self._failed or len(self._parked | self._failed) < self._strategy.num_workers:
-                    waiting_since = time.monotonic()
-                    continue
-                waited = time.monotonic() - waiting_since
-                if waited > _WARN_AFTER_S and not warned:
-                    warned = True
-                    warnings.warn(self._waiting_text(waited), stacklevel=2)
-                if waited > self._timeout:
-                    self._over.set()
-                    raise WorkerLostError(self._waiting_text(waited)) from None
-                continue
-            if event.kind == "failed":
-                self.num_failures += 1
-                self._failed.add(event.worker)
-                self._raise_if_failed()
-                continue
-            self._failed.discard(event.worker)
-            assert event.completed is not None
-            if event.kind == "parked":
-                self._parked.add(event.worker)
-                return event.completed
-            self._sent -= 1
-            # TensorFlow counts reports of a lost ps for the life of a job; a result shows that it was a blip.
-            counts = self._coordinator._cluster._potential_ps_failures_count
-            counts[:] = [0] * len(counts)
-            return event.completed
+                with tf.device(f"/job:worker/replica:0/task:{worker}"):
+                    self._collect(worker, source)
+            except tf.errors.OpError:
+                for execution in source.take_uncollected():
+                    self.send(execution)
+        return not self._epoch.events.empty() or (self.in_flight > 0 and not self.all_exhausted)
 
     def finish_epoch(self) -> None:
-        """Lets go of workers whose data has ended and drops executions that none has taken."""
-        self._over.set()
+        """Ends the sessions and drops executions that none has taken."""
+        self._end_sessions()
         with translated_errors(self._strategy):
             self._coordinator.join()
         _compat.CancellationManagerContext(None).__enter__()
-        self._over = threading.Event()
-        self._events = queue.Queue()
-        self._parked.clear()
-        self._sent = 0
 
     def _make_cancellable(self) -> None:
         # When a ps is lost, executions that wait for it end only if they are cancelled, and TensorFlow's coordinator waits for
@@ -176,8 +207,8 @@ class Dispatcher:
         _compat.CancellationManagerContext(self._coordinator._cluster.closure_queue._cancellation_mgr).__enter__()
 
     def abandon(self) -> None:
-        """Ends what is in flight when an epoch ends in an error: parked workers go on, waiting executions are dropped."""
-        self._over.set()
+        """Ends what is in flight when an epoch ends in an error; executions that wait are dropped."""
+        self._end_sessions()
         deadline = time.monotonic() + _ABANDON_S
         # What fails now says nothing that the error which ended the epoch does not.
         with contextlib.suppress(Exception):
@@ -185,33 +216,121 @@ class Dispatcher:
                 time.sleep(_POLL_S / 10)
         _compat.CancellationManagerContext(None).__enter__()
 
-    def _run(self, source: WorkerIterator, execution: Execution, over: threading.Event) -> None:
-        """Runs on the coordinator, in the thread of one worker and on that worker's device."""
+    def _start_worker(self) -> WorkerIterator:
+        """Runs on the coordinator, on the device of a worker that is new or that came back."""
+        source = self._inputs.make_iterator()
+        self._function.start()
+        return source
+
+    def _session(self, source: WorkerIterator, epoch: _Epoch) -> None:
+        """Runs on the coordinator, in the thread of one worker and on that worker's device, until the epoch is over."""
         worker = _compat.get_current_dispatch_context().worker_index
-        if over.is_set():
-            return
-        num_steps = execution.num_steps if source.remaining is None else min(execution.num_steps, source.remaining)
-        if num_steps == 0 or source.exhausted:
-            self._events.put(_Event("parked", worker, Completed(execution, None)))
-            over.wait()
-            return
+        self._sources[worker] = source
+        running: deque[tuple[Execution, Progress]] = deque()
+        executor = _compat.new_executor(True, in_flight_nodes_limit=EXECUTIONS_AHEAD)
         try:
-            if num_steps not in source.executions:
-                source.executions[num_steps] = self._function.execution(source.iterator, num_steps, checked=source.checked)
-            result = self._function.run(source.executions[num_steps], source.iterator, execution.header)
-        except BaseException as exc:
-            self._events.put(_Event("failed", worker, error=exc))
+            with _compat.executor_scope(executor):
+                self._work(worker, source, epoch, executor, running)
+        except BaseException:
+            threading.Thread(target=_drain, args=[executor], daemon=True).start()
+            # Whatever failed, what the worker holds cannot be told from what it is about to do again.
+            source.lost = True
+            epoch.events.put(_Event("failed", worker, lost=source.take_uncollected()))
+            for execution, _ in running:
+                epoch.executions.put(execution)
             raise
-        self._inputs.consumed[worker] += result.steps
+        if not epoch.over.is_set():
+            epoch.events.put(_Event("parked", worker))
+            # A session that ended here would leave its worker free to take that of a worker which is lost.
+            epoch.over.wait()
+
+    def _work(
+        self,
+        worker: int,
+        source: WorkerIterator,
+        epoch: _Epoch,
+        executor: Any,
+        running: deque[tuple[Execution, Progress]],
+    ) -> None:
+        """Sends executions to the worker until its data or the epoch ends. `running` are those not known to be done."""
+
+        def report(still_running: int) -> None:
+            while len(running) > still_running:
+                execution, progress = running.popleft()
+                if progress.result is None:
+                    source.uncollected.append(execution)
+                epoch.events.put(_Event("done", worker, progress))
+
+        def wait() -> None:
+            executor.wait()
+            report(0)
+
+        while source.has_data:
+            if epoch.executions.empty():
+                wait()
+            execution = epoch.executions.get()
+            if execution is None or epoch.over.is_set():
+                break
+            _raise_if_lost(worker, source)
+            keeps_totals = self._collect_interval > 0 and not source.checked
+            running.append((execution, Progress()))
+            running[-1] = self._advance(worker, source, execution, keeps_totals=keeps_totals)
+            report(EXECUTIONS_AHEAD if keeps_totals else 0)
+            if keeps_totals and time.monotonic() >= source.collect_at:
+                wait()
+                self._collect(worker, source)
+        wait()
+        if not epoch.over.is_set():
+            self._collect(worker, source)
+
+    def _end_sessions(self) -> None:
+        self._epoch.over.set()
+        for _ in range(self._strategy.num_workers):
+            self._epoch.executions.put(None)
+
+    def _advance(
+        self, worker: int, source: WorkerIterator, execution: Execution, *, keeps_totals: bool
+    ) -> tuple[Execution, Progress]:
+        """Sends an execution to the worker. Returns the part of it that there are data for, and what to tell of it."""
+        num_steps = execution.num_steps if source.remaining is None else min(execution.num_steps, source.remaining)
+        if num_steps not in source.executions:
+            source.executions[num_steps] = self._function.execution(
+                source.spec, num_steps, checked=source.checked, keeps_totals=keeps_totals
+            )
+        function, result, done = source.executions[num_steps], None, num_steps
+        if keeps_totals:
+            self._function.advance(function, source.resource, execution.header)
+        else:
+            result = self._function.run(function, source.resource, execution.header)
+            done = result.steps
+            self._inputs.consumed[worker] += done
         if source.remaining is not None:
-            source.remaining -= result.steps
-        source.exhausted = result.steps < num_steps
-        self._events.put(_Event("done", worker, Completed(execution, result)))
+            source.remaining -= done
+        source.exhausted = done < num_steps
+        return Execution(done, execution.header), Progress(execution.num_steps - done, result)
+
+    def _collect(self, worker: int, source: WorkerIterator) -> None:
+        """Fetches what the worker holds: the results of its uncollected executions."""
+        # Both the session and the thread that runs `fit` come here; news is out before the lock is free.
+        with source.lock:
+            _raise_if_lost(worker, source)
+            if not source.uncollected:
+                return
+            try:
+                result = self._function.collect()
+            except BaseException:
+                # The session raises when it comes here next, which makes TensorFlow's coordinator see to the worker.
+                source.lost = True
+                raise
+            source.uncollected.clear()
+            source.collect_at = time.monotonic() + self._collect_interval
+            self._inputs.consumed[worker] += result.steps
+            self._epoch.events.put(_Event("collected", worker, Progress(result=result)))
 
     def _raise_if_failed(self) -> None:
         if self._coordinator._cluster.closure_queue._error is None:
             return
-        self._over.set()  # the coordinator waits for every closure that runs before it raises
+        self._end_sessions()  # the coordinator waits for everything that runs before it raises
         with translated_errors(self._strategy):
             self._coordinator.done()
 
@@ -224,6 +343,19 @@ class Dispatcher:
             "on by itself), set KERASPS_WORKER_TIMEOUT to wait longer, or give `steps_per_epoch` and data that repeat, so that "
             "others can take its steps."
         )
+
+
+def _raise_if_lost(worker: int, source: WorkerIterator) -> None:
+    if source.lost:
+        raise tf.errors.UnavailableError(None, None, f"worker {worker} was lost with what it held")
+
+
+def _drain(executor: Any) -> None:
+    # What is left in an executor that has failed fails too, when the coordinator cancels it; until then nobody may wait for it.
+    # TensorFlow prints errors that are still there when the executor is deleted.
+    with contextlib.suppress(Exception):
+        executor.wait()
+    executor.clear_error()
 
 
 def _worker_timeout(seconds: float | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,19 +19,50 @@ from kerasps.errors import InputError
 MAX_ARRAY_BYTES = 2**31 - 2**20
 
 
+@dataclass(frozen=True)
+class Execution:
+    """Steps to do in one go: how many, and the header that carries the global number of the first."""
+
+    num_steps: int
+    header: np.ndarray
+
+
 @dataclass
 class WorkerIterator:
-    """One worker's iterator, alive on that worker.
+    """One worker's iterator, alive on that worker, with its resource and its spec.
 
     `remaining` is the number of batches left where the dataset knows it, None where it does not or never ends; `checked` says
     that the data ends at a point which only reading finds. `executions` are the functions that read it, by number of steps.
+    `uncollected` are executions whose results the worker still holds, `collect_at` is when to fetch them, and `lost` says that
+    they could not be fetched. `lock` is held while they are.
     """
 
     iterator: tf.data.Iterator
     remaining: int | None
     checked: bool
+    resource: tf.Tensor = field(init=False)
+    spec: tf.data.IteratorSpec = field(init=False)
     exhausted: bool = False
     executions: dict[int, Any] = field(default_factory=dict)
+    uncollected: list[Execution] = field(default_factory=list)
+    collect_at: float = 0.0
+    lost: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        (self.resource,) = tf.nest.flatten(self.iterator, expand_composites=True)
+        self.spec = tf.data.IteratorSpec(self.iterator.element_spec)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there may be a batch left."""
+        return not self.exhausted and self.remaining != 0
+
+    def take_uncollected(self) -> tuple[Execution, ...]:
+        """Empties `uncollected` and returns what was in it."""
+        taken = tuple(self.uncollected)
+        self.uncollected.clear()
+        return taken
 
 
 class WorkerInput:

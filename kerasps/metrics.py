@@ -63,7 +63,7 @@ class BatchCallbacks:
     def __init__(self, callbacks: Any, totals: MetricTotals) -> None:
         self._callbacks = callbacks
         self._totals = totals
-        self._every_execution = any(_listens_to_batches(callback) for callback in callbacks.callbacks)
+        self._every_execution = listen_to_batches(callbacks)
         self._next_call = 0.0
         self._pending: tuple[int, int] | None = None
 
@@ -82,6 +82,11 @@ class BatchCallbacks:
         self._next_call = time.monotonic() + _PROGRESS_INTERVAL_S
         self._callbacks.on_train_batch_begin(first)
         self._callbacks.on_train_batch_end(last, self._totals.logs())
+
+
+def listen_to_batches(callbacks: keras.callbacks.CallbackList) -> bool:
+    """Whether a callback wants to hear of every execution; a progress bar does not."""
+    return any(_listens_to_batches(callback) for callback in callbacks.callbacks)
 
 
 def _listens_to_batches(callback: keras.callbacks.Callback) -> bool:

@@ -18,6 +18,7 @@ from kerasps import variables
 from kerasps.compute import Update, shared_state, slots_of, spec_of
 from kerasps.errors import UnsupportedError
 from kerasps.packing import Packing
+from kerasps.storage import call_with
 from kerasps.variables import ParameterServerVariable
 
 # Shared state travels with every push to every ps, so it must be small; Keras's own is at most three scalars.
@@ -62,13 +63,14 @@ class DevicePush:
     device: str
     select: Callable[[dict[str, Any]], list[tf.Tensor]]
     packing: Packing
-    function: Callable[..., None]
+    function: Any
+    captures: list[tf.Tensor]
 
-    def __call__(self, outputs: dict[str, Any]) -> None:
-        """Sends the tensors that `device` needs, of the compute phase's `outputs`."""
+    def __call__(self, handles: dict[int, tf.Tensor], outputs: dict[str, Any]) -> None:
+        """Sends what `device` needs of the compute phase's `outputs`, in a graph that finds variables by `handles`."""
         flats = self.packing.pack(self.select(outputs))
         with tf.device(self.device):
-            self.function(*flats)
+            call_with(handles, self.function, self.captures, *flats)
 
 
 def build_pushes(
@@ -151,8 +153,8 @@ def _build_push(
             with tf.control_dependencies(done):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
-    function = tf.function(take_in, autograph=False, input_signature=packing.carrier_specs)
-    return DevicePush(device, select, packing, function.get_concrete_function())
+    function = tf.function(take_in, autograph=False, input_signature=packing.carrier_specs).get_concrete_function()
+    return DevicePush(device, select, packing, function, list(function.captured_inputs))
 
 
 def _apply(update: Update, tensors: list[tf.Tensor], device: str) -> None:

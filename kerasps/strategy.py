@@ -14,6 +14,7 @@ from kerasps import _compat
 from kerasps.cluster import ClusterDescription, check_cluster_resolver, read_tf_config, require_chief, wait_until_reachable
 from kerasps.errors import KeraspsError
 from kerasps.placement import Placement, PlacementLedger
+from kerasps.storage import NamedVariable, mutex_name
 
 COORDINATOR_CPU = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -147,7 +148,7 @@ class _Extended(_compat.ParameterServerStrategyV2Extended):
         """The lock that one push at a time holds on the ps `device`."""
         if device not in self._mutexes:
             with tf.init_scope(), tf.device(device):
-                self._mutexes[device] = tf.raw_ops.MutexV2(container="", shared_name=f"kerasps/{device}")
+                self._mutexes[device] = tf.raw_ops.MutexV2(container="", shared_name=mutex_name(device))
         return self._mutexes[device]
 
     @property
@@ -165,6 +166,8 @@ class _Extended(_compat.ParameterServerStrategyV2Extended):
         if self._placing.active and self._placing.on_coordinator:
             with _compat.colocate_with(None, ignore_existing=True), tf.device(COORDINATOR_CPU):
                 return next_creator(**kwargs)
+        if self._placing.active:
+            next_creator = _named_variable
         if "colocate_with" in kwargs:
             with _compat.colocate_with(None, ignore_existing=True), tf.device(kwargs["colocate_with"].device):
                 variable = next_creator(**kwargs)
@@ -187,6 +190,10 @@ class _Extended(_compat.ParameterServerStrategyV2Extended):
         if group:
             return super()._update(var, fn, args, kwargs, group)
         return fn(var, *args, **kwargs)
+
+
+def _named_variable(initial_value: Any, shape: Any, dtype: Any, trainable: bool, name: str, **unused: Any) -> NamedVariable:
+    return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name)
 
 
 def _hide_gpus_of_coordinator() -> None:

@@ -12,16 +12,19 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.compute import check_optimizer
 from kerasps.dataset_creator import DatasetCreator
-from kerasps.dispatcher import Dispatcher, Execution, translated_errors
+from kerasps.dispatcher import EXECUTIONS_AHEAD, Dispatcher, translated_errors
 from kerasps.errors import InputError, UnsupportedError
-from kerasps.inputs import WorkerInput, worker_input
+from kerasps.inputs import Execution, WorkerInput, worker_input
 from kerasps.local_phase import on_coordinator
-from kerasps.metrics import BatchCallbacks, MetricTotals, merge_once
+from kerasps.metrics import BatchCallbacks, MetricTotals, listen_to_batches, merge_once
 from kerasps.strategy import COORDINATOR_CPU, ParameterServerStrategy
 from kerasps.train_function import TrainFunction, optimizers_of
 
-# Executions in flight per worker: one runs, one waits for it to finish, so that no worker is ever idle.
-EXECUTIONS_PER_WORKER = 2
+# What steps add up to may stay on a worker for so long where no callback asks for it with each execution. Should the worker be
+# lost, it has to do the steps of this time again.
+COLLECT_INTERVAL_S = 0.2
+# Executions in flight per worker: those that it has, and one that it takes when one of them is done.
+EXECUTIONS_PER_WORKER = EXECUTIONS_AHEAD + 1
 
 
 def is_ours(model: keras.Model) -> bool:
@@ -112,7 +115,8 @@ class _TrainingLoop:
         self._steps_per_epoch = steps_per_epoch
         self._callbacks = callbacks
         self._strategy = model._distribute_strategy
-        self._dispatcher = Dispatcher(self._strategy, function, inputs)
+        interval = 0.0 if listen_to_batches(callbacks) else COLLECT_INTERVAL_S
+        self._dispatcher = Dispatcher(self._strategy, function, inputs, collect_interval=interval)
         self._has_iterators = False
         self._steps = _StepNumbers(model, function)
 
@@ -120,8 +124,9 @@ class _TrainingLoop:
         """Trains one epoch and returns its logs."""
         dispatcher, target, per_execution = self._dispatcher, self._steps_per_epoch, self._model.steps_per_execution
         if target is None or not self._has_iterators:
-            dispatcher.start_epoch(epoch, must_end=target is None)
+            dispatcher.make_iterators(epoch, must_end=target is None)
             self._has_iterators = True
+        dispatcher.start_epoch()
         done = requested = 0
         totals = MetricTotals(self._model, self._function)
         report = BatchCallbacks(self._callbacks, totals)
@@ -132,16 +137,15 @@ class _TrainingLoop:
                     num_steps = per_execution if target is None else min(per_execution, target - requested)
                     dispatcher.send(Execution(num_steps, self._steps.take(num_steps)))
                     requested += num_steps
-                if dispatcher.in_flight == 0 or dispatcher.all_exhausted:
+                if (dispatcher.in_flight == 0 or dispatcher.all_exhausted) and not dispatcher.collect():
                     break
-                completed = dispatcher.wait()
-                requested -= completed.missing_steps
-                result = completed.result
-                if result is None or result.steps == 0:
-                    continue
-                totals.add(result)
-                done += result.steps
-                report.add(done - result.steps, done - 1)
+                progress = dispatcher.wait()
+                requested -= progress.missing_steps
+                result = progress.result
+                if result is not None and result.steps:
+                    totals.add(result)
+                    done += result.steps
+                    report.add(done - result.steps, done - 1)
         except BaseException:
             dispatcher.abandon()
             raise
@@ -258,7 +262,8 @@ def train_on_batch(
         model.reset_metrics()
         steps = _StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
-            result = function.run(function.execution(batch, 1, checked=False), batch, steps.take(1))
+            execution = function.execution(None, 1, checked=False, keeps_totals=False)
+            result = function.run(execution, batch, steps.take(1))
         steps.settle()
         logs = _compat.pythonify_logs(merge_once(model, function, result))
     return logs if return_dict else model._flatten_metrics_in_order(logs)

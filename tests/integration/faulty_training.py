@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
+from kerasps.dispatcher import Dispatcher
 
 NUM_EXAMPLES = 2000
 
@@ -67,6 +68,18 @@ class At(keras.callbacks.Callback):
             action()
 
 
+class After(keras.callbacks.Callback):
+    """Does something so many seconds after the first epoch begins; hears of no batches, so workers hold their results."""
+
+    def __init__(self, seconds, action):
+        super().__init__()
+        self.seconds, self.action = seconds, action
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 0:
+            threading.Timer(self.seconds, self.action).start()
+
+
 scenario = sys.argv[1]
 steps_per_execution = int(sys.argv[2])
 finite = "finite" in scenario
@@ -106,10 +119,26 @@ actions = {
     "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
     "all_workers_gone": [At(0, 20, lambda: (cluster.kill("worker", 0), cluster.kill("worker", 1)))],
     "ps_gone": [At(0, 20, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
+    "holding_worker_restarted": [After(1.0, lambda: kill_and_restart(cluster))],
+    "holding_worker_gone": [After(1.0, lambda: cluster.kill("worker", 1))],
+    "holding_worker_restarted_finite": [After(1.0, lambda: kill_and_restart(cluster))],
     "worker_restarted_finite": [At(0, 20, lambda: kill_and_restart(cluster))],
     "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
 }[scenario]
 killed = []
+lost_sessions = []
+session = Dispatcher._session
+
+
+def noted_session(*args):
+    try:
+        session(*args)
+    except BaseException as exc:
+        lost_sessions.append(exc)
+        raise
+
+
+Dispatcher._session = noted_session
 
 strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
 with strategy.scope():
@@ -120,7 +149,7 @@ start = time.monotonic()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     try:
-        length = {"epochs": 2} if finite else {"epochs": 4, "steps_per_epoch": 120}
+        length = {"epochs": 2} if finite else {"epochs": 4, "steps_per_epoch": 600 if "holding" in scenario else 120}
         history = model.fit(kerasps.DatasetCreator(dataset_fn), **length, verbose=0, callbacks=actions)
         report["history"] = history.history
         report["iterations"] = int(model.optimizer.iterations.numpy())
@@ -129,6 +158,7 @@ with warnings.catch_warnings(record=True) as caught:
         report["error"] = type(exc).__name__
         report["text"] = str(exc)
         report["seconds_to_error"] = time.monotonic() - (killed[0] if killed else start)
+report["failures"] = len(lost_sessions)
 report["warnings"] = [str(w.message) for w in caught]
 report["seconds"] = time.monotonic() - start
 print("REPORT " + json.dumps(report), flush=True)

@@ -26,6 +26,25 @@ def test_a_lost_worker_leaves_counts_exact(scenario, steps_per_execution):
     assert report["finite_weights"]
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 7])
+@pytest.mark.parametrize("scenario", ["holding_worker_restarted", "holding_worker_gone"])
+def test_results_that_a_lost_worker_held_are_worked_out_again(scenario, steps_per_execution):
+    report = run(scenario, steps_per_execution)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["history"]["batches"] == [600.0] * 4
+    assert report["iterations"] == 2400
+
+
+def test_a_lost_worker_that_held_results_of_finite_data_reads_them_again():
+    report = run("holding_worker_restarted_finite", 1)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["history"]["batches"] == [250.0] * 2
+    assert report["history"]["ids"] == [sum(range(2000))] * 2
+    assert report["iterations"] == 500
+
+
 def test_a_worker_that_comes_back_reads_on_where_it_was():
     report = run("worker_restarted_finite", 7)
     assert "error" not in report, report

@@ -1,0 +1,120 @@
+"""The `tf.Variable` on a ps task that holds a Keras variable's value, and how an execution finds it.
+
+TensorFlow's own variables are anonymous: whatever reads one must be sent its handle. A call from the coordinator to a worker
+to a ps would carry one handle per variable and slot, each of which costs all three some 15 microseconds per call. Ours have a
+name on their task, so an execution carries none: its graph looks them up where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+
+class NamedVariable(_compat.ResourceVariable):
+    """A `tf.Variable` with a name on its task, by which a graph can look it up; destroyed when it is collected.
+
+    Args:
+        initial_value: a function that returns the initial value; runs on the current device.
+        shape: a fully defined shape.
+        dtype: the `tf.DType`.
+        trainable: as for `tf.Variable`.
+        name: what it is called in messages; need not be unique.
+    """
+
+    def __init__(self, initial_value: Callable[[], Any], *, shape: Any, dtype: Any, trainable: bool, name: str) -> None:
+        with tf.init_scope():
+            dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
+            shared_name = unique_name()
+            handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, container="", shared_name=shared_name)
+            # TensorFlow's variables know their names by these two.
+            handle._name, handle._unique_id = f"{name}:0", shared_name
+            _compat.set_handle_data(handle, _compat.create_handle_data(shape, dtype))
+            super().__init__(trainable=trainable, shape=shape, dtype=dtype, handle=handle)
+            self._distribute_strategy = tf.distribute.get_strategy()
+            self.assign(initial_value(), read_value=False)
+            self.shared_name = shared_name
+            handle.named_variable = weakref.ref(self)
+            weakref.finalize(self, _destroy, handle).atexit = False
+
+
+class Lookup:
+    """Finds variables, and the locks of their tasks, by name, in the graph of an execution.
+
+    Args:
+        captures: captured handles, some of them more than once; those of variables with a name are looked up.
+        mutex: the lock of a device, by the device's name.
+    """
+
+    def __init__(self, captures: Iterable[tf.Tensor], mutex: Callable[[str], tf.Tensor]) -> None:
+        by_device: dict[str, dict[int, NamedVariable]] = {}
+        for captured in captures:
+            if hasattr(captured, "named_variable"):
+                variable = captured.named_variable()
+                by_device.setdefault(variable.device, {})[id(captured)] = variable
+        self._functions = {device: _look_up(device, list(stored.values())) for device, stored in sorted(by_device.items())}
+        self._keys = {device: [id(mutex(device)), *stored] for device, stored in by_device.items()}
+
+    def __call__(self) -> dict[int, tf.Tensor]:
+        """The handles in the current graph, by the `id` of the handles that they stand for."""
+        handles: dict[int, tf.Tensor] = {}
+        for device, function in self._functions.items():
+            # TensorFlow has calls without a resource among their arguments wait for each other, across machines. A resource
+            # that nothing else uses keeps the look-ups of several tasks apart: one of the worker, so that the tasks need not
+            # wait for each other for it, or of the task, where there is but one.
+            with tf.device(device if len(self._functions) == 1 else None):
+                token = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], container="", shared_name=f"token of {device}")
+            with tf.device(device):
+                handles.update(zip(self._keys[device], function(token), strict=True))
+        return handles
+
+
+def _look_up(device: str, stored: Sequence[NamedVariable]) -> Any:
+    names = [(v.shared_name, v.dtype, v.shape) for v in stored]
+
+    def look_up(token: tf.Tensor) -> list[tf.Tensor]:
+        del token
+        with tf.device(device):
+            mutex = tf.raw_ops.MutexV2(container="", shared_name=mutex_name(device))
+            return [
+                mutex,
+                *(tf.raw_ops.VarHandleOp(dtype=d, shape=shape, container="", shared_name=name) for name, d, shape in names),
+            ]
+
+    return tf.function(look_up, autograph=False, input_signature=[tf.TensorSpec([], tf.resource)]).get_concrete_function()
+
+
+def call_with(handles: dict[int, tf.Tensor], function: Any, captures: Iterable[tf.Tensor], *args: Any) -> Any:
+    """Calls a concrete function with the handles of the current graph in place of those that it captured.
+
+    Args:
+        handles: what stands for which captured handle, by the `id` of the latter; what is not in it stays itself.
+        function: the `tf.types.experimental.ConcreteFunction`.
+        captures: its `captured_inputs`, as they were when it was traced.
+        args: its arguments.
+    """
+    function.set_external_captures([handles.get(id(captured), captured) for captured in captures])
+    return function(*args)
+
+
+def mutex_name(device: str) -> str:
+    """The name of the lock of a task."""
+    return f"kerasps/{device}"
+
+
+def unique_name() -> str:
+    """A name for a resource that no other has, in this process or another."""
+    return f"kerasps/{uuid.uuid4().hex}"
+
+
+def _destroy(handle: tf.Tensor) -> None:
+    # The task may be gone, and the variable with it.
+    with contextlib.suppress(tf.errors.OpError), tf.init_scope(), tf.device(handle.device):
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
