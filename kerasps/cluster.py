@@ -7,6 +7,7 @@ a whole before anything connects, and each error says which part is wrong. Nothi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -175,28 +176,29 @@ def require_chief(description: ClusterDescription, *, source: str = "TF_CONFIG")
     )
 
 
-def connect_timeout(timeout_s: float | None = None) -> float:
-    """The time limit for reaching a task, in seconds.
+def time_limit(seconds: float | None, *, variable: str, default: float) -> float:
+    """A time limit in seconds: an explicit argument beats an environment variable, which beats a default.
 
-    An explicit argument beats the environment variable KERASPS_CONNECT_TIMEOUT, which beats the default of 60.
+    Args:
+        seconds: The argument, or None.
+        variable: The name of the environment variable.
+        default: What holds where neither is given.
 
     Raises:
         ValueError: Where the limit is not a positive, finite number.
     """
-    source, received = "timeout_s", timeout_s
-    if timeout_s is None:
-        text = os.environ.get("KERASPS_CONNECT_TIMEOUT")
-        if not text:
-            return DEFAULT_CONNECT_TIMEOUT_S
-        source = "KERASPS_CONNECT_TIMEOUT"
-        try:
-            timeout_s = float(text)
-        except ValueError:
-            raise ValueError(_bad_timeout(source, text)) from None
-        received = timeout_s
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not math.isfinite(timeout_s) or timeout_s <= 0:
+    source: str = "timeout_s"
+    received: object = seconds
+    if seconds is None:
+        received = os.environ.get(variable)
+        if not received:
+            return default
+        source = variable
+        with contextlib.suppress(ValueError):
+            seconds = float(received)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds <= 0:
         raise ValueError(_bad_timeout(source, received))
-    return float(timeout_s)
+    return float(seconds)
 
 
 def wait_until_reachable(addresses: Mapping[tuple[str, int], str], timeout_s: float | None = None) -> None:
@@ -211,7 +213,7 @@ def wait_until_reachable(addresses: Mapping[tuple[str, int], str], timeout_s: fl
     Raises:
         TaskUnreachableError: Naming every task that could not be reached.
     """
-    limit = connect_timeout(timeout_s)
+    limit = time_limit(timeout_s, variable="KERASPS_CONNECT_TIMEOUT", default=DEFAULT_CONNECT_TIMEOUT_S)
     deadline = time.monotonic() + limit
     missing = unreachable(addresses, min(limit, _ATTEMPT_TIMEOUT_S))
     while missing and time.monotonic() < deadline:

@@ -10,8 +10,6 @@ complete, workers whose data has ended, and a limit to the wait for workers that
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 import queue
 import re
 import threading
@@ -25,6 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster import time_limit
 from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Execution, WorkerInput, WorkerIterator
 from kerasps.train_function import ExecutionResult, TrainFunction
@@ -76,8 +75,6 @@ class Dispatcher:
         inputs: the workers' datasets.
         collect_interval: seconds for which a worker may hold what its executions add up to. 0 brings each result back at once,
             which costs as much as a small execution itself.
-        worker_timeout: seconds without any worker after which the wait ends in `WorkerLostError`. Defaults to the environment
-            variable `KERASPS_WORKER_TIMEOUT`, else 600.
     """
 
     def __init__(
@@ -87,7 +84,6 @@ class Dispatcher:
         inputs: WorkerInput,
         *,
         collect_interval: float,
-        worker_timeout: float | None = None,
     ) -> None:
         self._strategy = strategy
         self._coordinator = strategy.coordinator
@@ -98,7 +94,7 @@ class Dispatcher:
         self._failed: set[int] = set()
         self._sent = 0
         self._collect_interval = collect_interval
-        self._timeout = _worker_timeout(worker_timeout)
+        self._timeout = time_limit(None, variable="KERASPS_WORKER_TIMEOUT", default=_WORKER_TIMEOUT_S)
         self._iterators: Any = None
         self._sources: dict[int, WorkerIterator] = {}
         self.num_failures = 0
@@ -139,7 +135,7 @@ class Dispatcher:
 
         Raises:
             PSLostError: a ps is gone, and with it the variables on it.
-            WorkerLostError: no worker has been there for `worker_timeout` seconds.
+            WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
             Exception: what `train_step` or the input pipeline raised on a worker.
         """
         event = self._next_event()
@@ -356,22 +352,6 @@ def _drain(executor: Any) -> None:
     with contextlib.suppress(Exception):
         executor.wait()
     executor.clear_error()
-
-
-def _worker_timeout(seconds: float | None) -> float:
-    if seconds is not None:
-        return seconds
-    text = os.environ.get("KERASPS_WORKER_TIMEOUT", str(_WORKER_TIMEOUT_S))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ValueError(
-            "KERASPS_WORKER_TIMEOUT is not a time limit. Expected: a positive number of seconds. "
-            f"Received: {text!r}. Give a number like 600, or unset it."
-        )
-    return seconds
 
 
 @contextlib.contextmanager

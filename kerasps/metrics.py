@@ -15,10 +15,10 @@ _PROGRESS_INTERVAL_S = 0.05
 
 
 class MetricTotals:
-    """The metric states of the model, as far as executions have succeeded.
+    """The metric states of the model, as far as they have come back from workers.
 
-    An execution starts its metrics at zero and they are added here when it has succeeded, so that one that is run again
-    counts once. The sums are kept as arrays; `logs` brings them to the model's metrics.
+    Each result starts at zero and is added here, so that what is run again, because its result was lost, counts once. The sums
+    are kept as arrays; `logs` brings them to the model's metrics.
 
     Args:
         model: the model; its metrics hold the state to start from.
@@ -51,7 +51,7 @@ class MetricTotals:
 
 
 class BatchCallbacks:
-    """Calls the batch-level callbacks as executions complete.
+    """Calls the batch-level callbacks as results come back.
 
     Every execution where a callback listens to batches; where only the progress bar does, as often as it draws.
 

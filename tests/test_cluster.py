@@ -14,11 +14,12 @@ import time
 import pytest
 
 from kerasps import cluster
-from kerasps.cluster import ClusterDescription, check_cluster_resolver, connect_timeout, read_tf_config, wait_until_reachable
+from kerasps.cluster import ClusterDescription, check_cluster_resolver, read_tf_config, time_limit, wait_until_reachable
 from kerasps.errors import ClusterConfigError, TaskUnreachableError
 
 JOBS = {"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"], "ps": ["host3:2222"]}
 CHIEF = {"type": "chief", "index": 0}
+CONNECT = {"variable": "KERASPS_CONNECT_TIMEOUT", "default": 60.0}
 
 
 def tf_config(jobs=JOBS, task=CHIEF, **changes):
@@ -158,23 +159,23 @@ def test_a_resolver_that_cannot_be_used_is_refused(jobs, task_type, message):
 
 def test_an_explicit_timeout_beats_the_environment_beats_the_default(monkeypatch):
     monkeypatch.delenv("KERASPS_CONNECT_TIMEOUT", raising=False)
-    assert connect_timeout() == 60.0
+    assert time_limit(None, **CONNECT) == 60.0
     monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", "2.5")
-    assert connect_timeout() == 2.5
-    assert connect_timeout(7) == 7.0
+    assert time_limit(None, **CONNECT) == 2.5
+    assert time_limit(7, **CONNECT) == 7.0
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "inf", "nan"])
 def test_a_timeout_in_the_environment_that_is_none_is_refused(monkeypatch, value):
     monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", value)
     with pytest.raises(ValueError, match=r"KERASPS_CONNECT_TIMEOUT is not a time limit.*Received: "):
-        connect_timeout()
+        time_limit(None, **CONNECT)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), True, "60"])
 def test_a_timeout_that_is_none_is_refused(value):
     with pytest.raises(ValueError, match=rf"timeout_s is not a time limit.*Received: {value!r}"):
-        connect_timeout(value)
+        time_limit(value, **CONNECT)
 
 
 def test_reachable_tasks_are_not_waited_for():
