@@ -223,7 +223,8 @@ class Dispatcher:
         worker = _compat.get_current_dispatch_context().worker_index
         self._sources[worker] = source
         running: deque[tuple[Execution, Progress]] = deque()
-        executor = _compat.new_executor(True, in_flight_nodes_limit=EXECUTIONS_AHEAD)
+        # Where each result is fetched before the next execution is sent, there is nothing to send ahead.
+        executor = _compat.new_executor(self._collect_interval > 0, in_flight_nodes_limit=EXECUTIONS_AHEAD)
         try:
             with _compat.executor_scope(executor):
                 self._work(worker, source, epoch, executor, running)
@@ -261,13 +262,24 @@ class Dispatcher:
             executor.wait()
             report(0)
 
-        while source.has_data:
+        while True:
+            if source.lost:
+                self._renew(source)
+            if not source.has_data:
+                wait()
+                self._collect(worker, source)
+                if source.lost:
+                    continue
+                return
             if epoch.executions.empty():
                 wait()
             execution = epoch.executions.get()
             if execution is None or epoch.over.is_set():
-                break
-            _raise_if_lost(worker, source)
+                wait()
+                return
+            if source.lost:
+                epoch.executions.put(execution)
+                continue
             keeps_totals = self._collect_interval > 0 and not source.checked
             running.append((execution, Progress()))
             running[-1] = self._advance(worker, source, execution, keeps_totals=keeps_totals)
@@ -275,9 +287,11 @@ class Dispatcher:
             if keeps_totals and time.monotonic() >= source.collect_at:
                 wait()
                 self._collect(worker, source)
-        wait()
-        if not epoch.over.is_set():
-            self._collect(worker, source)
+
+    def _renew(self, source: WorkerIterator) -> None:
+        # The session failed on the way to a ps, or a fetch failed; the worker itself may be well, and nobody else resets it.
+        with source.lock:
+            source.become(self._start_worker())
 
     def _end_sessions(self) -> None:
         self._epoch.over.set()
@@ -309,13 +323,11 @@ class Dispatcher:
         """Fetches what the worker holds: the results of its uncollected executions."""
         # Both the session and the thread that runs `fit` come here; news is out before the lock is free.
         with source.lock:
-            _raise_if_lost(worker, source)
-            if not source.uncollected:
+            if source.lost or not source.uncollected:
                 return
             try:
                 result = self._function.collect()
             except BaseException:
-                # The session raises when it comes here next, which makes TensorFlow's coordinator see to the worker.
                 source.lost = True
                 raise
             source.uncollected.clear()
@@ -339,11 +351,6 @@ class Dispatcher:
             "on by itself), set KERASPS_WORKER_TIMEOUT to wait longer, or give `steps_per_epoch` and data that repeat, so that "
             "others can take its steps."
         )
-
-
-def _raise_if_lost(worker: int, source: WorkerIterator) -> None:
-    if source.lost:
-        raise tf.errors.UnavailableError(None, None, f"worker {worker} was lost with what it held")
 
 
 def _drain(executor: Any) -> None:

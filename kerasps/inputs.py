@@ -58,6 +58,11 @@ class WorkerIterator:
         """Whether there may be a batch left."""
         return not self.exhausted and self.remaining != 0
 
+    def become(self, other: WorkerIterator) -> None:
+        """Takes the place of one whose results were lost."""
+        self.iterator, self.resource, self.spec, self.remaining = other.iterator, other.resource, other.spec, other.remaining
+        self.exhausted = self.lost = False
+
     def take_uncollected(self) -> tuple[Execution, ...]:
         """Empties `uncollected` and returns what was in it."""
         taken = tuple(self.uncollected)

@@ -121,6 +121,8 @@ actions = {
     "ps_gone": [At(0, 20, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
     "holding_worker_restarted": [After(1.0, lambda: kill_and_restart(cluster))],
     "holding_worker_gone": [After(1.0, lambda: cluster.kill("worker", 1))],
+    "holding_all_workers_gone": [After(1.0, lambda: (cluster.kill("worker", 0), cluster.kill("worker", 1)))],
+    "holding_ps_gone": [After(1.0, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
     "holding_worker_restarted_finite": [After(1.0, lambda: kill_and_restart(cluster))],
     "worker_restarted_finite": [At(0, 20, lambda: kill_and_restart(cluster))],
     "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],

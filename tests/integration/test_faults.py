@@ -60,16 +60,18 @@ def test_a_worker_lost_with_data_that_no_other_has_is_named():
     assert "read their data to the end" in report["text"]
 
 
-def test_a_lost_ps_ends_fit_with_an_error_that_names_it():
-    report = run("ps_gone", 5)
+@pytest.mark.parametrize("scenario", ["ps_gone", "holding_ps_gone"])
+def test_a_lost_ps_ends_fit_with_an_error_that_names_it(scenario):
+    report = run(scenario, 5)
     assert report["error"] == "PSLostError", report
     assert "ps 1 at 127.0.0.1:" in report["text"]
     assert "Start the ps again" in report["text"]
     assert report["seconds_to_error"] < 10
 
 
-def test_the_loss_of_all_workers_ends_in_an_error_that_names_them():
-    report = run("all_workers_gone", 5, KERASPS_WORKER_TIMEOUT="12")
+@pytest.mark.parametrize("scenario", ["all_workers_gone", "holding_all_workers_gone"])
+def test_the_loss_of_all_workers_ends_in_an_error_that_names_them(scenario):
+    report = run(scenario, 5, KERASPS_WORKER_TIMEOUT="12")
     assert report["error"] == "WorkerLostError", report
     assert "worker 0, worker 1 went away" in report["text"]
     assert any("No worker has taken a step" in warning for warning in report["warnings"])
