@@ -48,6 +48,15 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class _Sent:
+    """An execution that a worker has: as asked for, the part that there were data for, and what to tell when it is done."""
+
+    asked: Execution
+    part: Execution
+    progress: Progress
+
+
+@dataclass(frozen=True)
 class _Event:
     """From a worker's thread: an execution is "done", a result was "collected", data have ended ("parked"), all "failed"."""
 
@@ -222,7 +231,7 @@ class Dispatcher:
         """Runs on the coordinator, in the thread of one worker and on that worker's device, until the epoch is over."""
         worker = _compat.get_current_dispatch_context().worker_index
         self._sources[worker] = source
-        running: deque[tuple[Execution, Progress]] = deque()
+        running: deque[_Sent] = deque()
         # Where each result is fetched before the next execution is sent, there is nothing to send ahead.
         executor = _compat.new_executor(self._collect_interval > 0, in_flight_nodes_limit=EXECUTIONS_AHEAD)
         try:
@@ -233,8 +242,8 @@ class Dispatcher:
             # Whatever failed, what the worker holds cannot be told from what it is about to do again.
             source.lost = True
             epoch.events.put(_Event("failed", worker, lost=source.take_uncollected()))
-            for execution, _ in running:
-                epoch.executions.put(execution)
+            for sent in running:
+                epoch.executions.put(sent.asked)
             raise
         if not epoch.over.is_set():
             epoch.events.put(_Event("parked", worker))
@@ -247,16 +256,16 @@ class Dispatcher:
         source: WorkerIterator,
         epoch: _Epoch,
         executor: Any,
-        running: deque[tuple[Execution, Progress]],
+        running: deque[_Sent],
     ) -> None:
         """Sends executions to the worker until its data or the epoch ends. `running` are those not known to be done."""
 
         def report(still_running: int) -> None:
             while len(running) > still_running:
-                execution, progress = running.popleft()
-                if progress.result is None:
-                    source.uncollected.append(execution)
-                epoch.events.put(_Event("done", worker, progress))
+                sent = running.popleft()
+                if sent.progress.result is None:
+                    source.uncollected.append(sent.part)
+                epoch.events.put(_Event("done", worker, sent.progress))
 
         def wait() -> None:
             executor.wait()
@@ -281,7 +290,7 @@ class Dispatcher:
                 epoch.executions.put(execution)
                 continue
             keeps_totals = self._collect_interval > 0 and not source.checked
-            running.append((execution, Progress()))
+            running.append(_Sent(execution, execution, Progress()))
             running[-1] = self._advance(worker, source, execution, keeps_totals=keeps_totals)
             report(EXECUTIONS_AHEAD if keeps_totals else 0)
             if keeps_totals and time.monotonic() >= source.collect_at:
@@ -298,10 +307,8 @@ class Dispatcher:
         for _ in range(self._strategy.num_workers):
             self._epoch.executions.put(None)
 
-    def _advance(
-        self, worker: int, source: WorkerIterator, execution: Execution, *, keeps_totals: bool
-    ) -> tuple[Execution, Progress]:
-        """Sends an execution to the worker. Returns the part of it that there are data for, and what to tell of it."""
+    def _advance(self, worker: int, source: WorkerIterator, execution: Execution, *, keeps_totals: bool) -> _Sent:
+        """Sends an execution to the worker, as far as there are data for it."""
         num_steps = execution.num_steps if source.remaining is None else min(execution.num_steps, source.remaining)
         if num_steps not in source.executions:
             source.executions[num_steps] = self._function.execution(
@@ -317,7 +324,7 @@ class Dispatcher:
         if source.remaining is not None:
             source.remaining -= done
         source.exhausted = done < num_steps
-        return Execution(done, execution.header), Progress(execution.num_steps - done, result)
+        return _Sent(execution, Execution(done, execution.header), Progress(execution.num_steps - done, result))
 
     def _collect(self, worker: int, source: WorkerIterator) -> None:
         """Fetches what the worker holds: the results of its uncollected executions."""
