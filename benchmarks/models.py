@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ Arrays = tuple[Any, np.ndarray]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A model to time: how to build it, its data, its batch size, and how many steps one epoch has."""
+    """A model to time: how to build it, its data, its batch size, how many steps one epoch has, and its optimizer."""
 
     # Takes the module `keras` or `tf_keras`; returns a model that is not compiled yet.
     build: Callable[[Any], Any]
@@ -22,6 +23,8 @@ class Benchmark:
     batch_size: int
     # A multiple of 50, the largest steps_per_execution, so that every execution is whole.
     steps_per_epoch: int
+    # The class of `keras.optimizers`, with Keras's own defaults.
+    optimizer: str = "Adam"
 
 
 def _build_mlp(keras: Any, depth: int) -> Any:
@@ -80,9 +83,48 @@ def _movielens_data() -> Arrays:
     return {name: column[order] for name, column in ids.items()}, table["rating"].to_numpy("float32")[order]
 
 
+IDS_PER_EXAMPLE, EMBEDDING_COLUMNS = 26, 32
+EMBEDDING_BATCH_SIZE = 128
+
+
+def zipf_ids(generator: np.random.Generator, rows: int, shape: tuple[int, ...], exponent: float = 1.05) -> np.ndarray:
+    """int32 ids below `rows`; id k is drawn in proportion to 1 / (k + 1) ** exponent: 0 is the hottest; 0.0 is uniform."""
+    cumulative = np.cumsum(np.arange(1, rows + 1, dtype="float64") ** -exponent)
+    ids = np.searchsorted(cumulative, generator.random(shape) * cumulative[-1], side="right")
+    return np.minimum(ids, rows - 1).astype("int32")
+
+
+def _build_embedding(rows: int, keras: Any) -> Any:
+    layers = keras.layers
+    inputs = layers.Input((IDS_PER_EXAMPLE,), dtype="int32")
+    table = layers.Embedding(rows, EMBEDDING_COLUMNS)
+    return keras.Sequential([inputs, table, layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(1)])
+
+
+def _embedding_data(rows: int) -> Arrays:
+    """512 different batches: enough that a step does not find its rows in the processor's caches from the step before."""
+    ids = zipf_ids(np.random.default_rng(0), rows, (512 * EMBEDDING_BATCH_SIZE, IDS_PER_EXAMPLE))
+    return ids, np.sin(ids).sum(axis=1, keepdims=True).astype("float32")
+
+
+def _embedding(rows: int, optimizer: str) -> Benchmark:
+    # Fewer steps than the others: a dense update of a million rows takes a good part of a second.
+    build, data = functools.partial(_build_embedding, rows), functools.partial(_embedding_data, rows)
+    return Benchmark(build, data, "mse", EMBEDDING_BATCH_SIZE, 100, optimizer)
+
+
+def find(name: str, rows: int) -> Benchmark:
+    """The benchmark of this name; `rows` is how many rows the table of the embedding models has."""
+    if name in EMBEDDING_OPTIMIZERS:
+        return _embedding(rows, EMBEDDING_OPTIMIZERS[name])
+    return BENCHMARKS[name]
+
+
 BENCHMARKS = {
     "mlp2": Benchmark(lambda keras: _build_mlp(keras, 2), _mlp_data, "mse", 128, 500),
     "mlp50": Benchmark(lambda keras: _build_mlp(keras, 50), _mlp_data, "mse", 128, 200),
     "cnn": Benchmark(_build_cnn, _cnn_data, "sparse_categorical_crossentropy", 64, 200),
     "movielens": Benchmark(_build_movielens, _movielens_data, "mse", 128, 500),
 }
+EMBEDDING_OPTIMIZERS = {"embedding_adagrad": "Adagrad", "embedding_adam": "Adam"}
+MODELS = (*BENCHMARKS, *EMBEDDING_OPTIMIZERS)

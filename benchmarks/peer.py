@@ -10,16 +10,18 @@ import argparse
 import json
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from models import BENCHMARKS
+from models import MODELS, Benchmark, find
+
+NETWORK = Path("/proc/net/dev")
 
 
-def dataset_function(name: str) -> Any:
+def dataset_function(benchmark: Benchmark) -> Any:
     """The `dataset_fn` that every peer uses: each worker reads its part of the data, again and again."""
-    benchmark = BENCHMARKS[name]
     x, y = benchmark.data()
 
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -30,57 +32,80 @@ def dataset_function(name: str) -> Any:
     return dataset_fn
 
 
+def loopback_bytes() -> int:
+    """Bytes that this machine's loopback interface has received since it started, from every program, with TCP's own."""
+    for line in NETWORK.read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[0])
+    raise RuntimeError(f"{NETWORK} must have a line for the interface `lo`. Received: none.")
+
+
 def epoch_clock(keras: Any) -> Any:
-    """A callback whose `times` are the start of training and the end of each epoch, so nothing between epochs is left out."""
+    """A callback that notes the time and the loopback's bytes at the start of training and at the end of each epoch.
+
+    So nothing between epochs is left out.
+    """
 
     class EpochClock(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
             self.times: list[float] = []
+            self.bytes: list[int] = []
+
+        def _note(self) -> None:
+            self.times.append(time.perf_counter())
+            self.bytes.append(loopback_bytes() if NETWORK.exists() else 0)
 
         def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-            self.times.append(time.perf_counter())
+            self._note()
 
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            self.times.append(time.perf_counter())
+            self._note()
 
     return EpochClock()
 
 
-def build(keras: Any, name: str, steps_per_execution: int) -> Any:
-    """Builds and compiles a model of `BENCHMARKS`."""
+def build(keras: Any, benchmark: Benchmark, options: argparse.Namespace) -> Any:
+    """Builds and compiles the model."""
     keras.utils.set_random_seed(1)
-    model = BENCHMARKS[name].build(keras)
-    model.compile(keras.optimizers.Adam(), BENCHMARKS[name].loss, steps_per_execution=steps_per_execution)
+    model = benchmark.build(keras)
+    optimizer = getattr(keras.optimizers, benchmark.optimizer)()
+    model.compile(optimizer, benchmark.loss, steps_per_execution=options.steps_per_execution)
     return model
 
 
-def prepare_plain(name: str, steps_per_execution: int) -> tuple[Any, Any, Any]:
+def prepare_plain(benchmark: Benchmark, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Keras 3 in this process: the module, the model, and the data."""
     import keras
 
-    return keras, build(keras, name, steps_per_execution), dataset_function(name)(tf.distribute.InputContext())
+    return keras, build(keras, benchmark, options), dataset_function(benchmark)(tf.distribute.InputContext())
 
 
-def prepare_tf_keras(name: str, steps_per_execution: int) -> tuple[Any, Any, Any]:
+def prepare_tf_keras(benchmark: Benchmark, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Keras 2 with its own support for parameter servers."""
     import tf_keras
 
-    strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-    with strategy.scope():
-        model = build(tf_keras, name, steps_per_execution)
-    return tf_keras, model, tf_keras.utils.experimental.DatasetCreator(dataset_function(name))
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    partitioner = None
+    if options.shards > 1:
+        partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(options.shards)
+    with tf.distribute.ParameterServerStrategy(resolver, partitioner).scope():
+        model = build(tf_keras, benchmark, options)
+    return tf_keras, model, tf_keras.utils.experimental.DatasetCreator(dataset_function(benchmark))
 
 
-def prepare_kerasps(name: str, steps_per_execution: int) -> tuple[Any, Any, Any]:
+def prepare_kerasps(benchmark: Benchmark, options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Keras 3 with kerasps."""
     import keras
 
     import kerasps
 
-    with kerasps.ParameterServerStrategy().scope():
-        model = build(keras, name, steps_per_execution)
-    return keras, model, kerasps.DatasetCreator(dataset_function(name))
+    partitioner = kerasps.FixedShardsPartitioner(options.shards) if options.shards > 1 else None
+    arguments = {"sparse_updates": options.sparse_updates} if options.sparse_updates else {}
+    with kerasps.ParameterServerStrategy(None, partitioner, **arguments).scope():
+        model = build(keras, benchmark, options)
+    return keras, model, kerasps.DatasetCreator(dataset_function(benchmark))
 
 
 PREPARE = {"plain": prepare_plain, "tf_keras": prepare_tf_keras, "kerasps": prepare_kerasps}
@@ -90,14 +115,19 @@ def main() -> None:
     """Measures, and prints what it measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peer", choices=PREPARE)
-    parser.add_argument("model", choices=BENCHMARKS)
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3, help="how many epochs are timed, after one that is not")
+    parser.add_argument("--steps-per-epoch", type=int, help="default: the model's own")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table of the embedding models")
+    parser.add_argument("--shards", type=int, default=1, help="shards of each variable that can be split")
+    parser.add_argument("--sparse-updates", choices=("lazy", "dense"), help="kerasps's argument; default: its default")
     options = parser.parse_args()
 
-    keras, model, data = PREPARE[options.peer](options.model, options.steps_per_execution)
+    benchmark = find(options.model, options.rows)
+    keras, model, data = PREPARE[options.peer](benchmark, options)
     clock = epoch_clock(keras)
-    steps = BENCHMARKS[options.model].steps_per_epoch
+    steps = options.steps_per_epoch or benchmark.steps_per_epoch
     # The first epoch traces and compiles.
     epochs = options.epochs + 1
     history = model.fit(data, epochs=epochs, steps_per_epoch=steps, verbose=0, callbacks=[clock])
@@ -107,6 +137,7 @@ def main() -> None:
         "milliseconds_per_step": [
             1000 * (end - start) / steps for start, end in zip(clock.times[1:], clock.times[2:], strict=False)
         ],
+        "bytes_per_step": [(end - start) / steps for start, end in zip(clock.bytes[1:], clock.bytes[2:], strict=False)],
         "steps": epochs * steps,
         "counted_steps": int(model.optimizer.iterations),
         "loss": [float(history.history["loss"][0]), float(history.history["loss"][-1])],

@@ -2,6 +2,7 @@
 
     python benchmarks/run.py --quick
     python benchmarks/run.py --models mlp2 movielens --workers 1 2 --steps-per-execution 1 10 50 --rounds 5
+    python benchmarks/run.py --models embedding_adagrad embedding_adam --rows 1000000 --workers 2 --num-ps 2 --shards 2
 
 Every measurement is a process of its own, and every cluster is fresh. The peers take turns (A B C A B C ...), so that a machine
 that gets slower or faster meanwhile does so for all of them. Prints a table in Markdown.
@@ -16,15 +17,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import kerasps
+from models import EMBEDDING_OPTIMIZERS, MODELS
 
 HERE = Path(__file__).resolve().parent
-MODELS = ("mlp2", "mlp50", "cnn", "movielens")
 PEERS = ("plain", "tf_keras", "kerasps")
 
 
@@ -69,10 +70,13 @@ def configurations(options: argparse.Namespace) -> Iterator[Configuration]:
                         yield Configuration(model, steps, workers, peer)
 
 
-def measure(configuration: Configuration, epochs: int, limit: float) -> dict[str, Any]:
-    """Runs one peer, with a cluster where it needs one; returns what it printed. Raises CalledProcessError, TimeoutExpired."""
+def measure(configuration: Configuration, *extra: str, epochs: int, limit: float, num_ps: int = 1) -> dict[str, Any]:
+    """Runs one peer, with a cluster where it needs one; returns what it printed. Raises CalledProcessError, TimeoutExpired.
+
+    `extra` are further arguments of `peer.py`.
+    """
     arguments = [sys.executable, str(HERE / "peer.py"), configuration.peer, configuration.model, "--epochs", str(epochs)]
-    arguments += ["--steps-per-execution", str(configuration.steps_per_execution)]
+    arguments += ["--steps-per-execution", str(configuration.steps_per_execution), *extra]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     environment |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -83,7 +87,7 @@ def measure(configuration: Configuration, epochs: int, limit: float) -> dict[str
 
     if not configuration.workers:
         return run()
-    with kerasps.LocalCluster(num_workers=configuration.workers, num_ps=1) as cluster:
+    with kerasps.LocalCluster(num_workers=configuration.workers, num_ps=num_ps) as cluster:
         environment["TF_CONFIG"] = json.dumps(cluster.tf_config)
         return run()
 
@@ -91,14 +95,16 @@ def measure(configuration: Configuration, epochs: int, limit: float) -> dict[str
 def measure_all(options: argparse.Namespace) -> dict[Configuration, Outcome]:
     """All rounds. A peer that fails is reported and does not stop the others."""
     outcomes: dict[Configuration, Outcome] = {}
+    extra = ["--rows", str(options.rows), "--shards", str(options.shards)]
+    extra += ["--sparse-updates", options.sparse_updates] if options.sparse_updates else []
     for round_number in range(1, options.rounds + 1):
         for configuration in configurations(options):
             outcome = outcomes.setdefault(configuration, Outcome())
             start = time.monotonic()
             try:
-                result = measure(configuration, options.epochs, options.limit)
+                result = measure(configuration, *extra, epochs=options.epochs, limit=options.limit, num_ps=options.num_ps)
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
-                problem = f"{type(exc).__name__}: {_last_lines(exc.stderr)}"
+                problem = f"{type(exc).__name__}: {last_lines(exc.stderr)}"
                 outcome.problems.append(problem)
             else:
                 problem = f"{statistics.median(result['milliseconds_per_step']):.2f} ms per step"
@@ -114,7 +120,7 @@ def measure_all(options: argparse.Namespace) -> dict[Configuration, Outcome]:
     return outcomes
 
 
-def _last_lines(output: str | bytes | None, count: int = 8) -> str:
+def last_lines(output: str | bytes | None, count: int = 8) -> str:
     text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
     return "\n".join(text.strip().splitlines()[-count:])
 
@@ -144,21 +150,29 @@ def table(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -
     return "\n".join(rows)
 
 
-def conditions(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -> str:
-    """What someone needs to know to compare the figures with others."""
+def machine(outcomes: Iterable[Outcome]) -> str:
+    """The cores, the processor and the versions."""
     versions: dict[str, str] = {"kerasps": kerasps.__version__}
-    for outcome in outcomes.values():
+    for outcome in outcomes:
         versions.update({"keras" if name in ("plain", "kerasps") else name: v for name, v in outcome.versions.items()})
     processor = "unknown processor"
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         processor = names[0] if names else processor
+    numbers = ", ".join(f"{name} {number}" for name, number in sorted(versions.items()))
+    return f"{len(os.sched_getaffinity(0))} cores, {processor}; Python {sys.version.split()[0]}, {numbers}."
+
+
+def conditions(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -> str:
+    """What someone needs to know to compare the figures with others."""
+    table_rows = ""
+    if any(model in EMBEDDING_OPTIMIZERS for model in options.models):
+        updates = f", sparse_updates={options.sparse_updates!r} in kerasps" if options.sparse_updates else ""
+        table_rows = f" A table of {options.rows:,} rows, shards: {options.shards}{updates}."
     return (
-        f"Milliseconds per step: median (least to greatest) of {options.rounds} rounds x {options.epochs} epochs, 1 ps. "
-        f"{len(os.sched_getaffinity(0))} cores, {processor}; Python {sys.version.split()[0]}, "
-        + ", ".join(f"{name} {number}" for name, number in sorted(versions.items()))
-        + "."
+        f"Milliseconds per step: median (least to greatest) of {options.rounds} rounds x {options.epochs} epochs, "
+        f"{options.num_ps} ps.{table_rows} {machine(outcomes.values())}"
     )
 
 
@@ -171,6 +185,10 @@ def main() -> int:
     parser.add_argument("--steps-per-execution", nargs="+", type=int, choices=(1, 10, 50), default=[1, 10, 50])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3, help="epochs timed per round, after one that is not timed")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table of the embedding models")
+    parser.add_argument("--num-ps", type=int, default=1)
+    parser.add_argument("--shards", type=int, default=1, help="shards per variable, of kerasps and of tf_keras")
+    parser.add_argument("--sparse-updates", choices=("lazy", "dense"), help="kerasps's argument; default: its default")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one measurement may take")
     parser.add_argument("--json", type=Path, help="also write every single time to this file")
     parser.add_argument("--quick", action="store_true", help="two to three minutes: mlp2, 1 worker, 1 and 10 steps, 1 round")

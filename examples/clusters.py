@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import kerasps
 
 
 @contextlib.contextmanager
-def strategy(num_workers: int = 2, num_ps: int = 1) -> Iterator[kerasps.ParameterServerStrategy]:
+def strategy(
+    num_workers: int = 2, num_ps: int = 1, variable_partitioner: Callable[..., object] | None = None
+) -> Iterator[kerasps.ParameterServerStrategy]:
     """Yields the strategy; `kerasps launch` sets TF_CONFIG, `python example.py` does not."""
     if "TF_CONFIG" in os.environ:
-        yield kerasps.ParameterServerStrategy()
+        yield kerasps.ParameterServerStrategy(None, variable_partitioner)
         return
     with kerasps.LocalCluster(num_workers=num_workers, num_ps=num_ps) as cluster:
-        yield kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+        yield kerasps.ParameterServerStrategy(cluster.cluster_resolver, variable_partitioner)

@@ -18,19 +18,26 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerLostError,
     )
+    from kerasps.load import LoadReport, TaskLoad
     from kerasps.local_cluster import LocalCluster
+    from kerasps.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
     from kerasps.placement import Placement, TaskPlacement
     from kerasps.strategy import ParameterServerStrategy
 
 __all__ = [
     "ClusterConfigError",
     "DatasetCreator",
+    "FixedShardsPartitioner",
     "InputError",
     "KeraspsError",
+    "LoadReport",
     "LocalCluster",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
     "PSLostError",
     "ParameterServerStrategy",
     "Placement",
+    "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
     "TaskStartError",
@@ -45,9 +52,14 @@ __version__ = "0.1.0"
 # Names are imported when they are first used, so that a task's server and the command line start without Keras.
 _MODULES = {
     "DatasetCreator": "dataset_creator",
+    "FixedShardsPartitioner": "partitioners",
+    "LoadReport": "load",
     "LocalCluster": "local_cluster",
+    "MaxSizePartitioner": "partitioners",
+    "MinSizePartitioner": "partitioners",
     "ParameterServerStrategy": "strategy",
     "Placement": "placement",
+    "TaskLoad": "load",
     "TaskPlacement": "placement",
 }
 

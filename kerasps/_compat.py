@@ -100,11 +100,36 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "set_handle_data": PrivateName(
         "tensorflow.python.ops.handle_data_util", "set_handle_data", "as above", ("target_t", "handle_data")
     ),
+    "InternalTensor": PrivateName(
+        "tensorflow.python.types.core",
+        "Tensor",
+        "what `tf.is_tensor` asks for: Keras does not copy the shards of a variable into an array then",
+    ),
+    "NativeObject": PrivateName(
+        "tensorflow.python.types.internal",
+        "NativeObject",
+        "what `tf.nn.embedding_lookup` hands on as it is; anything else it reads whole",
+    ),
+    "keras_numpy": PrivateName(
+        "keras.src.backend.tensorflow",
+        "numpy",
+        "`take` is how `keras.layers.Embedding` reads its table",
+    ),
     "colocate_with": PrivateName(
         "tensorflow.python.framework.ops",
         "colocate_with",
         "leaves an outer colocation scope before a variable is placed",
         ("op", "ignore_existing"),
+    ),
+    "draw_seed": PrivateName(
+        "keras.src.random.seed_generator", "draw_seed", "the seed of an initializer, drawn once for all shards", ("seed",)
+    ),
+    "cast_seed": PrivateName("keras.src.backend.tensorflow.random", "_cast_seed", "as above", ("seed",)),
+    "compute_fans": PrivateName(
+        "keras.src.initializers.random_initializers",
+        "compute_fans",
+        "the scale of `VarianceScaling`, from the shape of the whole variable",
+        ("shape", "input_axes", "output_axes"),
     ),
     "get_default_replica_mode": PrivateName(
         "tensorflow.python.distribute.distribute_lib",
@@ -215,6 +240,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_trainable", "as given, before there is a storage"),
         PrivateAttribute("_name", "as given, before there is a storage"),
         PrivateAttribute("_constraint", "hidden from the worker: the ps applies it"),
+        PrivateAttribute("_regularizer", "of a table, it sees the rows of the step"),
     ),
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2": (
         PrivateAttribute("_extended", "replaced by ours, which places variables"),
@@ -230,6 +256,9 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute(
             "_update", "overridden: Keras applies weight decay through it", ("var", "fn", "args", "kwargs", "group")
         ),
+    ),
+    "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended": (
+        PrivateAttribute("_retrace_functions_for_each_device", "what a `tf.function` that is called in the scope asks for"),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator": (
         PrivateAttribute("_create_per_worker_resources", "iterators that are made anew on a worker that comes back", ("fn",)),

@@ -4,12 +4,17 @@ While `train_step` is traced, a `ParameterServerVariable` resolves to the tensor
 a value of the step, and `optimizer.apply` is recorded instead of carried out. What comes out are tensors: gradients and new
 values, for the push phase to bring to the ps tasks. Nothing in here touches a remote resource.
 
-Which variables a step reads, and which it assigns inside a `tf.cond` or `tf.while_loop` (where a plain tensor cannot get
-out), is known only when it has been traced. So a trace notes what it met and, if that was news, is done again.
+Which variables a step reads, which of them by rows only, and which it assigns inside a `tf.cond` or `tf.while_loop` (where a
+plain tensor cannot get out), is known only when it has been traced. So a trace notes what it met and, if that was news, is done
+again.
+
+A variable that is read by rows only, through `take`, is a table: in a step it is the tensor of the rows that the step asked
+for, each once, and a gradient with respect to it has a row for each of these.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +24,7 @@ import tensorflow as tf
 
 from kerasps import variables
 from kerasps.errors import UnsupportedError
+from kerasps.optimizers import check_optimizer, shared_state
 from kerasps.variables import ParameterServerVariable
 
 # How often a trace may meet news before it is given up; each round can only add to the inventory, two are usual.
@@ -26,6 +32,14 @@ MAX_TRACES = 8
 
 # Seeds to keep between two steps for a generator that draws inside a loop, where the number of draws is unknown.
 SEEDS_PER_STEP_OF_A_LOOP = 2**20
+
+# A table that is read whole all the same costs its size in each step; below this nobody would notice.
+_WARN_BYTES = 2**24
+
+_IN_ANOTHER_WAY = "the step does not only look rows up, or does so inside a loop or a condition"
+
+# Regularizers that are a sum over elements, of which a table's rows have theirs.
+_SUMS_OVER_ELEMENTS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 class Inventory:
@@ -37,7 +51,11 @@ class Inventory:
         self.metrics: dict[int, ParameterServerVariable] = {}
         self.seeds: dict[int, ParameterServerVariable] = {}
         self.scratch: dict[Hashable, tf.TensorSpec] = {}
+        self.tables: dict[int, ParameterServerVariable] = {}
+        self.num_lookups: dict[int, int] = {}
         self.grew = False
+        self._presumes = True
+        self._warned: set[int] = set()
 
     def add_optimizers(self, optimizers: Sequence[Any]) -> None:
         """Notes the optimizers of the model: their state is pushed in its own way (see `Compute.state_changes`)."""
@@ -53,7 +71,43 @@ class Inventory:
             kind = self.pulled
         if id(variable) not in kind:
             kind[id(variable)] = variable
+            self.tables.pop(id(variable), None)
             self.grew = True
+
+    def add_table(self, variable: ParameterServerVariable, num_lookups: int) -> None:
+        """Notes a variable that the step reads by rows, and how often."""
+        if self.num_lookups.get(id(variable)) != num_lookups or id(variable) not in self.tables:
+            self.pulled.pop(id(variable), None)
+            self.tables[id(variable)] = variable
+            self.num_lookups[id(variable)] = num_lookups
+            self.grew = True
+
+    def read_whole(self, table: ParameterServerVariable, reason: str) -> None:
+        """Notes that a table must be read whole, and says why where that is a lot."""
+        num_bytes = table.storage.shape.num_elements() * table.storage.dtype.size
+        if num_bytes > _WARN_BYTES and id(table) not in self._warned:
+            self._warned.add(id(table))
+            warnings.warn(
+                f"All {num_bytes:,} bytes of '{table.path}' are read in each step, not only the rows that are looked up, "
+                f"because {reason}. This is exact, and slow.",
+                stacklevel=2,
+            )
+        self.add(table)
+
+    def settle(self, phase: Compute) -> None:
+        """Replaces what was presumed before the first trace, that every variable is read whole, by what that trace saw."""
+        if not self._presumes:
+            return
+        self._presumes = False
+        for key, variable in list(self.pulled.items()):
+            if key in phase.read_whole:
+                if key in phase.looked_up:
+                    self.read_whole(variable, _IN_ANOTHER_WAY)
+            elif key in phase.looked_up:
+                self.add_table(variable, len(phase.lookups[key]))
+            else:
+                del self.pulled[key]
+                self.grew = True
 
     def add_scratch(self, key: Hashable, spec: tf.TensorSpec) -> None:
         """Notes a value that is assigned inside control flow and therefore needs a resource of its own."""
@@ -90,19 +144,55 @@ def spec_of(variable: ParameterServerVariable) -> tf.TensorSpec:
     return tf.TensorSpec(variable.storage.shape, variable.storage.dtype)
 
 
+@dataclass
+class TableRows:
+    """What a table is in one step: the rows that the step asks for, and the places in it of the ids of each look-up.
+
+    `rows` has shape `[num_rows_asked_for] + table.shape[1:]`, each of `positions` is a flat int32 tensor.
+    """
+
+    rows: tf.Tensor
+    positions: list[tf.Tensor]
+
+
+@dataclass
+class InputNames:
+    """The names of the inputs of the compute phase's graph: the batch, the start values, and those of each table."""
+
+    data: list[str]
+    values: list[str]
+    tables: dict[int, list[str]]
+
+
 class Compute:
     """The phase in which variables are the tensors of one step (see `variables.Phase`)."""
 
     hides_constraints = True
 
-    def __init__(self, inventory: Inventory, values: Sequence[tf.Tensor], scratch: Sequence[tf.Tensor]) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        data: Any,
+        values: Sequence[tf.Tensor],
+        tables: Sequence[TableRows],
+        scratch: Sequence[tf.Tensor],
+    ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._inventory = inventory
         self._initial = {id(v): t for v, t in zip(inventory.start_values(), values, strict=True)}
         self._values = dict(self._initial)
+        self._tables = dict(zip(inventory.tables, tables, strict=True))
         self._scratch = dict(zip(inventory.scratch, scratch, strict=True))
         self._assigned: dict[int, ParameterServerVariable] = {}
         self._applying: tuple[Any, ...] | None = None
+        self.inputs = InputNames(
+            _names(tf.nest.flatten(data, expand_composites=True)),
+            _names(values),
+            {key: _names([table.rows, *table.positions]) for key, table in self._tables.items()},
+        )
+        self.read_whole: set[int] = set()
+        self.looked_up: dict[int, ParameterServerVariable] = {}
+        self.lookups: dict[int, list[tf.Tensor]] = {}
         self.draws: dict[int, int] = {}
         self.updates: list[Update] = []
 
@@ -110,17 +200,63 @@ class Compute:
 
     def read(self, variable: ParameterServerVariable) -> tf.Tensor:
         key = id(variable)
-        if key in self._scratch:
-            return self._read_scratch(key)
-        if key not in self._values:
+        self.read_whole.add(key)
+        if key in self._tables:
+            self._inventory.read_whole(variable, _IN_ANOTHER_WAY)
+            return tf.zeros(variable.storage.shape, variable.storage.dtype)
+        if key not in self._values and key not in self._scratch:
             self._inventory.add(variable)
             return tf.zeros(variable.storage.shape, variable.storage.dtype)
-        return self._values[key]
+        return self._current(key)
+
+    def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
+        return variable.storage.shape
+
+    def source(self, variable: ParameterServerVariable) -> tf.Tensor:
+        key = id(variable)
+        if key in self._tables:
+            return self._tables[key].rows
+        if key in self._values or key in self._scratch:
+            return self._current(key)
+        return tf.zeros(variable.storage.shape, variable.storage.dtype)
+
+    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+        key = id(variable)
+        number = len(self.lookups.setdefault(key, []))
+        self.lookups[key].append(ids)
+        self.looked_up[key] = variable
+        if key not in self._tables and (key in self._values or key in self._scratch):
+            if self._in_control_flow():
+                self.read_whole.add(key)
+            return tf.gather(self._current(key), ids)
+        row_shape = variable.storage.shape[1:]
+        if self._in_control_flow():
+            self._inventory.read_whole(variable, _IN_ANOTHER_WAY)
+        elif key not in self._tables or number >= len(self._tables[key].positions):
+            self._inventory.add_table(variable, number + 1)
+        else:
+            table = self._tables[key]
+            rows = tf.reshape(tf.gather(table.rows, table.positions[number]), tf.concat([tf.shape(ids), row_shape], 0))
+            rows.set_shape(ids.shape.concatenate(row_shape))
+            return rows
+        return tf.zeros(tf.concat([tf.shape(ids), row_shape], 0), variable.storage.dtype)
+
+    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
+        key = id(variable)
+        if type(regularizer) in _SUMS_OVER_ELEMENTS and (key in self._tables or key in self._values):
+            return lambda _: regularizer(self.source(variable))
+        return regularizer
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         key = id(variable)
+        if not value.shape.is_compatible_with(variable.storage.shape):
+            raise ValueError(
+                f"A new value must have the variable's shape. Expected: {tuple(variable.shape)} for variable "
+                f"'{variable.path}'. Received: {value.shape}."
+            )
         if key not in self._values:
             self._inventory.add(variable)
+        self.read_whole.add(key)
         self._assigned[key] = variable
         self.draws[key] = self.draws.get(key, 0) + 1
         if key in self._scratch:
@@ -133,6 +269,9 @@ class Compute:
 
     def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         self.assign(variable, self.read(variable) + value)
+
+    def _current(self, key: int) -> tf.Tensor:
+        return self._read_scratch(key) if key in self._scratch else self._values[key]
 
     def _read_scratch(self, key: Hashable) -> tf.Tensor:
         spec = self._inventory.scratch[key]
@@ -178,9 +317,12 @@ class Compute:
             scalars.append(clip_scale)
         tensors = [
             *scalars,
-            *(_shaped(tf.convert_to_tensor(g), v.shape) for g, v in zip(gradients, trainable, strict=True)),
+            *(_shaped(tf.convert_to_tensor(g), self._gradient_shape(v)) for g, v in zip(gradients, trainable, strict=True)),
         ]
         self._record(update, tensors)
+
+    def _gradient_shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
+        return self._tables[id(variable)].rows.shape if id(variable) in self._tables else variable.storage.shape
 
     def record_update_step(self, gradients: Sequence[Any], trainable: Sequence[Any], learning_rate: Any) -> None:
         """Stands in for `TFOptimizer._backend_update_step`, which an optimizer may have wrapped (as Nadam does)."""
@@ -188,6 +330,13 @@ class Compute:
 
     def _accumulated_clip_scale(self, optimizer: Any, gradients: Sequence[tf.Tensor], trainable: Sequence[Any]) -> tf.Tensor:
         # The norm is over all variables and so over all ps tasks: the worker, which has every gradient, works it out.
+        for variable in trainable:
+            if id(variable) in self._tables:
+                raise UnsupportedError(
+                    "`global_clipnorm` with `gradient_accumulation_steps` needs the norm of the accumulated gradient of "
+                    f"'{variable.path}', of which a step sees rows only. Expected: one of the two, or `clipnorm`. Received: "
+                    f"both, in optimizer {optimizer.name!r}. Clip without accumulating, or make batches larger instead."
+                )
         accumulated = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in trainable]
         means = [(g + a) / optimizer.gradient_accumulation_steps for g, a in zip(gradients, accumulated, strict=True)]
         norm = tf.linalg.global_norm(means)
@@ -230,6 +379,7 @@ class Compute:
             update.tensors = [t() if callable(t) else t for t in update.tensors]
             if callable(update.applied):
                 update.applied = update.applied()
+                self._fit_tables(update)
         deltas, assigned = self.state_changes()
         return {
             "metrics": [self.read(v) for v in self._inventory.metrics.values()],
@@ -237,6 +387,13 @@ class Compute:
             "deltas": [self.read(v) - self._initial[id(v)] if id(v) in self._initial else self.read(v) for v in deltas],
             "assigned": [self.read(v) for v in assigned],
         }
+
+    def _fit_tables(self, update: Update) -> None:
+        # Where the gradients were not applied, what stands for those of rows has no rows.
+        for index, variable in enumerate(update.variables, start=update.num_scalars):
+            if id(variable) in self._tables:
+                gradient, rows = update.tensors[index], self._tables[id(variable)].rows
+                update.tensors[index] = tf.cond(update.applied, lambda g=gradient: g, lambda r=rows: tf.zeros_like(r))
 
     def state_changes(self) -> tuple[list[ParameterServerVariable], list[ParameterServerVariable]]:
         """Variables that are pushed as a difference, and those that are pushed as a value.
@@ -259,34 +416,5 @@ def _shaped(gradient: tf.Tensor, shape: Any) -> tf.Tensor:
     return gradient if gradient.shape == tf.TensorShape(shape) else tf.ensure_shape(gradient, shape)
 
 
-def shared_state(optimizer: Any) -> list[ParameterServerVariable]:
-    """The optimizer's variables that belong to no one variable of the model: the iterations, a product of momenta."""
-    slots = {id(slot) for per_variable in slots_of(optimizer) for slot in per_variable}
-    return [v for v in optimizer.variables if id(v) not in slots]
-
-
-def slots_of(optimizer: Any) -> list[list[keras.Variable]]:
-    """The slots of each variable that the optimizer was built with, in that order.
-
-    Keras optimizers keep a slot per variable in lists that run parallel to the variables.
-    """
-    count = len(optimizer._trainable_variables)
-    slots: list[list[keras.Variable]] = [[] for _ in range(count)]
-    for name, value in vars(optimizer).items():
-        if name in ("_trainable_variables", "_variables") or not isinstance(value, (list, tuple)) or len(value) != count:
-            continue
-        for index, slot in enumerate(value):
-            if isinstance(slot, keras.Variable):
-                slots[index].append(slot)
-    return slots
-
-
-def check_optimizer(optimizer: Any, trainable: Sequence[Any] = ()) -> None:
-    """Raises UnsupportedError, naming it, if a variable of the optimizer or of what it trains is not on a ps."""
-    for variable in [*trainable, *optimizer.variables]:
-        if not isinstance(variable, ParameterServerVariable):
-            raise UnsupportedError(
-                "A variable of the training step does not live on a ps. Expected: model and optimizer made under "
-                f"`strategy.scope()`. Received: {getattr(variable, 'path', variable)!r} of optimizer {optimizer.name!r}, made "
-                "outside it. Make the optimizer, or call `model.compile`, inside `with strategy.scope():`."
-            )
+def _names(tensors: Sequence[tf.Tensor]) -> list[str]:
+    return [tensor.op.name for tensor in tensors]

@@ -24,8 +24,9 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import time_limit
-from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
+from kerasps.errors import InputError, KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Execution, WorkerInput, WorkerIterator
+from kerasps.rows import OUT_OF_RANGE
 from kerasps.train_function import ExecutionResult, TrainFunction
 
 # How often a wait looks whether the coordinator has failed; only failures wait for it, results do not.
@@ -388,6 +389,14 @@ def translated_errors(strategy: Any) -> Iterator[None]:
                 "why it ended.",
                 task_type="ps",
                 task_index=lost,
+            ) from exc
+        out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
+        if out_of_range is not None:
+            text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
+            counted = " (after the number of rows was added to negative ids)" if number < 0 else ""
+            raise InputError(
+                f"Ids out of range: {text} {number}{counted}. Map the ids into the range, or make the layer that "
+                "looks them up larger (`input_dim` of an Embedding)."
             ) from exc
         if cause is not exc and isinstance(cause, Exception):
             raise cause from None

@@ -7,6 +7,7 @@ before and stays there (`WorkerTotals`), which spares the coordinator a fetch pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.compute import Inventory, spec_of
+from kerasps.compute import InputNames, Inventory, Update, spec_of
+from kerasps.load import StepTraffic, TableTraffic
 from kerasps.packing import Packing
+from kerasps.placement import ps_index
+from kerasps.pull import Part, PulledStep, RoundPull, parts_of
 from kerasps.push import DevicePush
-from kerasps.storage import Lookup, call_with, unique_name
+from kerasps.storage import Lookup, unique_name
 from kerasps.variables import ParameterServerVariable
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share. Building the graph costs a
@@ -27,36 +31,6 @@ MAX_UNROLLED_OPERATIONS = 6000
 
 # The name that makes a resource anonymous: each execution gets a new one, freed when the execution ends.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-
-
-class DevicePull:
-    """The pull from one ps: which variables are read there, how they travel, and the function that reads them."""
-
-    def __init__(self, device: str, held: list[ParameterServerVariable]) -> None:
-        self.held = held
-        self._device = device
-        self._packing = Packing([spec_of(v) for v in held])
-
-        def hand_out() -> list[tf.Tensor]:
-            with tf.device(device):
-                return self._packing.pack([v.storage.read_value() for v in held])
-
-        self._function = tf.function(hand_out, autograph=False).get_concrete_function()
-        self.captures = list(self._function.captured_inputs)
-
-    def __call__(self, handles: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-        """The values of `held`, in a graph that finds variables by `handles`."""
-        with tf.device(self._device):
-            flats = call_with(handles, self._function, self.captures)
-        return self._packing.unpack(flats)
-
-
-def build_pulls(pulled: Sequence[ParameterServerVariable]) -> list[DevicePull]:
-    """One `DevicePull` per ps that holds some of `pulled`."""
-    by_device: dict[str, list[ParameterServerVariable]] = {}
-    for variable in pulled:
-        by_device.setdefault(variable.device, []).append(variable)
-    return [DevicePull(device, held) for device, held in sorted(by_device.items())]
 
 
 class WorkerTotals:
@@ -107,15 +81,20 @@ class WorkerTotals:
 class StepPlan:
     """All that an execution needs to know of the traced step.
 
-    `compute` is the concrete function of the compute phase; `counter_indices` say which of its deltas are counters; `draws` how
-    many seeds a step takes from each generator; `log_names` what `train_step` returned beside the metrics.
+    `compute` is the concrete function of the compute phase and `inputs` the names of its inputs; `pads_rows` whether it is to
+    see tables in a shape that does not change with the number of different ids in a batch; `counter_indices` say which of its
+    deltas are counters; `draws` how many seeds a step takes from each generator; `log_names` what `train_step` returned beside
+    the metrics.
     """
 
     inventory: Inventory
     compute: Any
-    pulls: list[DevicePull]
+    inputs: InputNames
+    pads_rows: bool
+    pulls: list[RoundPull]
     pushes: list[DevicePush]
     lookup: Lookup
+    updates: list[Update]
     deltas: list[ParameterServerVariable]
     counter_indices: list[int]
     draws: list[int]
@@ -137,9 +116,40 @@ class StepPlan:
         return [self.deltas[i] for i in self.counter_indices]
 
     @cached_property
+    def table_parts(self) -> list[Part]:
+        """The shards of tables, in the order in which the state counts their rows."""
+        return parts_of(list(self.inventory.tables.values()))
+
+    @cached_property
+    def traffic(self) -> StepTraffic:
+        """What each step moves, per ps; its tables are in the order of `table_parts`."""
+        read: dict[int, int] = {}
+        for pull in (pull for round_pull in self.pulls for pull in round_pull.pulls):
+            read[ps_index(pull.device)] = read.get(ps_index(pull.device), 0) + pull.packing.num_bytes
+        written = {ps_index(push.device): push.packing.num_bytes for push in self.pushes}
+        updated = {part for push in self.pushes for part in push.tables}
+        tables = [
+            TableTraffic(
+                ps_index(part.storage.device),
+                part.variable.path,
+                math.prod(part.spec.shape[1:]) * part.spec.dtype.size,
+                part in updated,
+            )
+            for part in self.table_parts
+        ]
+        return StepTraffic(read, written, tables)
+
+    @cached_property
+    def num_sums(self) -> int:
+        """How many tensors of the state are added up: steps done, metric states, counters, rows."""
+        return 1 + len(self.metrics) + len(self.counters) + bool(self.table_parts)
+
+    @cached_property
     def state(self) -> Packing:
-        """How the state travels: steps done, metric states, counters, logs."""
+        """How the state travels: steps done, metric states, counters, rows read of each of `table_parts`, logs."""
         variables = [spec_of(v) for v in [*self.metrics, *self.counters]]
+        if self.table_parts:
+            variables.append(tf.TensorSpec([len(self.table_parts)], tf.int64))
         logs = [tf.TensorSpec([], tf.float32) for _ in self.log_names]
         return Packing([tf.TensorSpec([], tf.int64), *variables, *logs])
 
@@ -203,9 +213,8 @@ def build_execution(
 
     def steps_into_totals(*arguments: tf.Tensor) -> list[tf.Tensor]:
         state = plan.state.unpack(inner(*arguments))
-        num_sums = 1 + len(plan.metrics) + len(plan.counters)
-        sums = [before + new for before, new in zip(totals.read()[:num_sums], state[:num_sums], strict=True)]
-        totals.write([*sums, *state[num_sums:]])
+        sums = [before + new for before, new in zip(totals.read()[: plan.num_sums], state[: plan.num_sums], strict=True)]
+        totals.write([*sums, *state[plan.num_sums :]])
         return []
 
     return tf.function(steps_into_totals, autograph=False).get_concrete_function(*arguments)
@@ -223,15 +232,24 @@ class _Step:
     def __call__(self, data: Any, state: list[tf.Tensor]) -> list[tf.Tensor]:
         plan = self._plan
         steps, num_metrics, num_counters = state[0], len(plan.metrics), len(plan.counters)
-        values = [*self._pull(), *state[1 : 1 + num_metrics], *self._seeds(steps)]
+        started = [*state[1 : 1 + num_metrics], *self._seeds(steps)]
+        pulled = PulledStep()
+        dense, tables = self._pull(data, started, pulled)
+        values = [*dense, *started]
         for handle, value in self._scratch_values(values):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        outputs = plan.compute(data, values, list(self._scratch.values()))
+        outputs = plan.compute(data, values, tables, list(self._scratch.values()))
+        if plan.pads_rows:
+            outputs = self._without_padding(outputs, pulled)
         for push in plan.pushes:
-            push(self._handles, outputs)
+            push(self._handles, outputs, pulled)
         added = [outputs["deltas"][i] for i in plan.counter_indices]
         counters = [c + a for c, a in zip(state[1 + num_metrics : 1 + num_metrics + num_counters], added, strict=True)]
-        return [steps + 1, *outputs["metrics"], *counters, *outputs["logs"]]
+        rows = []
+        if plan.table_parts:
+            counts = [pulled.requests[id(part.variable)].counts[part.shard] for part in plan.table_parts]
+            rows = [state[plan.num_sums - 1] + tf.cast(tf.stack(counts), tf.int64)]
+        return [steps + 1, *outputs["metrics"], *counters, *rows, *outputs["logs"]]
 
     def if_data(self, iterator: Any, state: list[tf.Tensor]) -> list[tf.Tensor]:
         """A step if the iterator has a batch left, else nothing."""
@@ -239,11 +257,36 @@ class _Step:
         step, skip = lambda: self(batch.get_value(), state), lambda: [tf.identity(s) for s in state]
         return list(tf.cond(batch.has_value(), step, skip))
 
-    def _pull(self) -> list[tf.Tensor]:
-        pulled = {}
+    def _pull(self, data: Any, started: list[tf.Tensor], pulled: PulledStep) -> tuple[list[tf.Tensor], list[list[tf.Tensor]]]:
+        """The values of dense variables and what tables are, in the order of the compute function's arguments."""
+        inventory, names = self._plan.inventory, self._plan.inputs
+        available = dict(zip(names.data, tf.nest.flatten(data, expand_composites=True), strict=True))
+        available.update(zip(names.values[len(inventory.pulled) :], started, strict=True))
+        dense: dict[int, tf.Tensor] = {}
+        tables: dict[int, list[tf.Tensor]] = {}
         for pull in self._plan.pulls:
-            pulled.update({id(v): t for v, t in zip(pull.held, pull(self._handles), strict=True)})
-        return [pulled[key] for key in self._plan.inventory.pulled]
+            values, rows = pull(self._handles, available, pulled)
+            if not dense:
+                dense = values
+                available.update(zip(names.values, [dense[key] for key in inventory.pulled], strict=False))
+            for key, table_rows in rows.items():
+                positions = pulled.requests[key].positions
+                if self._plan.pads_rows:
+                    missing = tf.add_n([tf.size(p) for p in positions]) - tf.shape(table_rows)[0]
+                    table_rows = tf.pad(table_rows, [[0, missing], *[[0, 0]] * (len(table_rows.shape) - 1)])
+                tables[key] = [table_rows, *positions]
+                available.update(zip(names.tables[key], tables[key], strict=True))
+        return [dense[key] for key in inventory.pulled], [tables[key] for key in inventory.tables]
+
+    def _without_padding(self, outputs: dict[str, Any], pulled: PulledStep) -> dict[str, Any]:
+        updates = []
+        for described, update in zip(self._plan.updates, outputs["updates"], strict=True):
+            tensors = list(update["tensors"])
+            for index, variable in enumerate(described.variables, start=described.num_scalars):
+                if id(variable) in pulled.requests:
+                    tensors[index] = tensors[index][: tf.add_n(pulled.requests[id(variable)].counts)]
+            updates.append({**update, "tensors": tensors})
+        return {**outputs, "updates": updates}
 
     def _seeds(self, steps: tf.Tensor) -> list[tf.Tensor]:
         seeds: list[tf.Tensor] = []
@@ -258,7 +301,7 @@ class _Step:
         start = {id(v): t for v, t in zip(self._plan.inventory.start_values(), values, strict=True)}
         specs = self._plan.inventory.scratch
         return [
-            (handle, start[key] if key in start else tf.zeros(specs[key].shape, specs[key].dtype))
+            (handle, start[key] if key in start else tf.zeros([d or 0 for d in specs[key].shape], specs[key].dtype))
             for key, handle in self._scratch.items()
         ]
 

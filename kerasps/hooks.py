@@ -27,6 +27,7 @@ def install() -> None:
     _installed = True
     keras.Variable.__new__ = staticmethod(variables.make_parameter_server_variable)
     _hook_optimizers()
+    _hook_take()
     _hook_trainer()
 
 
@@ -57,6 +58,9 @@ def _hook_optimizers() -> None:
     @_wraps(base, "apply")
     def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
         trainable_variables = None if trainable_variables is None else list(trainable_variables)
+        if isinstance(variables.phase(), Compute):
+            # Of a table, a step has few rows: summed for each of them, a gradient is small, and no longer a special case.
+            grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         if isinstance(variables.phase(), Compute) and not self.built and trainable_variables is not None:
             with tf.init_scope(), variables.entering(None):
                 self.build(trainable_variables)
@@ -71,6 +75,13 @@ def _hook_optimizers() -> None:
     def var_key(original: Any, self: Any, variable: Any) -> Any:
         return variable.storage._unique_id if isinstance(variable, ParameterServerVariable) else original(self, variable)
 
+    @_wraps(backend, "_apply_weight_decay")
+    def apply_weight_decay(original: Any, self: Any, trainable_variables: Any) -> None:
+        if isinstance(variables.phase(), Push):  # TensorFlow's takes storages, which in a push may be rows of one
+            base._apply_weight_decay(self, trainable_variables)
+        else:
+            original(self, trainable_variables)
+
     for name in ("assign", "assign_add", "assign_sub"):
 
         @_wraps(backend, name)
@@ -79,6 +90,24 @@ def _hook_optimizers() -> None:
                 getattr(variable, _name)(value)
             else:
                 original(self, variable, value)
+
+
+def _hook_take() -> None:
+    @_wraps(_compat.keras_numpy, "take")
+    def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
+        # Keras's reads all of `x`; this is how `keras.layers.Embedding` looks rows up.
+        if axis != 0 or not isinstance(x, ParameterServerVariable):
+            return original(x, indices, axis)
+        num_rows = x.shape[0]
+
+        def from_start(ids: tf.Tensor) -> tf.Tensor:
+            return ids if ids.dtype.is_unsigned else tf.where(ids < 0, ids + tf.cast(num_rows, ids.dtype), ids)
+
+        if isinstance(indices, tf.RaggedTensor):
+            return indices.with_flat_values(x.take(from_start(indices.flat_values)))
+        if isinstance(indices, tf.SparseTensor):
+            indices = tf.sparse.to_dense(indices)  # Keras too looks up id 0 where there is none
+        return x.take(from_start(tf.convert_to_tensor(indices)))
 
 
 def _hook_trainer() -> None:
@@ -92,7 +121,7 @@ def _hook_trainer() -> None:
             return _ours(original, self, *args, **kwargs) if trainer.is_ours(self) else original(self, *args, **kwargs)
 
 
-def _wraps(owner: type, name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+def _wraps(owner: Any, name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Replaces `owner.name` by the decorated function, which gets the original as its first argument."""
 
     def replace(function: Callable[..., _Result]) -> Callable[..., _Result]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -26,6 +27,18 @@ class Local:
 
     def read(self, variable: ParameterServerVariable) -> tf.Variable:
         return variable.local_copy()
+
+    def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
+        return variable.storage.shape
+
+    def source(self, variable: ParameterServerVariable) -> tf.Tensor:
+        return self.read(variable).handle
+
+    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self.read(variable), ids)
+
+    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
+        return regularizer
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         self._writable(variable).assign(value)

@@ -10,6 +10,8 @@ from typing import overload
 
 import tensorflow as tf
 
+COORDINATOR_CPU = "/job:chief/replica:0/task:0/device:CPU:0"
+
 
 @dataclass(frozen=True)
 class TaskPlacement:
@@ -58,10 +60,26 @@ class Placement(Sequence[TaskPlacement]):
         for index, task in enumerate(self._tasks):
             share = task.num_bytes / self.num_bytes if self.num_bytes else 0.0
             rows.append((str(index), str(task.num_variables), f"{task.num_bytes:,}", f"{share:.1%}", task.device))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        return "\n".join(
-            "  ".join([*(cell.rjust(width) for cell, width in zip(row[:4], widths, strict=False)), row[4]]) for row in rows
-        )
+        return text_table(rows)
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as an aligned table; all columns but the last are numbers."""
+    last = len(rows[0]) - 1
+    widths = [max(len(row[column]) for row in rows) for column in range(last)]
+    return "\n".join(
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row[:last], widths, strict=True)), row[last]]) for row in rows
+    )
+
+
+def ps_device(index: int) -> str:
+    """The device of a ps task on which variables live."""
+    return f"/job:ps/replica:0/task:{index}/device:CPU:0"
+
+
+def ps_index(device: str) -> int:
+    """The index of the ps task of a device; the other way round."""
+    return int(tf.DeviceSpec.from_string(device).task)
 
 
 class PlacementLedger:
@@ -73,6 +91,12 @@ class PlacementLedger:
     def lightest(self) -> int:
         """The index of the ps with the fewest bytes."""
         return min(range(len(self._variables)), key=lambda ps: (self._load(ps), ps))
+
+    def spread(self, num_shards: int) -> list[int]:
+        """The ps of each of `num_shards` shards of one variable: as many different ones as there are, the lightest first."""
+        count = len(self._variables)
+        by_load = sorted(range(count), key=lambda ps: (self._load(ps), ps))
+        return [by_load[shard % count] for shard in range(num_shards)]
 
     def add(self, variable: tf.Variable) -> None:
         """Counts `variable` until it is collected."""
@@ -88,7 +112,7 @@ class PlacementLedger:
         return Placement(
             [
                 TaskPlacement(
-                    f"/job:ps/replica:0/task:{ps}/device:CPU:0",
+                    ps_device(ps),
                     len(held),
                     self._load(ps),
                     tuple(name for name, _ in held.values()),

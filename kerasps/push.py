@@ -1,28 +1,84 @@
 """The push phase: what one ps task does with the gradients and new values that a worker sends it.
 
-The optimizer's own `update_step` runs here, beside its slots. One push at a time holds the lock of a ps, so an update reads
-and writes the slots of its variables undisturbed and concurrent workers lose nothing. Everything that a push needs has
-arrived before it takes the lock, so a worker that dies cannot hold it.
+The optimizer's own `update_step` runs here, beside its slots, on each shard of a variable by itself: on the whole shard, or, of
+a table that the step read by rows, on these rows of the variable and its slots. One push at a time holds the lock of a ps, so
+an update reads and writes the slots of its variables undisturbed and concurrent workers lose nothing. Everything that a push
+needs has arrived before it takes the lock, so a worker that dies cannot hold it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from kerasps import variables
-from kerasps.compute import Update, shared_state, slots_of, spec_of
+from kerasps.compute import Update
 from kerasps.errors import UnsupportedError
+from kerasps.optimizers import check_shards, updates_rows
 from kerasps.packing import Packing
+from kerasps.pull import DevicePull, Part, PulledStep, parts_of, rows_spec
+from kerasps.sharding import TensorLike
 from kerasps.storage import call_with
 from kerasps.variables import ParameterServerVariable
 
-# Shared state travels with every push to every ps, so it must be small; Keras's own is at most three scalars.
-MAX_SHARED_ELEMENTS = 1024
+
+class _ShardRows:
+    """Some rows of one shard of a table, and the same rows of its slots, while an update works on them."""
+
+    def __init__(self, part: Part, ids: tf.Tensor) -> None:
+        self.part = part
+        self._ids = ids
+        self._rows: dict[int, tf.Tensor] = {}
+        self._changed: dict[int, tf.Variable] = {}
+
+    def holds(self, variable: ParameterServerVariable) -> bool:
+        """Whether `variable` is the table or a slot of its shape."""
+        return bool(variable.storage.shape == self.part.variable.storage.shape)
+
+    def current(self, variable: ParameterServerVariable) -> tf.Tensor:
+        """The rows of `variable` as they stand."""
+        if id(variable) not in self._rows:
+            storage = variable.shards[self.part.shard]
+            gathered = tf.raw_ops.ResourceGather(resource=storage.handle, indices=self._ids, dtype=storage.dtype)
+            gathered.set_shape([None, *storage.shape[1:]])
+            self._rows[id(variable)] = gathered
+        return self._rows[id(variable)]
+
+    def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        """Takes new rows of `variable`."""
+        self._rows[id(variable)] = value
+        self._changed[id(variable)] = variable.shards[self.part.shard]
+
+    def write(self) -> None:
+        """Writes the rows that have changed."""
+        for key, storage in self._changed.items():
+            tf.raw_ops.ResourceScatterUpdate(resource=storage.handle, indices=self._ids, updates=self._rows[key])
+
+
+class _RowsOf(TensorLike):
+    """What a table or a slot of it is to `update_step`; as of a `tf.Variable`, its value is what was assigned last."""
+
+    def __init__(self, rows: _ShardRows, variable: ParameterServerVariable) -> None:
+        self._rows = rows
+        self._variable = variable
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of the variable."""
+        return self._variable.storage.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the rows."""
+        return self.read_value().shape
+
+    def read_value(self) -> tf.Tensor:
+        """The rows as they stand."""
+        return self._rows.current(self._variable)
 
 
 class Push:
@@ -34,17 +90,56 @@ class Push:
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self._shared = shared
+        self._shard = 0
+        self._rows: _ShardRows | None = None
+
+    @contextlib.contextmanager
+    def on(self, part: Part, rows: _ShardRows | None = None) -> Iterator[None]:
+        """While active, a variable is the shard of `part`, or those rows of it."""
+        self._shard, self._rows = part.shard, rows
+        try:
+            yield
+            if rows is not None:
+                rows.write()
+        finally:
+            self._shard, self._rows = 0, None
 
     def read(self, variable: ParameterServerVariable) -> Any:
-        return self._shared.get(id(variable), variable.storage)
+        if id(variable) in self._shared:
+            return self._shared[id(variable)]
+        if self._rows is not None and self._rows.holds(variable):
+            return _RowsOf(self._rows, variable)
+        return self._storage(variable)
+
+    def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
+        return self.read(variable).shape
+
+    def source(self, variable: ParameterServerVariable) -> Any:
+        value = self.read(variable)
+        return value.handle if isinstance(value, tf.Variable) else tf.convert_to_tensor(value)
+
+    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self.read(variable), ids)
+
+    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
+        return regularizer
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         self._check(variable)
-        variable.storage.assign(value, read_value=False)
+        if self._rows is not None and self._rows.holds(variable):
+            self._rows.assign(variable, value)
+        else:
+            self._storage(variable).assign(value, read_value=False)
 
     def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         self._check(variable)
-        variable.storage.assign_add(value, read_value=False)
+        if self._rows is not None and self._rows.holds(variable):
+            self._rows.assign(variable, self._rows.current(variable) + value)
+        else:
+            self._storage(variable).assign_add(value, read_value=False)
+
+    def _storage(self, variable: ParameterServerVariable) -> tf.Variable:
+        return variable.shards[self._shard if variable.sharding is not None else 0]
 
     def _check(self, variable: ParameterServerVariable) -> None:
         if id(variable) in self._shared:
@@ -58,185 +153,224 @@ class Push:
 
 @dataclass(frozen=True)
 class DevicePush:
-    """The push to one ps: which tensors of a step go there, how they travel, and the function that takes them in."""
+    """The push to one ps: which tensors of a step go there, how they travel, and the function that takes them in.
+
+    `tables` are the shards of which it sends gradients of rows; `pulls` are those whose messages say which rows these are.
+    """
 
     device: str
-    select: Callable[[dict[str, Any]], list[tf.Tensor]]
+    tables: list[Part]
+    select: Callable[[dict[str, Any], PulledStep], list[tf.Tensor]]
     packing: Packing
+    pulls: list[DevicePull]
     function: Any
     captures: list[tf.Tensor]
 
-    def __call__(self, handles: dict[int, tf.Tensor], outputs: dict[str, Any]) -> None:
+    def __call__(self, handles: dict[int, tf.Tensor], outputs: dict[str, Any], pulled: PulledStep) -> None:
         """Sends what `device` needs of the compute phase's `outputs`, in a graph that finds variables by `handles`."""
-        flats = self.packing.pack(self.select(outputs))
+        flats = self.packing.pack(self.select(outputs, pulled))
+        messages = [tensor for pull in self.pulls for tensor in pulled.messages[pull]]
         with tf.device(self.device):
-            call_with(handles, self.function, self.captures, *flats)
+            call_with(handles, self.function, self.captures, *messages, *flats)
 
 
-def build_pushes(
-    updates: Sequence[Update],
-    deltas: Sequence[ParameterServerVariable],
-    assigned: Sequence[ParameterServerVariable],
-    mutex: Callable[[str], tf.Tensor],
-) -> list[DevicePush]:
+@dataclass(frozen=True)
+class PushPlan:
+    """What a step changes on the ps tasks.
+
+    `updates` are what the optimizers want applied, in order; `deltas` the variables that a difference is added to; `assigned`
+    those that take a value; `tables` those of which the gradient has the rows that were asked for, by their `id`.
+    """
+
+    updates: Sequence[Update]
+    deltas: Sequence[ParameterServerVariable]
+    assigned: Sequence[ParameterServerVariable]
+    tables: dict[int, ParameterServerVariable]
+    sparse_updates: str
+
+    def is_table(self, variable: ParameterServerVariable) -> bool:
+        """Whether the gradient of `variable` has the rows that were asked for."""
+        return id(variable) in self.tables
+
+    def updated(self, update: Update) -> list[Part]:
+        """The shards that an update changes."""
+        changed = update.variables
+        if update.optimizer.use_ema:
+            # The moving averages follow every variable, also one without a gradient in this step.
+            changed = [*changed, *(v for v in update.optimizer._trainable_variables if not self.is_table(v))]
+        return list(dict.fromkeys(parts_of(changed)))
+
+
+def build_pushes(plan: PushPlan, pulls: Sequence[DevicePull], mutex: Callable[[str], tf.Tensor]) -> list[DevicePush]:
     """One `DevicePush` per ps that a step changes.
 
     Args:
-        updates: what the optimizers want applied, in order.
-        deltas: variables that a difference is added to.
-        assigned: variables that take a value.
+        plan: what the step changes.
+        pulls: all pulls of the step.
         mutex: the lock of a device, by the device's name.
     """
-    devices = {v.device for v in [*deltas, *assigned]}
-    for update in updates:
-        devices |= {v.device for v in _updated_variables(update)}
-    return [_build_push(device, updates, deltas, assigned, mutex(device)) for device in sorted(devices)]
+    for update in plan.updates:
+        for variable in update.variables:
+            check_shards(update.optimizer, variable)
+    parts = parts_of([*plan.deltas, *plan.assigned])
+    for update in plan.updates:
+        parts += plan.updated(update)
+    devices = {part.storage.device for part in parts}
+    return [_build_push(device, plan, [p for p in pulls if p.device == device], mutex) for device in sorted(devices)]
 
 
-def _updated_variables(update: Update) -> list[ParameterServerVariable]:
-    # The moving averages follow every variable, also one without a gradient in this step.
-    return list(update.optimizer._trainable_variables) if update.optimizer.use_ema else update.variables
+def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Callable[[str], tf.Tensor]) -> DevicePush:
+    def here(parts: Sequence[Part]) -> list[Part]:
+        return [part for part in parts if part.storage.device == device]
 
+    updates = [(i, u) for i, u in enumerate(plan.updates) if here(plan.updated(u))]
+    gradients = {i: here(parts_of(u.variables)) for i, u in updates}
+    pulls = [pull for pull in pulls if any(part in pull.tables for parts in gradients.values() for part in parts)]
+    deltas = [(i, part) for i, v in enumerate(plan.deltas) for part in here(parts_of([v]))]
+    assigned = [(i, part) for i, v in enumerate(plan.assigned) for part in here(parts_of([v]))]
 
-def _build_push(
-    device: str,
-    updates: Sequence[Update],
-    deltas: Sequence[ParameterServerVariable],
-    assigned: Sequence[ParameterServerVariable],
-    mutex: tf.Tensor,
-) -> DevicePush:
-    here = [(i, u) for i, u in enumerate(updates) if any(v.device == device for v in _updated_variables(u))]
-    deltas_here = [(i, v) for i, v in enumerate(deltas) if v.device == device]
-    assigned_here = [(i, v) for i, v in enumerate(assigned) if v.device == device]
-
-    def wanted(update: Update) -> list[int]:
-        gradients = [update.num_scalars + i for i, v in enumerate(update.variables) if v.device == device]
-        return [*range(update.num_scalars), *gradients]
-
-    def select(outputs: dict[str, Any]) -> list[tf.Tensor]:
+    def select(outputs: dict[str, Any], pulled: PulledStep) -> list[tf.Tensor]:
         tensors: list[tf.Tensor] = []
-        for i, update in here:
-            tensors += [outputs["updates"][i]["tensors"][j] for j in wanted(update)]
+        for i, update in updates:
+            sent = outputs["updates"][i]["tensors"]
+            tensors += sent[: update.num_scalars]
+            by_variable = {id(v): t for v, t in zip(update.variables, sent[update.num_scalars :], strict=True)}
+            for part in gradients[i]:
+                gradient = by_variable[id(part.variable)]
+                request = pulled.requests[id(part.variable)] if plan.is_table(part.variable) else None
+                tensors.append(part.of(gradient) if request is None else request.part(gradient, part.shard))
             if "applied" in outputs["updates"][i]:
                 tensors.append(tf.cast(outputs["updates"][i]["applied"], tf.float32))
-        tensors += [outputs["deltas"][i] for i, _ in deltas_here]
-        return tensors + [outputs["assigned"][i] for i, _ in assigned_here]
+        tensors += [part.of(outputs["deltas"][i]) for i, part in deltas]
+        return tensors + [part.of(outputs["assigned"][i]) for i, part in assigned]
 
     specs: list[tf.TensorSpec] = []
-    for _, update in here:
-        specs += [tf.TensorSpec(update.tensors[j].shape, update.tensors[j].dtype) for j in wanted(update)]
+    for i, update in updates:
+        specs += [tf.TensorSpec(t.shape, t.dtype) for t in update.tensors[: update.num_scalars]]
+        specs += [rows_spec(part.variable) if plan.is_table(part.variable) else part.spec for part in gradients[i]]
         if update.applied is not None:
             specs.append(tf.TensorSpec([], tf.float32))
-    specs += [spec_of(v) for _, v in [*deltas_here, *assigned_here]]
+    specs += [part.spec for _, part in [*deltas, *assigned]]
     packing = Packing(specs)
 
-    def take_in(*flats: tf.Tensor) -> None:
+    def take_in(*received: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
         with tf.device(device):
-            received = packing.unpack(flats)
-            with tf.control_dependencies(received):
-                lock = tf.raw_ops.MutexLock(mutex=mutex)
+            messages, flats = received[: len(pulls)], received[len(pulls) :]
+            ids: dict[Part, tf.Tensor] = {}
+            for pull, message in zip(pulls, messages, strict=True):
+                ids.update(zip(pull.tables, pull.ids_in(message), strict=True))
+            tensors = packing.unpack(flats, [tf.size(ids[part]) for part in tables])
+            with tf.control_dependencies([*tensors, *ids.values()]):
+                lock = tf.raw_ops.MutexLock(mutex=mutex(device))
             start = len(graph.get_operations())
             with tf.control_dependencies([lock]):
-                for _, update in here:
-                    tensors, received = received[: len(wanted(update))], received[len(wanted(update)) :]
+                remaining = iter(tensors)
+                for i, update in updates:
+                    scalars = [next(remaining) for _ in range(update.num_scalars)]
+                    sent = {part: next(remaining) for part in gradients[i]}
+                    apply = _Apply(plan, update, scalars, sent, {p: ids[p] for p in sent if plan.is_table(p.variable)}, device)
                     if update.applied is None:
-                        _apply(update, tensors, device)
+                        apply()
                     else:
-                        applied, received = received[0], received[1:]
-                        tf.cond(applied > 0, lambda u=update, t=tensors: _apply(u, t, device), lambda: None)
-                for (_, variable), tensor in zip(deltas_here, received[: len(deltas_here)], strict=True):
-                    variable.storage.assign_add(tensor, read_value=False)
-                for (_, variable), tensor in zip(assigned_here, received[len(deltas_here) :], strict=True):
-                    variable.storage.assign(tensor, read_value=False)
+                        tf.cond(next(remaining) > 0, apply, lambda: None)
+                for _, part in deltas:
+                    part.storage.assign_add(next(remaining), read_value=False)
+                for _, part in assigned:
+                    part.storage.assign(next(remaining), read_value=False)
             done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
             with tf.control_dependencies(done):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
-    function = tf.function(take_in, autograph=False, input_signature=packing.carrier_specs).get_concrete_function()
-    return DevicePush(device, select, packing, function, list(function.captured_inputs))
+    messages = [spec for pull in pulls for spec in pull.message_specs]
+    tables = [part for i, _ in updates for part in gradients[i] if plan.is_table(part.variable)]
+    function = tf.function(take_in, autograph=False).get_concrete_function(*messages, *packing.carrier_specs)
+    return DevicePush(device, tables, select, packing, pulls, function, list(function.captured_inputs))
 
 
-def _apply(update: Update, tensors: list[tf.Tensor], device: str) -> None:
-    """What follows clipping in `Optimizer.apply`, for the variables on `device`."""
-    optimizer = update.optimizer
-    learning_rate, *shared = tensors[: 1 + len(update.shared)]
-    phase = Push(optimizer, learning_rate, {id(v): t for v, t in zip(update.shared, shared, strict=True)})
-    trainable = [v for v in update.variables if v.device == device]
-    gradients = tensors[update.num_scalars :]
-    with variables.entering(phase):
-        if optimizer.gradient_accumulation_steps:
-            clip_scale = tensors[update.num_scalars - 1] if update.has_clip_scale else None
-            _accumulate(optimizer, trainable, gradients, learning_rate, clip_scale)
-        else:
-            _update(optimizer, trainable, gradients, learning_rate)
-        if optimizer.use_ema:
-            _move_averages(optimizer, device)
-        for variable in trainable:
-            if variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
+class _Apply:
+    """What follows clipping in `Optimizer.apply`, for the shards on one ps.
 
+    Args:
+        plan: what the step changes.
+        update: the `Optimizer.apply`.
+        scalars: learning rate, shared state and, where it is sent, the scale of clipping.
+        gradients: by shard; of a table, those of its rows.
+        ids: the places of these rows in the shard.
+        device: the device of the ps.
+    """
 
-def _update(optimizer: Any, trainable: list[Any], gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> None:
-    optimizer._apply_weight_decay(trainable)
-    for gradient, variable in zip(gradients, trainable, strict=True):
-        optimizer.update_step(gradient, variable, learning_rate)
+    def __init__(
+        self,
+        plan: PushPlan,
+        update: Update,
+        scalars: list[tf.Tensor],
+        gradients: dict[Part, tf.Tensor],
+        ids: dict[Part, tf.Tensor],
+        device: str,
+    ) -> None:
+        self._plan = plan
+        self._update = update
+        self._optimizer = update.optimizer
+        self._gradients = gradients
+        self._ids = ids
+        self._device = device
+        self._clip_scale = scalars[-1] if update.has_clip_scale else None
+        shared = {id(v): t for v, t in zip(update.shared, scalars[1 : 1 + len(update.shared)], strict=True)}
+        self._phase = Push(update.optimizer, scalars[0], shared)
 
+    def __call__(self) -> None:
+        parts = [part for part in self._plan.updated(self._update) if part.storage.device == self._device]
+        with variables.entering(self._phase):
+            for part in parts:
+                gradient, rows = self._gradients.get(part), None
+                if part in self._ids:
+                    if updates_rows(self._optimizer, part.variable, self._plan.sparse_updates):
+                        rows = _ShardRows(part, self._ids[part])
+                    else:
+                        gradient = tf.math.unsorted_segment_sum(gradient, self._ids[part], part.storage.shape[0])
+                with self._phase.on(part, rows):
+                    self._update_part(part.variable, gradient)
 
-def _accumulate(
-    optimizer: Any,
-    trainable: list[Any],
-    gradients: Sequence[tf.Tensor],
-    learning_rate: tf.Tensor,
-    clip_scale: tf.Tensor | None,
-) -> None:
-    steps = optimizer.gradient_accumulation_steps
-    accumulators = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in trainable]
+    def _update_part(self, variable: ParameterServerVariable, gradient: tf.Tensor | None) -> None:
+        if gradient is not None and self._optimizer.gradient_accumulation_steps:
+            self._accumulate(variable, gradient)
+        elif gradient is not None:
+            self._step(variable, gradient)
+        if self._optimizer.use_ema:
+            self._move_average(variable)
+        if gradient is not None and variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
 
-    def update() -> None:
-        means = [(g + a) / steps for g, a in zip(gradients, accumulators, strict=True)]
-        means = optimizer._clip_gradients(means) if clip_scale is None else [m * clip_scale for m in means]
-        _update(optimizer, trainable, means, learning_rate)
-        for accumulator in accumulators:
-            accumulator.assign(tf.zeros_like(accumulator))
+    def _step(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
+        self._optimizer._apply_weight_decay([variable])
+        self._optimizer.update_step(gradient, variable, self._phase.learning_rate)
 
-    def accumulate() -> None:
-        for gradient, accumulator in zip(gradients, accumulators, strict=True):
+    def _accumulate(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
+        optimizer = self._optimizer
+        steps = optimizer.gradient_accumulation_steps
+        accumulator = optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
+
+        def accumulate() -> None:
             accumulator.assign_add(gradient)
 
-    tf.cond(tf.equal((optimizer._iterations.value + 1) % steps, 0), update, accumulate)
+        def update() -> None:
+            mean = (gradient + accumulator) / steps
+            mean = optimizer._clip_gradients([mean])[0] if self._clip_scale is None else mean * self._clip_scale
+            self._step(variable, mean)
+            accumulator.assign(tf.zeros_like(gradient))
 
+        tf.cond(tf.equal((optimizer._iterations.value + 1) % steps, 0), update, accumulate)
 
-def _move_averages(optimizer: Any, device: str) -> None:
-    # As `BaseOptimizer._update_model_variables_moving_average`, which goes through all variables wherever they are.
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    frequency = optimizer.ema_overwrite_frequency
-    iterations = tf.convert_to_tensor(optimizer.iterations)
-    for variable, average in pairs:
-        if average is None or variable.device != device:
-            continue
+    def _move_average(self, variable: ParameterServerVariable) -> None:
+        # As `BaseOptimizer._update_model_variables_moving_average`, which goes through all variables wherever they are.
+        optimizer = self._optimizer
+        average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]
+        if average is None:
+            return
+        frequency = optimizer.ema_overwrite_frequency
+        iterations = tf.convert_to_tensor(optimizer.iterations)
         momentum = tf.cast(iterations != 0, variable.dtype) * optimizer.ema_momentum
         average.assign(momentum * average + (1 - momentum) * variable)
         if frequency:
             variable.assign(tf.where((iterations + 1) % frequency == 0, average, variable))
-
-
-def move_slots(optimizer: Any) -> None:
-    """Brings each slot to the ps of its variable; optimizers that make slots in their own way leave them elsewhere."""
-    slots = slots_of(optimizer)
-    for variable, own in zip(optimizer._trainable_variables, slots, strict=True):
-        for slot in own:
-            if isinstance(slot, ParameterServerVariable) and slot.device != variable.device:
-                slot.move_to(variable)
-    for variable in shared_state(optimizer):
-        if _num_elements(variable) > MAX_SHARED_ELEMENTS:
-            raise UnsupportedError(
-                f"Optimizer {optimizer.name!r} has state that every ps would need in every step: '{variable.path}'. Expected: "
-                f"slots in lists parallel to the variables. Received: shape {tuple(variable.shape)}. Keep one slot per "
-                "variable in a list, in the order of `build`'s argument."
-            )
-
-
-def _num_elements(variable: keras.Variable) -> int:
-    """The number of elements of `variable`."""
-    return int(variable.storage.shape.num_elements()) if isinstance(variable, ParameterServerVariable) else 0

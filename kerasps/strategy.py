@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,10 +13,10 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.cluster import ClusterDescription, check_cluster_resolver, read_tf_config, require_chief, wait_until_reachable
 from kerasps.errors import KeraspsError
-from kerasps.placement import Placement, PlacementLedger
+from kerasps.load import LoadMeter, LoadReport
+from kerasps.placement import COORDINATOR_CPU, Placement, PlacementLedger, ps_device
+from kerasps.sharding import LAYOUTS, ShardedStorage, Sharding
 from kerasps.storage import NamedVariable, mutex_name
-
-COORDINATOR_CPU = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -38,8 +38,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     Args:
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` whose cluster has one `chief`, at least one
             `worker` and at least one `ps`, and whose task is the chief. Defaults to the one that `TF_CONFIG` describes.
-        variable_partitioner: a callable of `shape` and `dtype` that returns the number of shards per axis, as
-            `tf.distribute.experimental.partitioners` does. It splits a bare `tf.Variable`; Keras variables stay whole.
+        variable_partitioner: a callable of `shape` and `dtype` that returns the number of shards per axis, such as
+            `kerasps.MinSizePartitioner()` or one of `tf.distribute.experimental.partitioners`. It splits the first axis of
+            Keras variables, and of bare `tf.Variable`s as TensorFlow does. Default: every variable is whole.
+        shard_layout: which rows of a Keras variable are in which shard. `"mod"` (the default) deals them out in turn, which
+            spreads ids that are sorted by frequency evenly; `"div"` gives each shard a contiguous range.
+        sparse_updates: what an update means for a table that steps read by rows only (an embedding). `"lazy"` (the default):
+            the optimizer sees the rows of the step alone, so that a step costs the same whatever the table's height. `"dense"`:
+            the optimizer sees the whole table, with gradients of zero in all other rows, as in plain Keras; the ps pays for it.
+            The two are the same for SGD without momentum, Adagrad and others that leave a row with a gradient of zero alone.
         connect_timeout: seconds to wait for every task to be reachable. Defaults to the environment variable
             `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -58,12 +65,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         variable_partitioner: Callable[..., Any] | None = None,
         *,
+        shard_layout: str = "mod",
+        sparse_updates: str = "lazy",
         connect_timeout: float | None = None,
     ) -> None:
+        _check_choice("shard_layout", shard_layout, LAYOUTS)
+        _check_choice("sparse_updates", sparse_updates, ("lazy", "dense"))
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise TypeError(
                 "Argument `variable_partitioner` must be a callable of `shape` and `dtype`, such as "
-                "`tf.distribute.experimental.partitioners.MinSizePartitioner()`. "
+                "`kerasps.MinSizePartitioner()`. "
                 f"Received: variable_partitioner={variable_partitioner!r}"
             )
         if cluster_resolver is None:
@@ -84,8 +95,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         from kerasps import hooks  # imports the trainer, which knows this module
 
         hooks.install()
+        for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
+        if for_num_ps is not None:
+            variable_partitioner = for_num_ps(len(description.jobs["ps"]))
         super().__init__(cluster_resolver, variable_partitioner)
-        self._extended = _Extended(self, cluster_resolver, variable_partitioner)
+        theirs: Any = self._extended
+        self._extended: _Extended = _Extended(self, cluster_resolver, variable_partitioner, shard_layout)
+        # What the constructor of a strategy sets; a `tf.function` that is called in the scope asks for it.
+        self._extended._retrace_functions_for_each_device = theirs._retrace_functions_for_each_device
+        self._sparse_updates = sparse_updates
+        self._load_meter = LoadMeter(self.num_ps)
         self._description = description
         atexit.register(_leave_remote_functions)
         # A cluster that ends before this process does says so (`LocalCluster`).
@@ -107,6 +126,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return int(self._extended._num_ps)
 
     @property
+    def sparse_updates(self) -> str:
+        """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
+        return self._sparse_updates
+
+    @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of this strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
@@ -115,34 +139,82 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Variables, bytes and device of every ps task; prints as a table."""
         return self._extended.ledger.placement()
 
+    def load_report(self) -> LoadReport:
+        """Rows and bytes that every ps hands out and takes in per second, in the running or last `fit`; prints as a table."""
+        return self._load_meter.report()
+
+    @property
+    def load_meter(self) -> LoadMeter:
+        """Where `fit` counts what `load_report` reports."""
+        return self._load_meter
+
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"
 
 
 class _Placing(threading.local):
     active = False
-    on_coordinator = False
+    device: str | None = None
+    beside: ShardedStorage | None = None
 
 
 class _Extended(_compat.ParameterServerStrategyV2Extended):
-    """Places variables: by bytes, each on the lightest ps; a slot beside its variable."""
+    """Places variables: by bytes, each on the lightest ps; a slot beside its variable, shard by shard."""
 
-    def __init__(self, strategy: Any, cluster_resolver: Any, variable_partitioner: Any) -> None:
+    def __init__(self, strategy: Any, cluster_resolver: Any, variable_partitioner: Any, shard_layout: str) -> None:
         super().__init__(strategy, cluster_resolver, variable_partitioner)
         self.ledger = PlacementLedger(self._num_ps)
+        self._partitioner = variable_partitioner
+        self._shard_layout = shard_layout
         self._placing = _Placing()
         self._mutexes: dict[str, tf.Tensor] = {}
 
     @contextlib.contextmanager
-    def placing(self, *, on_coordinator: bool) -> Iterator[None]:
-        """While active, a new variable is whole and lives on a ps, or on the coordinator."""
+    def placing(self, device: str | None) -> Iterator[None]:
+        """While active, a new variable is whole and lives on `device`, or, where that is None, on the ps that is its turn."""
         placing = self._placing
-        before = placing.active, placing.on_coordinator
-        placing.active, placing.on_coordinator = True, on_coordinator
+        before = placing.active, placing.device
+        placing.active, placing.device = True, device
         try:
             yield
         finally:
-            placing.active, placing.on_coordinator = before
+            placing.active, placing.device = before
+
+    def shards(self, shape: tuple[int, ...], dtype: tf.DType) -> tuple[Sharding, list[str]] | None:
+        """The sharding of a new variable and the device of each shard; None where it stays whole.
+
+        A slot, which is made beside its variable, is sharded as that one is.
+        """
+        beside = self._placing.beside
+        if beside is not None:
+            same = tuple(beside.shape) == shape
+            return (beside.sharding, [str(shard.device) for shard in beside.shards]) if same else None
+        if self._partitioner is None or not shape:
+            return None
+        partitions = list(self._partitioner(shape=tf.TensorShape(shape), dtype=dtype))
+        if len(partitions) != len(shape) or any(count != 1 for count in partitions[1:]):
+            raise ValueError(
+                "Argument `variable_partitioner` may split the first axis only. Expected: the number of shards per axis, 1 for "
+                f"all but the first. Received: {partitions} for shape {shape}. Use a partitioner of kerasps."
+            )
+        count = min(int(partitions[0]), shape[0])
+        if count <= 1:
+            return None
+        return Sharding(shape[0], count, self._shard_layout), [ps_device(ps) for ps in self.ledger.spread(count)]
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """While active, new variables lie beside the given one; beside a sharded one, those of its shape are sharded alike."""
+        if not isinstance(colocate_with_variable, ShardedStorage):
+            with super().colocate_vars_with(colocate_with_variable):
+                yield
+            return
+        placing = self._placing
+        before, placing.beside = placing.beside, colocate_with_variable
+        try:
+            yield
+        finally:
+            placing.beside = before
 
     def mutex(self, device: str) -> tf.Tensor:
         """The lock that one push at a time holds on the ps `device`."""
@@ -163,37 +235,53 @@ class _Extended(_compat.ParameterServerStrategyV2Extended):
         return next_creator
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        if self._placing.active and self._placing.on_coordinator:
-            with _compat.colocate_with(None, ignore_existing=True), tf.device(COORDINATOR_CPU):
-                return next_creator(**kwargs)
-        if self._placing.active:
-            next_creator = _named_variable
-        if "colocate_with" in kwargs:
-            with _compat.colocate_with(None, ignore_existing=True), tf.device(kwargs["colocate_with"].device):
-                variable = next_creator(**kwargs)
-            self.ledger.add(variable)
-            return variable
-        if self._placing.active:
-            return self._create_variable_round_robin(next_creator, **kwargs)
-        return super()._create_variable(next_creator, **kwargs)
+        placing = self._placing
+        if not placing.active:
+            beside = kwargs.get("colocate_with")
+            return (
+                self._create_on(beside.device, next_creator, kwargs)
+                if beside
+                else super()._create_variable(next_creator, **kwargs)
+            )
+        if placing.device == COORDINATOR_CPU:
+            return self._create_on(placing.device, next_creator, kwargs)
+        if placing.device is not None:
+            device = placing.device
+        elif "colocate_with" in kwargs:
+            device = kwargs["colocate_with"].device
+        elif placing.beside is not None:
+            device = placing.beside.device
+        else:
+            device = ps_device(self.ledger.lightest())
+        return self._create_on(device, _named_variable, kwargs)
 
-    def _create_variable_round_robin(self, next_creator: Any, **kwargs: Any) -> Any:
-        # TensorFlow's name for the method that picks a ps; in turn whatever the size there, by bytes here.
-        device = f"/job:ps/task:{self.ledger.lightest()}/device:CPU:0"
+    def _create_on(self, device: str, creator: Any, kwargs: dict[str, Any]) -> Any:
         with _compat.colocate_with(None, ignore_existing=True), tf.device(device):
-            variable = next_creator(**kwargs)
+            variable = creator(**kwargs)
         self.ledger.add(variable)
         return variable
 
+    def _create_variable_round_robin(self, next_creator: Any, **kwargs: Any) -> Any:
+        # TensorFlow's name for the method that picks a ps; in turn whatever the size there, by bytes here.
+        return self._create_on(ps_device(self.ledger.lightest()), next_creator, kwargs)
+
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         # Keras applies weight decay through this; during a push the storage is at hand and needs no placing.
-        if group:
+        if group and not isinstance(var, ShardedStorage):
             return super()._update(var, fn, args, kwargs, group)
         return fn(var, *args, **kwargs)
 
 
 def _named_variable(initial_value: Any, shape: Any, dtype: Any, trainable: bool, name: str, **unused: Any) -> NamedVariable:
     return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name)
+
+
+def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        expected = " or ".join(repr(choice) for choice in choices)
+        raise ValueError(
+            f"Argument `{argument}` is not one of its values. Expected: {expected}. Received: {argument}={value!r}."
+        )
 
 
 def _hide_gpus_of_coordinator() -> None:

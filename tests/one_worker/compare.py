@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
+from kerasps.optimizers import slots_of
 
 BATCH_SIZE = 16
 
@@ -32,6 +33,7 @@ def train_both(
     steps: int = 50,
     epochs: int = 1,
     sum_repeated_ids: bool = False,
+    lazy: bool = False,
     **fit_arguments: Any,
 ) -> tuple[keras.Model, keras.Model]:
     """Returns the model that plain Keras trained and the one that the cluster trained.
@@ -39,6 +41,9 @@ def train_both(
     With `sum_repeated_ids`, the plain model sums the gradients of an id that a batch holds twice before they reach the
     optimizer, as kerasps does, and Keras on its other backends. Plain Keras on TensorFlow does not (its Adagrad adds up the
     squares of the parts, not the square of the sum), so there the two differ.
+
+    With `lazy`, the plain model moreover puts rows of tables, and of their slots, back to what they were before a step that did
+    not look them up: what `sparse_updates="lazy"` means.
 
     `make_model` makes a compiled model; seeds are fixed before each call, so that both start with the same weights.
     """
@@ -48,9 +53,8 @@ def train_both(
     if plain.built and plain.optimizer is not None:
         # Where Keras builds an optimizer while it traces the first step, what `build` assigns (ScheduleFreeAdamW) is lost.
         plain.optimizer.build(plain.trainable_variables)
-    if sum_repeated_ids:
-        apply = plain.optimizer.apply
-        plain.optimizer.apply = lambda grads, weights=None: apply([tf.convert_to_tensor(g) for g in grads], weights)
+    if sum_repeated_ids or lazy:
+        plain.optimizer.apply = _SummedApply(plain.optimizer, lazy)
     plain.fit(dataset(data), steps_per_epoch=steps, epochs=epochs, verbose=0, shuffle=False, **fit_arguments)
     keras.utils.set_random_seed(7)
     with strategy.scope():
@@ -59,6 +63,32 @@ def train_both(
         kerasps.DatasetCreator(lambda context: dataset(data)), steps_per_epoch=steps, epochs=epochs, verbose=0, **fit_arguments
     )
     return plain, ours
+
+
+class _SummedApply:
+    """`Optimizer.apply` with the gradients of each id summed; if `lazy`, then only on the rows that have some."""
+
+    def __init__(self, optimizer: Any, lazy: bool) -> None:
+        self._optimizer = optimizer
+        self._apply = optimizer.apply
+        self._lazy = lazy
+
+    def __call__(self, grads: list[Any], weights: Any = None) -> None:
+        pairs = list(zip(grads, weights, strict=True))
+        tables = [(g, w) for g, w in pairs if self._lazy and isinstance(g, tf.IndexedSlices)]
+        before = [(v, self._touched(g, w), tf.identity(v)) for g, w in tables for v in [w, *self._slots(w)]]
+        self._apply([tf.convert_to_tensor(g) for g in grads], weights)
+        for variable, touched, old in before:
+            variable.assign(tf.where(touched, variable, old))
+
+    def _touched(self, gradient: tf.IndexedSlices, table: keras.Variable) -> tf.Tensor:
+        ids = tf.reshape(gradient.indices, [-1, 1])
+        counts = tf.scatter_nd(ids, tf.ones([tf.size(ids)], tf.int32), tf.cast([table.shape[0]], ids.dtype))
+        return (counts > 0)[:, None]
+
+    def _slots(self, table: keras.Variable) -> list[keras.Variable]:
+        index = [id(v) for v in self._optimizer._trainable_variables].index(id(table))
+        return slots_of(self._optimizer)[index]
 
 
 def assert_equal(plain: keras.Model, ours: keras.Model, *, relative: float = 1e-5, optimizer: bool = True) -> None:

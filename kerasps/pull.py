@@ -1,0 +1,183 @@
+"""The pull phase: what one ps task hands out to a worker at the start of a step, as one tensor.
+
+Dense variables come whole, tables by the rows that the step asks for. A variable that is in shards comes from several ps and is
+put together on the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.compute import spec_of
+from kerasps.packing import Packing
+from kerasps.rows import Round, RowRequest
+from kerasps.storage import call_with
+from kerasps.variables import ParameterServerVariable
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One shard of a variable."""
+
+    variable: ParameterServerVariable
+    shard: int
+
+    def __eq__(self, other: object) -> bool:
+        # Variables compare element by element, so they are told apart by identity.
+        return isinstance(other, Part) and (self.variable is other.variable and self.shard == other.shard)
+
+    def __hash__(self) -> int:
+        return hash((id(self.variable), self.shard))
+
+    @property
+    def storage(self) -> tf.Variable:
+        """The `tf.Variable` that holds it."""
+        return self.variable.shards[self.shard]
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Its shape and dtype."""
+        return tf.TensorSpec(self.storage.shape, self.storage.dtype)
+
+    def of(self, value: tf.Tensor) -> tf.Tensor:
+        """This shard of a value of the whole variable."""
+        sharding = self.variable.sharding
+        return value if sharding is None else sharding.part(value, self.shard)
+
+
+def parts_of(variables: Sequence[ParameterServerVariable]) -> list[Part]:
+    """All shards of the variables."""
+    return [Part(variable, shard) for variable in variables for shard in range(len(variable.shards))]
+
+
+class DevicePull:
+    """The pull from one ps: what is read there, how it travels, and the function that reads it.
+
+    Args:
+        device: the device of the ps.
+        dense: what is read whole.
+        tables: the shards of tables of which rows are read.
+    """
+
+    def __init__(self, device: str, dense: list[Part], tables: list[Part]) -> None:
+        self.device = device
+        self.dense = dense
+        self.tables = tables
+        self.packing = Packing([*(part.spec for part in dense), *(rows_spec(part.variable) for part in tables)])
+
+        def hand_out(*message: tf.Tensor) -> list[tf.Tensor]:
+            with tf.device(device):
+                rows = [
+                    tf.raw_ops.ResourceGather(resource=part.storage.handle, indices=ids, dtype=part.storage.dtype)
+                    for part, ids in zip(tables, self.ids_in(*message), strict=True)
+                ]
+                return self.packing.pack([*(part.storage.read_value() for part in dense), *rows])
+
+        function = tf.function(hand_out, autograph=False)
+        self._function = function.get_concrete_function(*self.message_specs)
+        self.captures = list(self._function.captured_inputs)
+
+    @property
+    def message_specs(self) -> list[tf.TensorSpec]:
+        """The message that asks for rows; a pull of dense variables alone needs none."""
+        return [tf.TensorSpec([None], tf.int32)] if self.tables else []
+
+    def message(self, requests: dict[int, RowRequest]) -> list[tf.Tensor]:
+        """Which rows are asked for: how many of each table, and their places in the shard, all in one tensor."""
+        ids = [requests[id(part.variable)].ids[part.shard] for part in self.tables]
+        if len(ids) < 2:
+            return ids
+        counts = [requests[id(part.variable)].counts[part.shard] for part in self.tables]
+        return [tf.concat([tf.stack(counts), *ids], 0)]
+
+    def ids_in(self, *message: tf.Tensor) -> list[tf.Tensor]:
+        """The places in the shard of each of `tables`, from the message."""
+        count = len(self.tables)
+        if count < 2:
+            return list(message)
+        return list(tf.split(message[0][count:], message[0][:count], num=count))
+
+    def __call__(
+        self, handles: dict[int, tf.Tensor], message: list[tf.Tensor], requests: dict[int, RowRequest]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The values of `dense`, and the rows of `tables`, in a graph that finds variables by `handles`."""
+        with tf.device(self.device):
+            flats = call_with(handles, self._function, self.captures, *message)
+        counts = [requests[id(part.variable)].counts[part.shard] for part in self.tables]
+        values = self.packing.unpack(flats, counts)
+        return values[: len(self.dense)], values[len(self.dense) :]
+
+
+class RoundPull:
+    """One round trip to every ps that holds something of it (see `rows.Round`).
+
+    Args:
+        dense: variables that are pulled whole.
+        found: the row requests of the round.
+    """
+
+    def __init__(self, dense: Sequence[ParameterServerVariable], found: Round) -> None:
+        self.round = found
+        self._dense = list(dense)
+        held, rows = parts_of(dense), parts_of(found.tables)
+        devices = sorted({part.storage.device for part in [*held, *rows]})
+        self.pulls = [
+            DevicePull(
+                device,
+                [part for part in held if part.storage.device == device],
+                [part for part in rows if part.storage.device == device],
+            )
+            for device in devices
+        ]
+
+    def __call__(
+        self, handles: dict[int, tf.Tensor], available: dict[str, tf.Tensor], step: PulledStep
+    ) -> tuple[dict[int, tf.Tensor], dict[int, tf.Tensor]]:
+        """The values of dense variables and the rows of tables, by the variables' `id`, in the graph of an execution."""
+        requests = self.round.requests(available)
+        step.requests.update(requests)
+        parts: dict[int, dict[int, tf.Tensor]] = {}
+        for pull in self.pulls:
+            step.messages[pull] = pull.message(requests)
+            dense, rows = pull(handles, step.messages[pull], requests)
+            for part, value in zip([*pull.dense, *pull.tables], [*dense, *rows], strict=True):
+                parts.setdefault(id(part.variable), {})[part.shard] = value
+        values = {id(v): _join(v, parts[id(v)]) for v in self._dense}
+        return values, {id(t): _in_order(parts[id(t)]) for t in self.round.tables}
+
+
+class PulledStep:
+    """What a step asked for, which its push refers to."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, RowRequest] = {}
+        self.messages: dict[DevicePull, list[tf.Tensor]] = {}
+
+
+def _join(variable: ParameterServerVariable, shards: dict[int, tf.Tensor]) -> tf.Tensor:
+    sharding = variable.sharding
+    return shards[0] if sharding is None else sharding.join([shards[i] for i in range(len(shards))])
+
+
+def _in_order(shards: dict[int, tf.Tensor]) -> tf.Tensor:
+    return shards[0] if len(shards) == 1 else tf.concat([shards[i] for i in range(len(shards))], 0)
+
+
+def rows_spec(table: ParameterServerVariable) -> tf.TensorSpec:
+    """The `tf.TensorSpec` of some rows of a table."""
+    spec = spec_of(table)
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
+def build_pulls(pulled: Sequence[ParameterServerVariable], rounds: Sequence[Round]) -> list[RoundPull]:
+    """The round trips of a step's pull; dense variables come with the first."""
+    return [RoundPull(pulled if number == 0 else [], found) for number, found in enumerate(rounds)]
+
+
+def captures_of(pulls: Sequence[RoundPull]) -> list[Any]:
+    """The handles that the pulls captured."""
+    return [captured for rounds in pulls for pull in rounds.pulls for captured in pull.captures]

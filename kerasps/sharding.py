@@ -1,0 +1,182 @@
+"""How the rows of a variable are divided into shards, and the storage that consists of shards on several ps tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+LAYOUTS = ("mod", "div")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Which rows (entries of the first axis) of a variable are in which shard.
+
+    Args:
+        num_rows: the rows of the variable.
+        num_shards: the shards, at most `num_rows`.
+        layout: `"div"` gives each shard a contiguous range of rows, the first shards one more where it does not come out even,
+            as TensorFlow does; `"mod"` deals the rows out in turn, so that ids sorted by frequency spread evenly. The words are
+            those of `tf.nn.embedding_lookup`'s `partition_strategy`.
+    """
+
+    num_rows: int
+    num_shards: int
+    layout: str
+
+    def rows(self, shard: int) -> range:
+        """The rows of a shard, in its order."""
+        if self.layout == "mod":
+            return range(shard, self.num_rows, self.num_shards)
+        base, extra = divmod(self.num_rows, self.num_shards)
+        return range(base * shard + min(shard, extra), base * (shard + 1) + min(shard + 1, extra))
+
+    def part(self, value: Any, shard: int) -> Any:
+        """The rows of `value`, a tensor or an array of the whole variable, that are in `shard`."""
+        rows = self.rows(shard)
+        return value[rows.start : rows.stop : rows.step]
+
+    def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The whole variable, from its shards in order."""
+        if self.layout == "div":
+            return tf.concat(parts, 0)
+        return tf.dynamic_stitch([tf.range(shard, self.num_rows, self.num_shards) for shard in range(self.num_shards)], parts)
+
+    def locate(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The shard (int32) of each row id, and the row's place in it."""
+        if self.layout == "mod":
+            return tf.cast(ids % self.num_shards, tf.int32), ids // self.num_shards
+        base, extra = divmod(self.num_rows, self.num_shards)
+        shard = tf.maximum(ids // (base + 1), (ids - extra) // base)
+        return tf.cast(shard, tf.int32), tf.where(shard < extra, ids % (base + 1), (ids - extra) % base)
+
+
+class TensorLike(_compat.InternalTensor):  # so that Keras and TensorFlow take it for a tensor, and convert it as one
+    """What stands where Keras expects a `tf.Variable`: it has a value, which is read when it is used."""
+
+    def read_value(self) -> tf.Tensor:
+        """The value as it is now."""
+        raise NotImplementedError
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.read_value(), dtype, name=name)
+
+
+def _overload(operator: str) -> None:
+    def method(self: TensorLike, *args: Any) -> tf.Tensor:
+        return getattr(self.read_value(), operator)(*args)
+
+    setattr(TensorLike, operator, method)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    _overload(f"__{_name}__")
+    _overload(f"__r{_name}__")
+for _name in ("neg", "abs", "lt", "le", "gt", "ge", "getitem"):
+    _overload(f"__{_name}__")
+
+
+class ShardedStorage(TensorLike):
+    """The storage of a variable as shards on ps tasks. Reading it puts the whole value together.
+
+    Args:
+        shards: a `tf.Variable` per shard.
+        sharding: which rows each of them has.
+        name: what it is called in messages.
+    """
+
+    def __init__(self, shards: Sequence[tf.Variable], sharding: Sharding, name: str) -> None:
+        self.shards = tuple(shards)
+        self.sharding = sharding
+        self._name = name
+        self._unique_id = f"{self.shards[0]._unique_id}_sharded"
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self._name
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of the elements."""
+        return self.shards[0].dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the whole variable."""
+        return tf.TensorShape([self.sharding.num_rows, *self.shards[0].shape[1:]])
+
+    @property
+    def device(self) -> str:
+        """The device of the first shard."""
+        return str(self.shards[0].device)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients are taken with respect to it."""
+        return bool(self.shards[0].trainable)
+
+    def read_value(self) -> tf.Tensor:
+        """The whole value, on the current device."""
+        return self.sharding.join([shard.read_value() for shard in self.shards])
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """The rows `indices`, of shape `indices.shape + shape[1:]`; what `tf.gather` calls."""
+        del name
+        flat = tf.reshape(indices, [-1])
+        shard, place = self.sharding.locate(flat)
+        count = len(self.shards)
+        order = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
+        places = tf.dynamic_partition(place, shard, count)
+        rows = tf.dynamic_stitch(order, [tf.gather(s, own) for s, own in zip(self.shards, places, strict=True)])
+        return tf.reshape(rows, tf.concat([tf.shape(indices), self.shape[1:]], 0))
+
+    def assign(self, value: Any, **unused: Any) -> ShardedStorage:
+        """Takes a whole value."""
+        value = self._checked(value)
+        for index, shard in enumerate(self.shards):
+            shard.assign(self.sharding.part(value, index), read_value=False)
+        return self
+
+    def assign_add(self, value: Any, **unused: Any) -> ShardedStorage:
+        """Adds a value of the variable's shape; atomic per shard."""
+        value = self._checked(value)
+        for index, shard in enumerate(self.shards):
+            shard.assign_add(self.sharding.part(value, index), read_value=False)
+        return self
+
+    def assign_sub(self, value: Any, **unused: Any) -> ShardedStorage:
+        """Subtracts a value of the variable's shape; atomic per shard."""
+        return self.assign_add(-self._checked(value))
+
+    def numpy(self) -> Any:
+        """The whole value as a NumPy array."""
+        return self.read_value().numpy()
+
+    def _checked(self, value: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not value.shape.is_compatible_with(self.shape):
+            raise ValueError(
+                f"A new value must have the variable's shape. Expected: {tuple(self.shape)} for variable '{self.name}'. "
+                f"Received: {value.shape}."
+            )
+        return value
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": self.read_value()}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> ShardedStorage:
+        return self.assign(restored["VARIABLE_VALUE"])
+
+    def __repr__(self) -> str:
+        return f"<ShardedStorage '{self.name}' shape={self.shape} dtype={self.dtype.name} shards={len(self.shards)}>"
+
+
+def shards_of(storage: Any) -> tuple[tf.Variable, ...]:
+    """The shards of a storage; a whole variable is its own and only shard."""
+    return storage.shards if isinstance(storage, ShardedStorage) else (storage,)
