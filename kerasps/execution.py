@@ -156,7 +156,11 @@ class StepPlan:
     @cached_property
     def max_unrolled_steps(self) -> int:
         """How many steps are laid out one after the other."""
-        graphs = [self.compute.graph, *(push.function.graph for push in self.pushes)]
+        functions = [self.compute, *(push.function for push in self.pushes)]
+        for round_pull in self.pulls:
+            functions += [pull.function for pull in round_pull.pulls]
+            functions += [round_pull.round.find] if round_pull.round.tables else []
+        graphs = [function.graph for function in functions]
         operations = sum(len(graph.get_operations()) for graph in graphs)
         return max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations))
 

@@ -78,8 +78,8 @@ class DevicePull:
                 return self.packing.pack([*(part.storage.read_value() for part in dense), *rows])
 
         function = tf.function(hand_out, autograph=False)
-        self._function = function.get_concrete_function(*self.message_specs)
-        self.captures = list(self._function.captured_inputs)
+        self.function = function.get_concrete_function(*self.message_specs)
+        self.captures = list(self.function.captured_inputs)
 
     @property
     def message_specs(self) -> list[tf.TensorSpec]:
@@ -87,12 +87,15 @@ class DevicePull:
         return [tf.TensorSpec([None], tf.int32)] if self.tables else []
 
     def message(self, requests: dict[int, RowRequest]) -> list[tf.Tensor]:
-        """Which rows are asked for: how many of each table, and their places in the shard, all in one tensor."""
+        """Which rows are asked for: how many of each table, and their places in the shard, all in one tensor on the ps."""
         ids = [requests[id(part.variable)].ids[part.shard] for part in self.tables]
-        if len(ids) < 2:
-            return ids
-        counts = [requests[id(part.variable)].counts[part.shard] for part in self.tables]
-        return [tf.concat([tf.stack(counts), *ids], 0)]
+        if len(ids) > 1:
+            counts = [requests[id(part.variable)].counts[part.shard] for part in self.tables]
+            ids = [tf.concat([tf.stack(counts), *ids], 0)]
+        # Brought to the ps here, it goes there once, and as soon as it is known. As an argument of the pull and of the push, it
+        # would go twice, and each time wait on the worker for word from the ps that the push before is done.
+        with tf.device(self.device):
+            return [tf.identity(tensor) for tensor in ids]
 
     def ids_in(self, *message: tf.Tensor) -> list[tf.Tensor]:
         """The places in the shard of each of `tables`, from the message."""
@@ -106,7 +109,7 @@ class DevicePull:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The values of `dense`, and the rows of `tables`, in a graph that finds variables by `handles`."""
         with tf.device(self.device):
-            flats = call_with(handles, self._function, self.captures, *message)
+            flats = call_with(handles, self.function, self.captures, *message)
         counts = [requests[id(part.variable)].counts[part.shard] for part in self.tables]
         values = self.packing.unpack(flats, counts)
         return values[: len(self.dense)], values[len(self.dense) :]

@@ -25,27 +25,16 @@ class RowRequest:
     """The rows of one table that a step asks for: each once, shard by shard.
 
     Args:
-        table: the variable.
-        ids: the ids of each look-up: integer tensors of any shape.
+        ids: int32: of each shard, the places of the rows in it.
+        counts: how many these are.
+        positions: int32, flat: of each look-up, the place of each id among all rows of the request.
     """
 
-    def __init__(self, table: ParameterServerVariable, ids: Sequence[tf.Tensor]) -> None:
+    def __init__(self, ids: Sequence[tf.Tensor], counts: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]) -> None:
+        self.ids = list(ids)
+        self.counts = list(counts)
+        self.positions = list(positions)
         self._split: dict[int, tuple[tf.Tensor, list[tf.Tensor]]] = {}
-        num_shards = len(table.shards)
-        dtype = tf.int64 if any(i.dtype.size > 4 or i.dtype == tf.uint32 for i in ids) else tf.int32
-        flat = [tf.reshape(tf.cast(i, dtype), [-1]) for i in ids]
-        unique, positions = tf.unique(flat[0] if len(flat) == 1 else tf.concat(flat, 0))
-        unique = _in_range(unique, table)
-        if table.sharding is None:
-            local = [unique]
-        else:
-            shard, place = table.sharding.locate(unique)
-            order = tf.concat(tf.dynamic_partition(tf.range(tf.size(unique)), shard, num_shards), 0)
-            positions = tf.gather(tf.math.invert_permutation(order), positions)
-            local = tf.dynamic_partition(place, shard, num_shards)
-        self.ids = [tf.cast(i, tf.int32) for i in local]
-        self.counts = [tf.size(i) for i in self.ids]
-        self.positions = [positions] if len(flat) == 1 else tf.split(positions, tf.stack([tf.size(f) for f in flat]))
 
     def part(self, rows: tf.Tensor, shard: int) -> tf.Tensor:
         """Those of `rows`, a value for each of the request's rows, that belong to `shard`."""
@@ -54,6 +43,27 @@ class RowRequest:
         if id(rows) not in self._split:
             self._split[id(rows)] = rows, tf.split(rows, tf.stack(self.counts), num=len(self.ids))
         return self._split[id(rows)][1][shard]
+
+
+def _ask(table: ParameterServerVariable, ids: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+    """The arguments of a `RowRequest`, from the ids of each look-up: integer tensors of any shape."""
+    dtype = tf.int64 if any(i.dtype.size > 4 or i.dtype == tf.uint32 for i in ids) else tf.int32
+    flat = [tf.reshape(tf.cast(i, dtype), [-1]) for i in ids]
+    unique, positions = tf.unique(flat[0] if len(flat) == 1 else tf.concat(flat, 0))
+    unique = _in_range(unique, table)
+    places = [unique]
+    if table.sharding is not None:
+        num_shards = table.sharding.num_shards
+        shard, place = table.sharding.locate(unique)
+        order = tf.concat(tf.dynamic_partition(tf.range(tf.size(unique)), shard, num_shards), 0)
+        positions = tf.gather(tf.math.invert_permutation(order), positions)
+        places = tf.dynamic_partition(place, shard, num_shards)
+    sizes = [tf.size(f) for f in flat]
+    return (
+        [tf.cast(i, tf.int32) for i in places],
+        [tf.size(i) for i in places],
+        [positions] if len(flat) == 1 else tf.split(positions, tf.stack(sizes), num=len(flat)),
+    )
 
 
 def _in_range(ids: tf.Tensor, table: ParameterServerVariable) -> tf.Tensor:
@@ -72,9 +82,9 @@ def _in_range(ids: tf.Tensor, table: ParameterServerVariable) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class Round:
-    """Row requests whose ids are known at the same time, and what they are found from.
+    """Row requests whose ids are known at the same time, and the function that finds them.
 
-    `inputs` are names of tensors of the compute phase's graph, as in `Available`.
+    `inputs` are names of inputs of the compute phase's graph: what the ids follow from.
     """
 
     tables: list[ParameterServerVariable]
@@ -85,8 +95,8 @@ class Round:
         """The requests, by the `id` of their tables, in the graph of an execution."""
         if not self.tables:
             return {}
-        ids = self.find(*[available[name] for name in self.inputs])
-        return {id(table): RowRequest(table, own) for table, own in zip(self.tables, ids, strict=True)}
+        found = self.find(*[available[name] for name in self.inputs])
+        return {id(table): RowRequest(*own) for table, own in zip(self.tables, found, strict=True)}
 
 
 class _NotAhead(Exception):
@@ -147,7 +157,7 @@ def _round(compute: Any, graph_def: Any, phase: Compute, tables: list[ParameterS
     captured = {inner: outer for inner, outer in _captures(compute).items() if inner in names}
     specs = [_spec(compute.graph.get_tensor_by_name(f"{name}:0")) for name in inputs]
 
-    def find(*values: tf.Tensor) -> list[list[tf.Tensor]]:
+    def find(*values: tf.Tensor) -> list[Any]:
         found = tf.graph_util.import_graph_def(
             subgraph,
             {**dict(zip(inputs, values, strict=True)), **captured},
@@ -155,7 +165,7 @@ def _round(compute: Any, graph_def: Any, phase: Compute, tables: list[ParameterS
             name="ids",
         )
         remaining = iter(found)
-        return [[next(remaining) for _ in own] for own in lookups]
+        return [_ask(table, [next(remaining) for _ in own]) for table, own in zip(tables, lookups, strict=True)]
 
     return Round(tables, inputs, tf.function(find, autograph=False).get_concrete_function(*specs))
 
