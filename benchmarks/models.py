@@ -98,7 +98,7 @@ def _build_embedding(rows: int, keras: Any) -> Any:
     layers = keras.layers
     inputs = layers.Input((IDS_PER_EXAMPLE,), dtype="int32")
     table = layers.Embedding(rows, EMBEDDING_COLUMNS)
-    return keras.Sequential([inputs, table, layers.Flatten(), layers.Dense(64, activation="relu"), layers.Dense(1)])
+    return keras.Sequential([inputs, table, layers.Flatten(), layers.Dense(8, activation="relu"), layers.Dense(1)])
 
 
 def _embedding_data(rows: int) -> Arrays:

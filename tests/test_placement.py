@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kerasps
-from kerasps.placement import PlacementLedger
+from kerasps.placement import PlacementLedger, ps_device, ps_index
 
 
 class RemoteVariable:
@@ -55,6 +55,16 @@ def test_variables_of_equal_size_are_dealt_out_in_turn():
         held.append(RemoteVariable(ledger.lightest(), (2,)))
         ledger.add(held[-1])
     assert [task.num_variables for task in ledger.placement()] == [3, 2, 2]
+
+
+@pytest.mark.parametrize(("num_shards", "expected"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 0]), (5, [1, 2, 0, 1, 2])])
+def test_shards_go_to_different_ps_the_lightest_first(num_shards, expected):
+    held = [RemoteVariable(0, (9,)), RemoteVariable(1, (1,)), RemoteVariable(2, (4,))]
+    assert ledger_of(*held, num_ps=3).spread(num_shards) == expected
+
+
+def test_a_device_and_its_index_belong_together():
+    assert [ps_index(ps_device(index)) for index in (0, 7)] == [0, 7]
 
 
 def test_a_variable_counts_until_it_is_collected():

@@ -92,6 +92,16 @@ def test_an_evaluator_is_told_that_it_needs_no_strategy(monkeypatch):
         kerasps.ParameterServerStrategy()
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [("shard_layout", "range", "'mod' or 'div'"), ("sparse_updates", True, "'lazy' or 'dense'")],
+)
+def test_a_choice_that_is_none_is_refused(argument, value, expected):
+    with pytest.raises(ValueError, match=f"`{argument}` is not one of its values") as caught:
+        kerasps.ParameterServerStrategy(resolver(), **{argument: value})
+    assert str(caught.value).endswith(f"Expected: {expected}. Received: {argument}={value!r}.")
+
+
 @pytest.mark.parametrize("partitioner", [2, "fixed", [2, 1]])
 def test_a_partitioner_that_cannot_be_called_is_refused(partitioner):
     with pytest.raises(TypeError, match="`variable_partitioner` must be a callable of `shape` and `dtype`") as caught:

@@ -38,13 +38,12 @@ def largest_difference(first, second):
     return max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))
 
 
+def describe_shards(shards):
+    return {"shapes": [shard.shape.as_list() for shard in shards], "devices": [shard.device for shard in shards]}
+
+
 def describe(variable):
-    shards = getattr(variable, "variables", [variable])
-    return {
-        "type": type(variable).__name__,
-        "shapes": [shard.shape.as_list() for shard in shards],
-        "devices": [shard.device for shard in shards],
-    }
+    return {"type": type(variable).__name__} | describe_shards(getattr(variable, "variables", [variable]))
 
 
 with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
@@ -69,7 +68,7 @@ with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
         ),
         "loss_difference": abs(history.history["loss"][0] - plain_history.history["loss"][0]),
         "iterations": int(model.optimizer.iterations.numpy()),
-        "weights": [describe(weight.storage) for weight in model.weights],
+        "weights": [describe_shards(weight.shards) for weight in model.weights],
         "table": describe(table),
         "lazy": describe(lazy),
         "small": describe(small),

@@ -1,4 +1,4 @@
-"""A strategy with a `variable_partitioner`: a bare `tf.Variable` is split over the ps, a Keras model trains as ever."""
+"""A strategy with one of TensorFlow's own partitioners: bare `tf.Variable`s and Keras's are split, a model trains as ever."""
 
 from __future__ import annotations
 
@@ -32,9 +32,14 @@ def test_a_keras_model_equals_plain_keras(report):
     assert report["iterations"] == 20
 
 
-def test_keras_variables_stay_whole_and_lie_on_both_ps(report):
+def test_keras_variables_are_split_as_the_partitioner_says(report, partitioner):
+    shards = {
+        "fixed": [[[2, 8], [2, 8]], [[4], [4]], [[4, 1], [4, 1]], [[1]]],
+        "min_size": [[[2, 8], [2, 8]], [[8]], [[8, 1]], [[1]]],
+    }[partitioner]
     weights = report["weights"]
-    assert [weight["shapes"] for weight in weights] == [[[4, 8]], [[8]], [[8, 1]], [[1]]]
+    assert [weight["shapes"] for weight in weights] == shards
+    assert all(len(set(weight["devices"])) == len(weight["devices"]) for weight in weights)
     assert {device for weight in weights for device in weight["devices"]} == set(PS)
 
 
