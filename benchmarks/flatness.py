@@ -1,7 +1,11 @@
 """Measures how the cost of a step grows with the rows of an embedding table: kerasps, and plain Keras beside it.
 
     python benchmarks/flatness.py --quick
+    python benchmarks/flatness.py --rows 10000 100000 1000000 4000000 --used-rows 10000
     python benchmarks/flatness.py --rows 10000 100000 1000000 4000000 --json benchmarks/results/flatness.json
+
+With ids of a power law, a batch has more distinct rows the larger the vocabulary is, and a step that much more to do. With
+`--used-rows` every table serves the same batches, so that what remains is what the height of the table itself costs.
 
 The model is that of `embedding_adagrad` and `embedding_adam` in `run.py`. Every measurement is a process and a cluster of
 its own. Bytes per step are those of the whole machine's loopback interface: run nothing else that talks through it.
@@ -42,6 +46,7 @@ def measure_all(options: argparse.Namespace) -> tuple[dict[Key, Outcome], Figure
                     # Dense updates of millions of rows take up to a second each.
                     steps = options.plain_steps if peer == "plain" else options.steps
                     extra = ["--rows", str(rows), "--steps-per-epoch", str(steps)]
+                    extra += ["--used-rows", str(options.used_rows)] if options.used_rows else []
                     extra += ["--sparse-updates", options.sparse_updates] if options.sparse_updates else []
                     start = time.monotonic()
                     try:
@@ -63,9 +68,9 @@ def measure_all(options: argparse.Namespace) -> tuple[dict[Key, Outcome], Figure
     return outcomes, bytes_per_step
 
 
-def distinct_rows(model: str, rows: int) -> float:
+def distinct_rows(model: str, rows: int, used_rows: int | None) -> float:
     """How many distinct rows a batch looks up, on average: what a step has to touch at least."""
-    ids, _ = find(model, rows).data()
+    ids, _ = find(model, rows, used_rows).data()
     return statistics.mean(len(np.unique(batch)) for batch in ids.reshape(-1, EMBEDDING_BATCH_SIZE * ids.shape[1])[:64])
 
 
@@ -78,7 +83,7 @@ def table(model: str, options: argparse.Namespace, outcomes: dict[Key, Outcome],
     """One line for each number of rows, and one with each column's largest number over its smallest, in Markdown."""
     nothing = Outcome()
     columns: dict[str, tuple[list[float | None], Callable[[float], str]]] = {
-        "distinct rows per batch": ([distinct_rows(model, rows) for rows in options.rows], "{:,.0f}".format),
+        "distinct rows per batch": ([distinct_rows(model, rows, options.used_rows) for rows in options.rows], "{:,.0f}".format),
         "kerasps, ms per step": (
             [median(outcomes.get((model, "kerasps", rows), nothing).milliseconds) for rows in options.rows],
             "{:.2f}".format,
@@ -108,6 +113,7 @@ def main() -> int:
     """Returns 1 where a measurement failed or steps were lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", type=int, default=[10_000, 100_000, 1_000_000, 4_000_000])
+    parser.add_argument("--used-rows", type=int, help="how many rows, evenly spread, the data look up; default: all")
     parser.add_argument("--models", nargs="+", choices=EMBEDDING_OPTIMIZERS, default=list(EMBEDDING_OPTIMIZERS))
     parser.add_argument("--peers", nargs="+", choices=("kerasps", "plain"), default=["kerasps", "plain"])
     parser.add_argument("--rounds", type=int, default=3)

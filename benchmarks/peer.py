@@ -120,11 +120,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="how many epochs are timed, after one that is not")
     parser.add_argument("--steps-per-epoch", type=int, help="default: the model's own")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table of the embedding models")
+    parser.add_argument("--used-rows", type=int, help="how many of them, evenly spread, the data look up; default: all")
     parser.add_argument("--shards", type=int, default=1, help="shards of each variable that can be split")
     parser.add_argument("--sparse-updates", choices=("lazy", "dense"), help="kerasps's argument; default: its default")
     options = parser.parse_args()
 
-    benchmark = find(options.model, options.rows)
+    benchmark = find(options.model, options.rows, options.used_rows)
     keras, model, data = PREPARE[options.peer](benchmark, options)
     clock = epoch_clock(keras)
     steps = options.steps_per_epoch or benchmark.steps_per_epoch
