@@ -57,6 +57,18 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "class_weight in `train_on_batch`",
         ("y", "class_weight"),
     ),
+    "data_adapters": PrivateName(
+        "keras.src.trainers", "data_adapters", "reads generators, `PyDataset`s and loaders in the way that Keras does"
+    ),
+    "potentially_ragged_concat": PrivateName(
+        "keras.src.backend.tensorflow.trainer",
+        "potentially_ragged_concat",
+        "puts the outputs of `predict` together as Keras does, also where their lengths differ",
+        ("tensors",),
+    ),
+    "compute_output_spec": PrivateName(
+        "keras.src.backend", "compute_output_spec", "builds a model that is to predict, as `_symbolic_build` does", ("fn",)
+    ),
     "make_class_weight_map_fn": PrivateName(
         "keras.src.trainers.data_adapters.tf_dataset_adapter",
         "make_class_weight_map_fn",
@@ -131,15 +143,6 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "the scale of `VarianceScaling`, from the shape of the whole variable",
         ("shape", "input_axes", "output_axes"),
     ),
-    "get_default_replica_mode": PrivateName(
-        "tensorflow.python.distribute.distribute_lib",
-        "_get_default_replica_mode",
-        "`evaluate` and `predict` run on the coordinator as if no strategy were current, also inside `strategy.scope()`",
-    ),
-    "push_per_thread_mode": PrivateName(
-        "tensorflow.python.distribute.distribute_lib", "_push_per_thread_mode", "as above", ("context",)
-    ),
-    "pop_per_thread_mode": PrivateName("tensorflow.python.distribute.distribute_lib", "_pop_per_thread_mode", "as above"),
     "CancellationManagerContext": PrivateName(
         "tensorflow.python.eager.cancellation",
         "CancellationManagerContext",
@@ -222,7 +225,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_var_key", "hooked: Keras finds a variable's slots by it", ("variable",)),
     ),
     "keras.src.backend.tensorflow.trainer:TensorFlowTrainer": (
-        PrivateAttribute("_distribute_strategy", "tells a model of ours from others; None makes one plain for a while"),
+        PrivateAttribute("_distribute_strategy", "tells a model of ours from others"),
         PrivateAttribute("_symbolic_build", "builds model, metrics and optimizer from the spec of a batch", ("data_batch",)),
         PrivateAttribute("_assert_compile_called", "Keras's own error for a model that is not compiled", ("method_name",)),
         PrivateAttribute("_should_eval", "which epochs `validation_freq` picks", ("epoch", "validation_freq")),

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -25,9 +25,9 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.cluster import time_limit
 from kerasps.errors import InputError, KeraspsError, PSLostError, WorkerLostError
-from kerasps.inputs import Execution, WorkerInput, WorkerIterator
+from kerasps.inputs import Execution, Input, WorkerSource
 from kerasps.rows import OUT_OF_RANGE
-from kerasps.train_function import ExecutionResult, TrainFunction
+from kerasps.step_function import ExecutionResult, StepFunction
 
 # How often a wait looks whether the coordinator has failed; only failures wait for it, results do not.
 _POLL_S = 0.1
@@ -42,10 +42,15 @@ _ABANDON_S = 10.0
 
 @dataclass(frozen=True)
 class Progress:
-    """What is new: `missing_steps` that a worker whose data ended has left to others, or a `result` that came back."""
+    """What is new: `missing_steps` that a worker whose data ended has left to others, or a `result` that came back.
+
+    Of a result, `part` says which part of the input it is of, and `first_batch` the place in it of its first batch.
+    """
 
     missing_steps: int = 0
     result: ExecutionResult | None = None
+    part: int | None = None
+    first_batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Event:
-    """From a worker's thread: an execution is "done", a result was "collected", data have ended ("parked"), all "failed"."""
+    """From a worker's thread: an execution is "done", a result was "collected", data have ended ("parked"), there is some again
+    ("resumed"), all "failed"."""
 
     kind: str
     worker: int
@@ -68,12 +74,28 @@ class _Event:
 
 
 class _Epoch:
-    """What the sessions of one epoch share: executions to take (None wakes a session up), events, and whether it is over."""
+    """What the sessions of one epoch share: executions to take (None wakes a session up), events, and whether it is over.
+
+    A session without data waits at `news`: the epoch is over, or a lost worker has left a part of the input.
+    """
 
     def __init__(self) -> None:
         self.executions: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self.over = threading.Event()
+        self.news = threading.Condition()
+
+    def end(self, num_sessions: int) -> None:
+        """The epoch is over."""
+        self.over.set()
+        for _ in range(num_sessions):
+            self.executions.put(None)
+        self.tell()
+
+    def tell(self) -> None:
+        """There is news."""
+        with self.news:
+            self.news.notify_all()
 
 
 class Dispatcher:
@@ -90,8 +112,8 @@ class Dispatcher:
     def __init__(
         self,
         strategy: Any,
-        function: TrainFunction,
-        inputs: WorkerInput,
+        function: StepFunction,
+        inputs: Input,
         *,
         collect_interval: float,
     ) -> None:
@@ -103,10 +125,12 @@ class Dispatcher:
         self._parked: set[int] = set()
         self._failed: set[int] = set()
         self._sent = 0
+        self._backlog: deque[Progress] = deque()
+        self._suspended = False
         self._collect_interval = collect_interval
         self._timeout = time_limit(None, variable="KERASPS_WORKER_TIMEOUT", default=_WORKER_TIMEOUT_S)
         self._iterators: Any = None
-        self._sources: dict[int, WorkerIterator] = {}
+        self._sources: dict[int, WorkerSource] = {}
         self.num_failures = 0
 
     @property
@@ -116,19 +140,26 @@ class Dispatcher:
 
     @property
     def all_exhausted(self) -> bool:
-        """Whether the data of every worker has ended."""
-        return len(self._parked) == int(self._strategy.num_workers)
+        """Whether all data are read, and no worker is at work on them."""
+        return len(self._parked | self._failed) == int(self._strategy.num_workers) and self._inputs.all_read
 
-    def make_iterators(self, epoch: int, *, must_end: bool) -> None:
-        """Makes new iterators on the workers, at the beginning of `epoch`; with `must_end`, of data that ends."""
-        self._inputs.start_epoch(epoch, must_end=must_end)
+    def make_sources(self, epoch: int, *, must_end: bool) -> None:
+        """Makes new sources on the workers, at the beginning of `epoch`; with `must_end`, of data that end."""
+        self._inputs.start_pass(epoch, must_end=must_end)
+        for worker in self._failed:
+            self._inputs.release(worker)  # which it may take, as may the others
         self._iterators = self._coordinator._create_per_worker_resources(self._start_worker)
 
     def start_epoch(self) -> None:
         """Starts the workers' sessions, which wait for executions."""
+        self._sent = 0
+        self._backlog.clear()
+        self._start_sessions()
+
+    def _start_sessions(self) -> None:
         self._epoch = _Epoch()
         self._parked.clear()
-        self._sent = 0
+        self._suspended = False
         self._make_cancellable()
         with translated_errors(self._strategy):
             for _ in range(self._strategy.num_workers):
@@ -137,6 +168,8 @@ class Dispatcher:
 
     def send(self, execution: Execution) -> None:
         """Puts an execution into flight."""
+        if self._suspended:
+            self._start_sessions()
         self._sent += 1
         self._epoch.executions.put(execution)
 
@@ -148,7 +181,9 @@ class Dispatcher:
             WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
             Exception: what `train_step` or the input pipeline raised on a worker.
         """
-        event = self._next_event()
+        return self._backlog.popleft() if self._backlog else self._handle(self._next_event())
+
+    def _handle(self, event: _Event) -> Progress:
         if event.kind == "failed":
             self.num_failures += 1
             self._failed.add(event.worker)
@@ -159,6 +194,8 @@ class Dispatcher:
         self._failed.discard(event.worker)
         if event.kind == "parked":
             self._parked.add(event.worker)
+        elif event.kind == "resumed":
+            self._parked.discard(event.worker)
         elif event.kind == "done":
             self._sent -= 1
             # TensorFlow counts reports of a lost ps for the life of a job; an execution shows that it was a blip.
@@ -173,8 +210,8 @@ class Dispatcher:
             with contextlib.suppress(queue.Empty):
                 return self._epoch.events.get(timeout=_POLL_S)
             self._raise_if_failed()
-            # Nothing can come while the workers that have data left are all gone.
-            if not self._failed or len(self._parked | self._failed) < self._strategy.num_workers:
+            # Nothing can come while all workers are gone; one that has read its data takes over those of another.
+            if len(self._failed) < self._strategy.num_workers:
                 waiting_since = time.monotonic()
                 continue
             waited = time.monotonic() - waiting_since
@@ -190,6 +227,10 @@ class Dispatcher:
 
         Executions whose results are lost with their worker are sent again.
         """
+        self._fetch()
+        return bool(self._backlog) or not self._epoch.events.empty() or (self.in_flight > 0 and not self.all_exhausted)
+
+    def _fetch(self) -> None:
         for worker, source in self._sources.items():
             try:
                 with tf.device(f"/job:worker/replica:0/task:{worker}"):
@@ -197,7 +238,24 @@ class Dispatcher:
             except tf.errors.OpError:
                 for execution in source.take_uncollected():
                     self.send(execution)
-        return not self._epoch.events.empty() or (self.in_flight > 0 and not self.all_exhausted)
+
+    def suspend(self) -> None:
+        """Waits for what is in flight and ends the sessions: the variables rest, and the workers are free for something else.
+
+        What comes back meanwhile waits for `wait`. The next `send` starts the sessions again.
+        """
+        if self._suspended:
+            return
+        while (self._sent and not self.all_exhausted) or self._has_news():
+            self._backlog.append(self._handle(self._next_event()))
+        self._end_sessions()
+        with translated_errors(self._strategy):
+            self._coordinator.join()
+        self._suspended = True
+
+    def _has_news(self) -> bool:
+        self._fetch()
+        return not self._epoch.events.empty()
 
     def finish_epoch(self) -> None:
         """Ends the sessions and drops executions that none has taken."""
@@ -222,13 +280,13 @@ class Dispatcher:
                 time.sleep(_POLL_S / 10)
         _compat.CancellationManagerContext(None).__enter__()
 
-    def _start_worker(self) -> WorkerIterator:
+    def _start_worker(self) -> WorkerSource:
         """Runs on the coordinator, on the device of a worker that is new or that came back."""
-        source = self._inputs.make_iterator()
+        source = self._inputs.make_source()
         self._function.start()
         return source
 
-    def _session(self, source: WorkerIterator, epoch: _Epoch) -> None:
+    def _session(self, source: WorkerSource, epoch: _Epoch) -> None:
         """Runs on the coordinator, in the thread of one worker and on that worker's device, until the epoch is over."""
         worker = _compat.get_current_dispatch_context().worker_index
         self._sources[worker] = source
@@ -237,7 +295,10 @@ class Dispatcher:
         executor = _compat.new_executor(self._collect_interval > 0, in_flight_nodes_limit=EXECUTIONS_AHEAD)
         try:
             with _compat.executor_scope(executor):
-                self._work(worker, source, epoch, executor, running)
+                while True:
+                    self._work(worker, source, epoch, executor, running)
+                    if not self._wait_for_data(worker, source, epoch):
+                        return
         except BaseException:
             threading.Thread(target=_drain, args=[executor], daemon=True).start()
             # Whatever failed, what the worker holds cannot be told from what it is about to do again.
@@ -245,16 +306,31 @@ class Dispatcher:
             epoch.events.put(_Event("failed", worker, lost=source.take_uncollected()))
             for sent in running:
                 epoch.executions.put(sent.asked)
+            self._inputs.release(source.part)
+            epoch.tell()
             raise
-        if not epoch.over.is_set():
-            epoch.events.put(_Event("parked", worker))
-            # A session that ended here would leave its worker free to take that of a worker which is lost.
-            epoch.over.wait()
+
+    def _wait_for_data(self, worker: int, source: WorkerSource, epoch: _Epoch) -> bool:
+        """A worker whose data have ended waits here until there is a part for it; False when the epoch is over before.
+
+        A session that ended instead would leave its worker free to take that of a worker which is lost.
+        """
+        if epoch.over.is_set():
+            return False
+        epoch.events.put(_Event("parked", worker))
+        while not source.has_data:
+            with epoch.news:
+                epoch.news.wait_for(lambda: epoch.over.is_set() or self._inputs.has_released)
+            if epoch.over.is_set():
+                return False
+            source.become(self._inputs.make_source())
+        epoch.events.put(_Event("resumed", worker))
+        return True
 
     def _work(
         self,
         worker: int,
-        source: WorkerIterator,
+        source: WorkerSource,
         epoch: _Epoch,
         executor: Any,
         running: deque[_Sent],
@@ -280,6 +356,7 @@ class Dispatcher:
                 self._collect(worker, source)
                 if source.lost:
                     continue
+                self._inputs.finish(source.part)
                 return
             if epoch.executions.empty():
                 wait()
@@ -298,36 +375,37 @@ class Dispatcher:
                 wait()
                 self._collect(worker, source)
 
-    def _renew(self, source: WorkerIterator) -> None:
+    def _renew(self, source: WorkerSource) -> None:
         # The session failed on the way to a ps, or a fetch failed; the worker itself may be well, and nobody else resets it.
         with source.lock:
+            self._inputs.release(source.part)
             source.become(self._start_worker())
 
     def _end_sessions(self) -> None:
-        self._epoch.over.set()
-        for _ in range(self._strategy.num_workers):
-            self._epoch.executions.put(None)
+        self._epoch.end(self._strategy.num_workers)
 
-    def _advance(self, worker: int, source: WorkerIterator, execution: Execution, *, keeps_totals: bool) -> _Sent:
+    def _advance(self, worker: int, source: WorkerSource, execution: Execution, *, keeps_totals: bool) -> _Sent:
         """Sends an execution to the worker, as far as there are data for it."""
         num_steps = execution.num_steps if source.remaining is None else min(execution.num_steps, source.remaining)
         if num_steps not in source.executions:
             source.executions[num_steps] = self._function.execution(
                 source.spec, num_steps, checked=source.checked, keeps_totals=keeps_totals
             )
-        function, result, done = source.executions[num_steps], None, num_steps
+        function, done, progress = source.executions[num_steps], num_steps, Progress(execution.num_steps - num_steps)
+        data = source.resource if execution.batches is None else execution.batches
         if keeps_totals:
-            self._function.advance(function, source.resource, execution.header)
+            self._function.advance(function, data, execution.header)
         else:
-            result = self._function.run(function, source.resource, execution.header)
+            result = self._function.run(function, data, execution.header)
             done = result.steps
-            self._inputs.consumed[worker] += done
+            first = self._inputs.count(source.part, done) + execution.first_batch
+            progress = Progress(execution.num_steps - done, result, source.part, first)
         if source.remaining is not None:
             source.remaining -= done
         source.exhausted = done < num_steps
-        return _Sent(execution, Execution(done, execution.header), Progress(execution.num_steps - done, result))
+        return _Sent(execution, replace(execution, num_steps=done), progress)
 
-    def _collect(self, worker: int, source: WorkerIterator) -> None:
+    def _collect(self, worker: int, source: WorkerSource) -> None:
         """Fetches what the worker holds: the results of its uncollected executions."""
         # Both the session and the thread that runs `fit` come here; news is out before the lock is free.
         with source.lock:
@@ -340,7 +418,7 @@ class Dispatcher:
                 raise
             source.uncollected.clear()
             source.collect_at = time.monotonic() + self._collect_interval
-            self._inputs.consumed[worker] += result.steps
+            self._inputs.count(source.part, result.steps)
             self._epoch.events.put(_Event("collected", worker, Progress(result=result)))
 
     def _raise_if_failed(self) -> None:
@@ -352,12 +430,10 @@ class Dispatcher:
 
     def _waiting_text(self, waited: float) -> str:
         gone = ", ".join(f"worker {i}" for i in sorted(self._failed))
-        data = " The other workers have read their data to the end." if self._parked else ""
         return (
-            f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come back.{data} Expected: at least "
-            f"one worker with data that answers within {self._timeout:.0f} s. Restart a worker at its address (training goes "
-            "on by itself), set KERASPS_WORKER_TIMEOUT to wait longer, or give `steps_per_epoch` and data that repeat, so that "
-            "others can take its steps."
+            f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come back. Expected: at least "
+            f"one worker that answers within {self._timeout:.0f} s. Restart a worker at its address (it goes on by itself), or "
+            "set KERASPS_WORKER_TIMEOUT to wait longer."
         )
 
 

@@ -83,8 +83,9 @@ class StepPlan:
 
     `compute` is the concrete function of the compute phase and `inputs` the names of its inputs; `pads_rows` whether it is to
     see tables in a shape that does not change with the number of different ids in a batch; `counter_indices` say which of its
-    deltas are counters; `draws` how many seeds a step takes from each generator; `log_names` what `train_step` returned beside
-    the metrics.
+    deltas are counters; `draws` how many seeds a step takes from each generator; `log_names` what the step returned beside
+    the metrics; `outputs` the tensors that it predicted, and `joins_outputs` whether those of several steps can be put end to
+    end.
     """
 
     inventory: Inventory
@@ -99,6 +100,8 @@ class StepPlan:
     counter_indices: list[int]
     draws: list[int]
     log_names: list[str]
+    outputs: list[tf.TensorSpec]
+    joins_outputs: bool
 
     @cached_property
     def metrics(self) -> list[ParameterServerVariable]:
@@ -176,27 +179,36 @@ def build_execution(
 ) -> Any:
     """The concrete function of an execution: from a source of data, and the header that the plan asks for.
 
+    It returns the state, packed. Where steps predict, it also returns their outputs, end to end, and how long those of each
+    step are, of shape `[num_steps, num_outputs]`; or, where outputs cannot be put end to end, those of its only step.
+
     Args:
         plan: the step.
-        source_spec: the spec of an iterator, whose resource is the argument then, or of one batch, which is.
+        source_spec: the spec of an iterator, whose resource is the argument then, or of a list of batches, which is.
         num_steps: steps to do.
         checked: whether the iterator may end within the execution.
         totals: where the state stays on the worker; None returns it.
     """
     reads = isinstance(source_spec, tf.data.IteratorSpec)
     blocks, rest = divmod(num_steps, plan.max_unrolled_steps)
-    if blocks < 2 and num_steps <= MAX_UNROLLED_STEPS:
+    if not reads or plan.outputs or (blocks < 2 and num_steps <= MAX_UNROLLED_STEPS):
         blocks, rest = 0, num_steps
 
-    def steps(source: Any, *headers: tf.Tensor) -> list[tf.Tensor]:
+    def steps(source: Any, *headers: tf.Tensor) -> Any:
         step = _Step(plan, headers[0] if headers else None)
         if reads:
             source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
         state = [tf.zeros(spec.shape, spec.dtype) for spec in plan.state.specs]
 
+        outputs: list[list[tf.Tensor]] = []
+
         def unrolled(state: list[tf.Tensor], count: int) -> list[tf.Tensor]:
-            for _ in range(count):
-                state = step.if_data(source, state) if checked else step(source.get_next() if reads else source, state)
+            for index in range(count):
+                if checked:
+                    state, predicted = step.if_data(source, state)
+                else:
+                    state, predicted = step(source.get_next() if reads else source[index], state)
+                outputs.append(predicted)
             return state
 
         if blocks:
@@ -206,7 +218,13 @@ def build_execution(
                 (tf.constant(0), *state),
                 parallel_iterations=1,
             )
-        return plan.state.pack(unrolled(state, rest))
+        state = plan.state.pack(unrolled(state, rest))
+        if not plan.outputs:
+            return state
+        if not plan.joins_outputs:
+            return state, outputs[0], []
+        sizes = tf.stack([tf.stack([tf.shape(leaf)[0] for leaf in predicted]) for predicted in outputs])
+        return state, [tf.concat(leaves, 0) for leaves in zip(*outputs, strict=True)], sizes
 
     # The resource and not the iterator: to take an iterator apart costs the coordinator 0.15 ms per call.
     arguments = [tf.TensorSpec([], tf.resource) if reads else source_spec, *plan.header_specs]
@@ -233,7 +251,8 @@ class _Step:
         self._handles = plan.lookup()
         self._scratch = {key: _anonymous_variable(spec) for key, spec in plan.inventory.scratch.items()}
 
-    def __call__(self, data: Any, state: list[tf.Tensor]) -> list[tf.Tensor]:
+    def __call__(self, data: Any, state: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The state after the step, and what it predicted."""
         plan = self._plan
         steps, num_metrics, num_counters = state[0], len(plan.metrics), len(plan.counters)
         started = [*state[1 : 1 + num_metrics], *self._seeds(steps)]
@@ -253,13 +272,19 @@ class _Step:
         if plan.table_parts:
             counts = [pulled.requests[id(part.variable)].counts[part.shard] for part in plan.table_parts]
             rows = [state[plan.num_sums - 1] + tf.cast(tf.stack(counts), tf.int64)]
-        return [steps + 1, *outputs["metrics"], *counters, *rows, *outputs["logs"]]
+        return [steps + 1, *outputs["metrics"], *counters, *rows, *outputs["logs"]], outputs["outputs"]
 
-    def if_data(self, iterator: Any, state: list[tf.Tensor]) -> list[tf.Tensor]:
+    def if_data(self, iterator: Any, state: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """A step if the iterator has a batch left, else nothing."""
         batch = iterator.get_next_as_optional()
-        step, skip = lambda: self(batch.get_value(), state), lambda: [tf.identity(s) for s in state]
-        return list(tf.cond(batch.has_value(), step, skip))
+
+        def skip() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            shapes = [[] if spec.shape.rank is None else [d or 0 for d in spec.shape] for spec in self._plan.outputs]
+            nothing = [tf.zeros(shape, spec.dtype) for shape, spec in zip(shapes, self._plan.outputs, strict=True)]
+            return [tf.identity(s) for s in state], nothing
+
+        state, outputs = tf.cond(batch.has_value(), lambda: self(batch.get_value(), state), skip)
+        return list(state), list(outputs)
 
     def _pull(self, data: Any, started: list[tf.Tensor], pulled: PulledStep) -> tuple[list[tf.Tensor], list[list[tf.Tensor]]]:
         """The values of dense variables and what tables are, in the order of the compute function's arguments."""

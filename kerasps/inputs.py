@@ -1,47 +1,50 @@
-"""From whatever `fit` is given to one dataset per worker."""
+"""Where the batches of an execution come from: a dataset on each worker, or this process, which sends them along."""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.dataset_creator import DatasetCreator
 from kerasps.errors import InputError
-
-# A function that travels to a worker holds the arrays, and TensorFlow's limit for a message is 2 GiB.
-MAX_ARRAY_BYTES = 2**31 - 2**20
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Steps to do in one go: how many, and the header that carries the global number of the first."""
+    """Steps to do in one go: how many, and the header that carries the global number of the first.
+
+    `batches` are those to do them on, where this process reads the data, and `first_batch` is the place of the first in the
+    input; else the worker that takes the execution reads them itself.
+    """
 
     num_steps: int
     header: np.ndarray
+    batches: list[Any] | None = None
+    first_batch: int = 0
 
 
 @dataclass
-class WorkerIterator:
-    """One worker's iterator, alive on that worker, with its resource and its spec.
+class WorkerSource:
+    """What one worker reads from: an iterator that is alive on that worker, with its resource and its spec, or nothing.
 
-    `remaining` is the number of batches left where the dataset knows it, None where it does not or never ends; `checked` says
-    that the data ends at a point which only reading finds. `executions` are the functions that read it, by number of steps.
-    `uncollected` are executions whose results the worker still holds, `collect_at` is when to fetch them, and `lost` says that
-    they could not be fetched. `lock` is held while they are.
+    `part` is which part of the input it reads. `remaining` is the number of batches left where the dataset knows it, None where
+    it does not or never ends; `checked` says that the data ends at a point which only reading finds. `executions` are the
+    functions that read it, by number of steps. `uncollected` are executions whose results the worker still holds, `collect_at`
+    is when to fetch them, and `lost` says that they could not be fetched. `lock` is held while they are.
     """
 
-    iterator: tf.data.Iterator
-    remaining: int | None
-    checked: bool
-    resource: tf.Tensor = field(init=False)
-    spec: tf.data.IteratorSpec = field(init=False)
+    iterator: tf.data.Iterator | None
+    part: int | None = None
+    remaining: int | None = None
+    checked: bool = False
+    resource: tf.Tensor | None = None
+    spec: tf.data.IteratorSpec | None = None
     exhausted: bool = False
     executions: dict[int, Any] = field(default_factory=dict)
     uncollected: list[Execution] = field(default_factory=list)
@@ -50,18 +53,21 @@ class WorkerIterator:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        (self.resource,) = tf.nest.flatten(self.iterator, expand_composites=True)
-        self.spec = tf.data.IteratorSpec(self.iterator.element_spec)
+        if self.iterator is not None:
+            (self.resource,) = tf.nest.flatten(self.iterator, expand_composites=True)
+            self.spec = tf.data.IteratorSpec(self.iterator.element_spec)
 
     @property
     def has_data(self) -> bool:
         """Whether there may be a batch left."""
         return not self.exhausted and self.remaining != 0
 
-    def become(self, other: WorkerIterator) -> None:
-        """Takes the place of one whose results were lost."""
-        self.iterator, self.resource, self.spec, self.remaining = other.iterator, other.resource, other.spec, other.remaining
+    def become(self, other: WorkerSource) -> None:
+        """Takes the place of one that has ended, or whose results were lost."""
+        self.iterator, self.resource, self.spec = other.iterator, other.resource, other.spec
+        self.part, self.remaining, self.checked = other.part, other.remaining, other.checked
         self.exhausted = self.lost = False
+        self.executions.clear()
 
     def take_uncollected(self) -> tuple[Execution, ...]:
         """Empties `uncollected` and returns what was in it."""
@@ -70,29 +76,93 @@ class WorkerIterator:
         return taken
 
 
+class Input(Protocol):
+    """What a loop over the data and its dispatcher need to know of an input."""
+
+    num_batches: int | None
+
+    @property
+    def element_spec(self) -> Any:
+        """The `tf.TypeSpec` structure that fits all batches."""
+
+    @property
+    def all_read(self) -> bool:
+        """Whether the workers have read every part of the input to its end."""
+
+    def start_pass(self, epoch: int, *, must_end: bool) -> None:
+        """What is read from here on starts at the beginning of `epoch`; with `must_end`, data that never ends is an error."""
+
+    def take(self, num_steps: int) -> tuple[list[Any] | None, int]:
+        """The batches of the next execution, fewer than `num_steps` where the data end, and the place of the first."""
+
+    def make_source(self) -> WorkerSource:
+        """A source for the worker on which this is dispatched; one without data where there is no part for it."""
+
+    def count(self, part: int | None, steps: int) -> int:
+        """Takes note that steps of `part` are done; returns the place in the input of the first of them, in its part."""
+
+    def finish(self, part: int | None) -> None:
+        """Takes note that `part` was read to its end."""
+
+    def release(self, part: int | None) -> None:
+        """Takes note that the worker which read `part` is lost: any other may go on where it was."""
+
+    @property
+    def has_released(self) -> bool:
+        """Whether there is a part that a worker without data can take."""
+
+    def on_epoch_begin(self) -> None:
+        """An epoch begins."""
+
+    def on_epoch_end(self) -> None:
+        """An epoch has ended."""
+
+
 class WorkerInput:
-    """The datasets of all workers, made by one concrete function per worker.
+    """An input in parts, which workers read themselves: each its own, and then those of workers that are lost.
 
     Args:
         make_dataset: from (worker, epoch as a tensor) to the worker's `tf.data.Dataset`; traced once per worker.
         num_workers: the number of workers.
+        num_batches: how many batches one pass has in all, where that is known.
     """
 
-    def __init__(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], num_workers: int) -> None:
+    def __init__(
+        self,
+        make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset],
+        num_workers: int,
+        *,
+        num_batches: int | None = None,
+    ) -> None:
         self._element_specs: list[Any] = [None] * num_workers
         self._functions = [self._trace(make_dataset, worker) for worker in range(num_workers)]
-        self.consumed = [0] * num_workers
+        self._lock = threading.Lock()
         self._epoch = 0
         self._must_end = False
+        self.num_batches = num_batches
+        self._reset()
+
+    def _reset(self) -> None:
+        self._consumed: list[int] = [0] * len(self._functions)
+        # A part is "reserved" for its worker, "taken", "released" or "read".
+        self._states = ["reserved"] * len(self._functions)
 
     def _trace(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], worker: int) -> Any:
-        def dataset_of_worker(epoch: tf.Tensor) -> Any:
-            dataset = make_dataset(worker, epoch).prefetch(tf.data.AUTOTUNE)
-            self._element_specs[worker] = dataset.element_spec
-            return dataset, dataset.cardinality()
+        def trace(make: Callable[[tf.Tensor], tf.data.Dataset]) -> Any:
+            def dataset_of_worker(epoch: tf.Tensor) -> Any:
+                dataset = make(epoch).prefetch(tf.data.AUTOTUNE)
+                self._element_specs[worker] = dataset.element_spec
+                return dataset, dataset.cardinality()
 
-        signature = [tf.TensorSpec([], tf.int64)]
-        return tf.function(dataset_of_worker, autograph=False, input_signature=signature).get_concrete_function()
+            signature = [tf.TensorSpec([], tf.int64)]
+            return tf.function(dataset_of_worker, autograph=False, input_signature=signature).get_concrete_function()
+
+        function = trace(functools.partial(make_dataset, worker))
+        if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
+            # It uses a dataset that was made before, and lives here.
+            sent = as_graph(make_dataset(worker, tf.constant(0, tf.int64)))
+            function = trace(lambda _: sent())
+        return function
 
     @property
     def element_spec(self) -> Any:
@@ -118,156 +188,168 @@ class WorkerInput:
                 f"Received: {self._element_specs}. Make `dataset_fn` return the same structure on each worker."
             ) from exc
 
-    def start_epoch(self, epoch: int, *, must_end: bool) -> None:
-        """New iterators start at the beginning of `epoch`; with `must_end`, data that never ends is an error."""
-        self._epoch, self._must_end = epoch, must_end
-        self.consumed = [0] * len(self._functions)
+    @property
+    def all_read(self) -> bool:
+        with self._lock:
+            return all(state == "read" for state in self._states)
 
-    def make_iterator(self) -> WorkerIterator:
-        """A new iterator on the worker on which this is dispatched, behind the batches that it has consumed in this epoch."""
-        worker = _compat.get_current_dispatch_context().worker_index
-        dataset, cardinality = self._functions[worker](tf.constant(self._epoch, tf.int64))
+    @property
+    def has_released(self) -> bool:
+        with self._lock:
+            return "released" in self._states
+
+    def start_pass(self, epoch: int, *, must_end: bool) -> None:
+        with self._lock:
+            self._epoch, self._must_end = epoch, must_end
+            self._reset()
+
+    def take(self, num_steps: int) -> tuple[list[Any] | None, int]:
+        del num_steps
+        return None, 0
+
+    def count(self, part: int | None, steps: int) -> int:
+        assert part is not None  # a worker without a part has no data to do steps on
+        with self._lock:
+            first = self._consumed[part]
+            self._consumed[part] += steps
+        return first
+
+    def finish(self, part: int | None) -> None:
+        if part is not None:
+            with self._lock:
+                self._states[part] = "read"
+
+    def release(self, part: int | None) -> None:
+        if part is not None:
+            with self._lock:
+                if self._states[part] != "read":
+                    self._states[part] = "released"
+
+    def make_source(self) -> WorkerSource:
+        part = self._take_part(_compat.get_current_dispatch_context().worker_index)
+        if part is None:
+            return WorkerSource(None, remaining=0)
+        try:
+            return self._open(part)
+        except BaseException:
+            self.release(part)
+            raise
+
+    def _take_part(self, worker: int) -> int | None:
+        """The worker's own part where it can have it, else one that another has left."""
+        with self._lock:
+            free = [part for part, state in enumerate(self._states) if state == "released"]
+            part = worker if self._states[worker] in ("reserved", "released") else free[0] if free else None
+            if part is not None:
+                self._states[part] = "taken"
+            return part
+
+    def _open(self, part: int) -> WorkerSource:
+        """A new iterator on the current device, behind the batches of the part that are done."""
+        dataset, cardinality = self._functions[part](tf.constant(self._epoch, tf.int64))
         cardinality = int(cardinality)
-        consumed = self.consumed[worker]
+        consumed = self._consumed[part]
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:
                 raise InputError(
-                    "The input never ends, so an epoch of it would not. Expected: `steps_per_epoch`, or a dataset that ends. "
-                    "Received: steps_per_epoch=None and an infinite dataset. Pass `steps_per_epoch`, or drop `.repeat()`."
+                    "The input never ends, so an epoch of it would not. Expected: `steps_per_epoch`, or a dataset that ends "
+                    "(`evaluate` and `predict`: `steps`). Received: steps_per_epoch=None and an infinite dataset. Pass "
+                    "`steps_per_epoch`, or drop `.repeat()`."
                 )
-            return WorkerIterator(iter(dataset), None, checked=False)
+            return WorkerSource(iter(dataset), part)
         if consumed:
             dataset = dataset.skip(consumed)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
-            return WorkerIterator(iter(dataset), None, checked=True)
-        return WorkerIterator(iter(dataset), cardinality - consumed, checked=False)
+            return WorkerSource(iter(dataset), part, checked=True)
+        return WorkerSource(iter(dataset), part, cardinality - consumed)
+
+    def on_epoch_begin(self) -> None:
+        """Workers need no telling."""
+
+    def on_epoch_end(self) -> None:
+        """Workers need no telling."""
 
 
-def worker_input(
-    data: Any,
-    num_workers: int,
-    *,
-    y: Any = None,
-    sample_weight: Any = None,
-    class_weight: Mapping[int, float] | None = None,
-    batch_size: int | None = None,
-    shuffle: bool | str = True,
-) -> WorkerInput:
-    """The `WorkerInput` of what `fit` was given; arguments as `keras.Model.fit` takes them.
-
-    Raises:
-        InputError: kerasps cannot split this kind of input over workers.
-    """
-    if isinstance(data, (DatasetCreator, tf.data.Dataset)):
-        _reject_beside_dataset(data, y=y, sample_weight=sample_weight, batch_size=batch_size)
-    if isinstance(data, DatasetCreator):
-        make = _from_creator(data, num_workers)
-    elif isinstance(data, tf.data.Dataset):
-        make = _from_dataset(data, num_workers)
-    elif isinstance(data, tf.distribute.DistributedDataset):
-        raise InputError(
-            "The dataset is distributed already, by a strategy. Expected: a plain `tf.data.Dataset`, which `fit` splits over "
-            f"the workers itself. Received: {type(data).__name__}. Pass the dataset from before "
-            "`experimental_distribute_dataset`."
-        )
-    elif isinstance(data, keras.utils.PyDataset) or hasattr(data, "__next__") or callable(data):
-        raise InputError(
-            "A generator, callable or `keras.utils.PyDataset` lives in this process, and no worker can read it. Expected: "
-            "a `kerasps.DatasetCreator`, a `tf.data.Dataset`, or arrays. "
-            f"Received: x of type {type(data).__name__}. Make the batches in a `DatasetCreator`."
-        )
-    else:
-        if class_weight is not None:
-            if sample_weight is not None:
-                raise InputError("Give `class_weight` or `sample_weight`. Received: both.")
-            sample_weight = _compat.class_weight_to_sample_weights(y, class_weight)
-        return WorkerInput(_from_arrays((data, y, sample_weight), num_workers, batch_size or 32, bool(shuffle)), num_workers)
-    if class_weight is None:
-        return WorkerInput(make, num_workers)
-    add_weights = _compat.make_class_weight_map_fn(class_weight)
-    return WorkerInput(lambda worker, epoch: make(worker, epoch).map(add_weights), num_workers)
-
-
-def _reject_beside_dataset(data: Any, **arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise InputError(
-                f"Argument `{name}` does not go with x={data!r}, whose batches hold it. Expected: None. "
-                f"Received: {name} of type {type(value).__name__}. Put it into the dataset."
-            )
-
-
-def _from_creator(creator: DatasetCreator, num_workers: int) -> Callable[[int, tf.Tensor], tf.data.Dataset]:
-    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
-        del epoch
-        return creator(tf.distribute.InputContext(num_workers, worker, num_replicas_in_sync=1))
-
-    return make
-
-
-def _from_dataset(dataset: tf.data.Dataset, num_workers: int) -> Callable[[int, tf.Tensor], tf.data.Dataset]:
-    # A dataset lives on the coordinator; what travels is its graph, with the shard that the worker reads.
-    graphs = [_compat.serialize_dataset_to_graph(dataset.shard(num_workers, worker)) for worker in range(num_workers)]
+def as_graph(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset]:
+    """What makes the same dataset elsewhere: a dataset lives where it was made, its graph can travel."""
+    graph, element_spec = _compat.serialize_dataset_to_graph(dataset), dataset.element_spec
     cardinality = int(dataset.cardinality())
 
-    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
+    def make() -> tf.data.Dataset:
+        copy = _compat.deserialize_dataset_from_graph(graph, element_spec)
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return copy
+        return copy.apply(tf.data.experimental.assert_cardinality(cardinality))  # a graph does not know
+
+    return make
+
+
+class FedInput:
+    """An input that this process reads; its batches travel with the executions, to whichever worker is free.
+
+    Args:
+        dataset: what to read, batch by batch; a `tf.data.Dataset` that this process alone can read.
+        num_batches: how many batches one pass has, where that is known.
+        adapter: a data adapter of Keras that wants to be told of epochs.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, adapter: Any = None) -> None:
+        self._dataset = dataset
+        self._adapter = adapter
+        self._iterator: Iterator[Any] = iter(())
+        self._taken = 0
+        self._repeats = False
+        self.num_batches = num_batches
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.element_spec
+
+    @property
+    def all_read(self) -> bool:
+        return False  # its end shows when batches are taken; no worker meets it
+
+    @property
+    def has_released(self) -> bool:
+        return False
+
+    def start_pass(self, epoch: int, *, must_end: bool) -> None:
         del epoch
-        shard = _compat.deserialize_dataset_from_graph(graphs[worker], dataset.element_spec)
-        if cardinality >= 0:  # a dataset that was sent as a graph no longer knows
-            shard = shard.apply(tf.data.experimental.assert_cardinality(len(range(worker, cardinality, num_workers))))
-        elif cardinality == tf.data.INFINITE_CARDINALITY:
-            shard = shard.apply(tf.data.experimental.assert_cardinality(cardinality))
-        return shard
+        self._repeats = not must_end and self.num_batches is not None
+        self._restart()
 
-    return make
+    def _restart(self) -> None:
+        self._iterator = iter(self._dataset)
+        self._taken = 0
 
+    def take(self, num_steps: int) -> tuple[list[Any] | None, int]:
+        first, batches = self._taken, []
+        for _ in range(num_steps):
+            if self._repeats and self._taken == self.num_batches:
+                self._restart()
+            batch = next(self._iterator, None)
+            if batch is None:
+                break
+            batches.append(batch)
+            self._taken += 1
+        return batches, first
 
-def _from_arrays(
-    arrays: tuple[Any, Any, Any], num_workers: int, batch_size: int, shuffle: bool
-) -> Callable[[int, tf.Tensor], tf.data.Dataset]:
-    x, y, sample_weight = keras.tree.map_structure(_as_array, arrays)
-    batch = x if y is None and sample_weight is None else (x, y) if sample_weight is None else (x, y, sample_weight)
-    lengths = {len(array) for array in tf.nest.flatten(batch)}
-    if len(lengths) != 1:
-        raise InputError(
-            "Arrays given to `fit` must have the same length. "
-            f"Received: lengths {[len(a) for a in tf.nest.flatten(batch)]} in x, y, sample_weight."
-        )
-    (length,) = lengths
-    num_bytes = sum(getattr(array, "nbytes", 0) for array in tf.nest.flatten(batch))
-    if length == 0 or num_bytes >= MAX_ARRAY_BYTES:
-        raise InputError(
-            "Arrays given to `fit` are sent to each worker as a whole. Expected: at least one example, and less than 2 GiB, "
-            f"which is TensorFlow's limit. Received: {length} examples, {num_bytes:,} bytes. Read larger data in a "
-            "`kerasps.DatasetCreator`."
-        )
-    seed = int(keras.random.randint((), 0, 2**31 - 1)) if shuffle else 0
+    def make_source(self) -> WorkerSource:
+        return WorkerSource(None)
 
-    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
-        # Every worker works out the same order of the epoch and takes its share of the batches.
-        def place(index: tf.Tensor) -> tf.Tensor:
-            key = tf.stack([tf.constant(seed, tf.int64), epoch])
-            return tf.random.experimental.index_shuffle(index, key, tf.constant(length - 1, tf.int64))
+    def count(self, part: int | None, steps: int) -> int:
+        return 0
 
-        indices = tf.data.Dataset.range(length)
-        if shuffle:
-            indices = indices.map(place)
-        indices = indices.batch(batch_size).shard(num_workers, worker)
-        return indices.map(lambda index: tf.nest.map_structure(lambda array: tf.gather(array, index), batch))
+    def finish(self, part: int | None) -> None:
+        """There are no parts."""
 
-    return make
+    def release(self, part: int | None) -> None:
+        """There are no parts."""
 
+    def on_epoch_begin(self) -> None:
+        if self._adapter is not None:
+            self._adapter.on_epoch_begin()
 
-def _as_array(value: Any) -> Any:
-    if value is None or isinstance(value, (tf.Tensor, tf.RaggedTensor)):
-        return value
-    array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
-    if array.dtype == object:
-        try:
-            return np.asarray(array.tolist())
-        except ValueError as exc:
-            raise InputError(
-                "An array given to `fit` must be rectangular and of one dtype. "
-                f"Received: an array of objects of shape {array.shape}."
-            ) from exc
-    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+    def on_epoch_end(self) -> None:
+        if self._adapter is not None:
+            self._adapter.on_epoch_end()

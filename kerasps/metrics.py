@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from kerasps.train_function import ExecutionResult, TrainFunction
+from kerasps import _compat, variables
+from kerasps.step_function import ExecutionResult, StepFunction
 
 # Keras's progress bar draws at most every 50 ms; to work out metrics that nobody looks at more often would cost the
 # coordinator about as much as dispatching the execution.
@@ -22,10 +26,10 @@ class MetricTotals:
 
     Args:
         model: the model; its metrics hold the state to start from.
-        function: the `TrainFunction` whose results are added.
+        function: the `StepFunction` whose results are added.
     """
 
-    def __init__(self, model: keras.Model, function: TrainFunction) -> None:
+    def __init__(self, model: keras.Model, function: StepFunction) -> None:
         self._model = model
         self._function = function
         self._totals = [v.storage.numpy() for v in function.metrics]
@@ -57,19 +61,24 @@ class BatchCallbacks:
 
     Args:
         callbacks: the `keras.callbacks.CallbackList`.
+        mode: `"train"`, `"test"` or `"predict"`.
         totals: what the logs come from.
+        before_access: what is called before a callback first touches a variable on a ps, which must be at rest then.
     """
 
-    def __init__(self, callbacks: Any, totals: MetricTotals) -> None:
-        self._callbacks = callbacks
+    def __init__(self, callbacks: Any, mode: str, totals: MetricTotals, before_access: Callable[[], None]) -> None:
+        self._begin = getattr(callbacks, f"on_{mode}_batch_begin")
+        self._end = getattr(callbacks, f"on_{mode}_batch_end")
+        self._predicts = mode == "predict"
         self._totals = totals
-        self._every_execution = listen_to_batches(callbacks)
+        self._before_access = before_access
+        self._every_execution = listen_to_batches(callbacks, mode)
         self._next_call = 0.0
-        self._pending: tuple[int, int] | None = None
+        self._pending: tuple[int, int, ExecutionResult] | None = None
 
-    def add(self, first: int, last: int) -> None:
-        """Takes note that the steps `first` to `last` of the epoch are done."""
-        self._pending = (first, last)
+    def add(self, first: int, last: int, result: ExecutionResult) -> None:
+        """Takes note that the steps `first` to `last` of the epoch are done, and of what they brought back."""
+        self._pending = (first, last, result)
         if self._every_execution or time.monotonic() >= self._next_call:
             self.flush()
 
@@ -77,27 +86,45 @@ class BatchCallbacks:
         """Reports what was not reported yet."""
         if self._pending is None:
             return
-        first, last = self._pending
+        first, last, result = self._pending
         self._pending = None
         self._next_call = time.monotonic() + _PROGRESS_INTERVAL_S
-        self._callbacks.on_train_batch_begin(first)
-        self._callbacks.on_train_batch_end(last, self._totals.logs())
+        logs = {"outputs": concatenated(result.outputs)} if self._predicts else self._totals.logs()
+        with variables.before_access(self._before_access):
+            self._begin(first)
+            self._end(last, logs)
 
 
-def listen_to_batches(callbacks: keras.callbacks.CallbackList) -> bool:
+def concatenated(outputs: Sequence[Any]) -> Any:
+    """What several steps predicted, as one."""
+    first, *_ = outputs
+    columns = zip(*(tf.nest.flatten(step) for step in outputs), strict=True)
+    leaves = [list(parts) for parts in columns]
+    return tf.nest.pack_sequence_as(first, [_concatenate(parts) for parts in leaves])
+
+
+def _concatenate(parts: list[Any]) -> Any:
+    if len(parts) > 1 and isinstance(parts[0], np.ndarray) and len({part.shape[1:] for part in parts}) == 1 and parts[0].ndim:
+        return np.concatenate(parts)
+    joined = _compat.potentially_ragged_concat(parts)
+    return np.asarray(joined) if isinstance(joined, tf.Tensor) else joined
+
+
+def listen_to_batches(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
     """Whether a callback wants to hear of every execution; a progress bar does not."""
-    return any(_listens_to_batches(callback) for callback in callbacks.callbacks)
+    return any(_listens_to_batches(callback, mode) for callback in callbacks.callbacks)
 
 
-def _listens_to_batches(callback: keras.callbacks.Callback) -> bool:
+def _listens_to_batches(callback: keras.callbacks.Callback, mode: str) -> bool:
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
-    names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    names = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
+    names += ["on_batch_begin", "on_batch_end"] if mode == "train" else []
     base = keras.callbacks.Callback
     return any(getattr(getattr(callback, n), "__func__", None) is not getattr(base, n) for n in names)
 
 
-def merge_once(model: keras.Model, function: TrainFunction, result: ExecutionResult) -> dict[str, Any]:
+def merge_once(model: keras.Model, function: StepFunction, result: ExecutionResult) -> dict[str, Any]:
     """The logs after one execution, merged into the model's metrics."""
     totals = MetricTotals(model, function)
     totals.add(result)

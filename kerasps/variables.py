@@ -5,8 +5,7 @@ training step it is an ordinary Keras variable whose storage is remote. What it 
 the phase, which `phase()` names for the current thread:
 
 * `Compute` (see `compute.py`): the tensor that was pulled for this step; assignments become values of the step;
-* `Push` (see `push.py`): the storage itself, and for shared scalars the value that the worker sent;
-* `Local` (see `local_phase.py`): a copy on the coordinator, for the methods that run there.
+* `Push` (see `push.py`): the storage itself, and for shared scalars the value that the worker sent.
 """
 
 from __future__ import annotations
@@ -59,6 +58,7 @@ class Phase(Protocol):
 
 class _ThreadState(threading.local):
     phase: Phase | None = None
+    before_access: Callable[[], None] | None = None
 
 
 _STATE = _ThreadState()
@@ -79,6 +79,23 @@ def entering(new_phase: Phase | None) -> Iterator[None]:
         _STATE.phase = previous
 
 
+@contextlib.contextmanager
+def before_access(call: Callable[[], None]) -> Iterator[None]:
+    """Calls `call` once in here: before this thread first reads or writes a variable, or at `come_to_rest`."""
+    previous, _STATE.before_access = _STATE.before_access, call
+    try:
+        yield
+    finally:
+        _STATE.before_access = previous
+
+
+def come_to_rest() -> None:
+    """Sees to it that no step is in flight, as far as this thread can: within a callback that is called while steps are."""
+    call, _STATE.before_access = _STATE.before_access, None
+    if call is not None:
+        call()
+
+
 class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latter for `tf.nn.embedding_lookup`
     """A `keras.Variable` whose storage is on ps tasks: a `tf.Variable` each, its shards (metric states, seeds: coordinator).
 
@@ -88,17 +105,16 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
     shard): concurrent workers lose nothing.
     """
 
-    _copy: tf.Variable | None = None
-
     @property
     def storage(self) -> tf.Variable | ShardedStorage:
         """What holds the value."""
+        come_to_rest()
         return self._value
 
     @property
     def shards(self) -> tuple[tf.Variable, ...]:
         """The `tf.Variable`s that hold the value, one per shard; a variable that is whole has one."""
-        return shards_of(self._value)
+        return shards_of(self.storage)
 
     @property
     def sharding(self) -> Sharding | None:
@@ -174,21 +190,6 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
                 tuple(value.shape), value.read_value, lambda sharding, shard: sharding.part(value.read_value(), shard)
             )
 
-    def local_copy(self) -> tf.Variable:
-        """A `tf.Variable` on the coordinator that takes the value at `refresh_copy`; the storage itself where it is there."""
-        if "/job:ps" not in self.device:
-            return self._value
-        if self._copy is None:
-            with tf.init_scope():
-                self._copy = tf.Variable(self._value.read_value(), trainable=self._trainable, name=self._name)
-        return self._copy
-
-    def refresh_copy(self) -> None:
-        """Brings the local copy up to date."""
-        copy = self.local_copy()
-        if copy is not self._value:
-            copy.assign(self._value.read_value())
-
     def _resolves_through(self) -> Phase | None:
         """The phase that this variable resolves through now; a `keras.StatelessScope` that holds it goes first."""
         current = _STATE.phase
@@ -203,6 +204,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
     def value(self) -> Any:
         current = self._resolves_through()
         if current is None:
+            come_to_rest()
             return super().value
         value = current.read(self)
         if self._trainable and not isinstance(value, tf.Variable):
@@ -239,6 +241,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
         ids = tf.convert_to_tensor(ids)
         current = self._resolves_through()
         if current is None:
+            come_to_rest()
             return tf.gather(super().value, ids)
         if self._trainable:
             _compat.record_variable_access(self)  # before the rows are read, or a GradientTape does not see them
@@ -251,6 +254,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
 
     def assign(self, value: Any) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
+            come_to_rest()
             return super().assign(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         _STATE.phase.assign(self, value)
@@ -261,7 +265,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
-            self._value.assign_add(value, read_value=False)  # atomic; Keras's own reads and writes
+            self.storage.assign_add(value, read_value=False)  # atomic; Keras's own reads and writes
         else:
             _STATE.phase.assign_add(self, value)
         return self.value

@@ -1,4 +1,4 @@
-"""A session with two workers and two ps; variables of 100 kB and more are in two shards."""
+"""A session with two workers and three ps; variables of 100 kB and more are in two shards."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import kerasps
 
 @pytest.fixture(scope="session")
 def strategy():
-    with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+    with kerasps.LocalCluster(num_workers=2, num_ps=3) as cluster:
         yield kerasps.ParameterServerStrategy(cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2, min_bytes=100_000))

@@ -83,10 +83,15 @@ def test_endless_input_without_steps_is_an_error(strategy):
         model.fit(kerasps.DatasetCreator(endless), verbose=0)
 
 
-def test_generators_and_distributed_datasets_are_refused_by_name(strategy):
+def test_what_is_no_input_is_refused_by_name(strategy):
     model = counting_model(strategy)
-    with pytest.raises(kerasps.InputError, match="generator"):
-        model.fit((ids_data(8) for _ in range(2)), verbose=0)
+    distributed = tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(ids_data(8)).batch(4)
+    )
+    with pytest.raises(kerasps.InputError, match="distributed already"):
+        model.fit(distributed, verbose=0)
+    with pytest.raises(kerasps.InputError, match=r"A function is not an input.*DatasetCreator"):
+        model.fit(endless, verbose=0)
     with pytest.raises(kerasps.InputError, match="same length"):
         model.fit(ids_data(8)[0], ids_data(9)[1], verbose=0)
     with pytest.raises(kerasps.InputError, match=r"at least one example.*0 examples"):

@@ -1,9 +1,9 @@
-"""The training step of a model, traced, as executions for workers."""
+"""A step of a model (to train, test or predict), traced, as executions for workers."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -29,7 +29,8 @@ class ExecutionResult:
     """What one or more executions on a worker brought back.
 
     `steps` are those done; `metrics` the metric states that these steps alone add up to, `counters` what was added to each
-    counter, `rows` how many rows were read of each shard of a table, `logs` what the last step's `train_step` returned.
+    counter, `rows` how many rows were read of each shard of a table, `logs` what the last step returned beside the metrics,
+    `outputs` what each step predicted.
     """
 
     steps: int
@@ -37,27 +38,34 @@ class ExecutionResult:
     counters: list[np.ndarray]
     rows: list[np.ndarray]
     logs: dict[str, np.ndarray]
+    outputs: list[Any]
 
 
-class TrainFunction:
-    """The training step of a model as executions for workers.
+class StepFunction:
+    """A step of a model as executions for workers.
 
     Args:
-        model: a compiled and built `keras.Model` made under the strategy's scope.
+        model: a built `keras.Model` made under the strategy's scope.
         strategy: the `ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec` structure of a batch.
+        method: the method of the model that is a step: `"train_step"`, `"test_step"` or `"predict_step"`.
     """
 
-    def __init__(self, model: keras.Model, strategy: Any, element_spec: Any) -> None:
+    def __init__(self, model: keras.Model, strategy: Any, element_spec: Any, method: str) -> None:
         self._model = model
+        self._method = method
         self._strategy = strategy
         self._element_spec = element_spec
-        self.key: Any = None
         self._lock = threading.Lock()
         self._executions: dict[Any, Any] = {}
         self._inventory = Inventory()
         self._add_expected()
         self._trace()
+        self._state = _state_of(model)
+
+    def serves(self, element_spec: Any) -> bool:
+        """Whether this is the step for batches of `element_spec`, with the model's variables as they are now."""
+        return bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
 
     @property
     def metrics(self) -> list[ParameterServerVariable]:
@@ -81,8 +89,21 @@ class TrainFunction:
 
     @property
     def logs_are_metrics(self) -> bool:
-        """Whether `train_step` returns the model's metrics, so that their merged states say more than its last return."""
+        """Whether the step returns the model's metrics, so that their merged states say more than its last return."""
         return self._logs_are_metrics
+
+    @property
+    def max_steps(self) -> int | None:
+        """The most steps of an execution; None where there is no limit.
+
+        Steps that predict are not looped, and outputs that cannot be put end to end come back step by step.
+        """
+        return None if not self._plan.outputs else self._plan.max_unrolled_steps if self._plan.joins_outputs else 1
+
+    @property
+    def max_fed_steps(self) -> int:
+        """As `max_steps`, for an execution to which the batches are sent."""
+        return self.max_steps or self._plan.max_unrolled_steps
 
     @property
     def seeds_per_step(self) -> list[int]:
@@ -93,7 +114,7 @@ class TrainFunction:
         """The concrete function of an execution of `num_steps` steps; traced at the first call for its arguments.
 
         Args:
-            source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a batch.
+            source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a list of batches, one per step.
             num_steps: steps to do.
             checked: whether the data may end within the execution.
             keeps_totals: whether what the steps add up to stays on the worker until `collect`, or is returned.
@@ -101,7 +122,7 @@ class TrainFunction:
         key = (source_spec, num_steps, checked, keeps_totals)
         with self._lock:
             if key not in self._executions:
-                spec = self._element_spec if source_spec is None else source_spec
+                spec = [self._element_spec] * num_steps if source_spec is None else source_spec
                 totals = self._totals if keeps_totals else None
                 self._executions[key] = build_execution(self._plan, spec, num_steps, checked=checked, totals=totals)
             return self._executions[key]
@@ -115,10 +136,15 @@ class TrainFunction:
 
         Args:
             execution: what `execution` returned.
-            source: the resource of the worker's iterator, or a batch.
+            source: the resource of the worker's iterator, or a list of batches.
             header: int64: the global number of the first step, then two integers per seed generator.
         """
-        return self._result(self._call(execution, source, header))
+        returned = self._call(execution, source, header)
+        if not self._plan.outputs:
+            return self._result(returned)
+        flats, leaves, sizes = returned
+        result = self._result(flats)
+        return replace(result, outputs=self._split(leaves, sizes)[: result.steps])
 
     def advance(self, execution: Any, source: Any, header: np.ndarray) -> None:
         """As `run`, for an execution that keeps totals: its result is among those that `collect` returns."""
@@ -131,20 +157,29 @@ class TrainFunction:
         """What the executions that kept totals on the worker on whose device this runs add up to since the last call."""
         return self._result(self._totals.collect())
 
+    def _split(self, leaves: list[tf.Tensor], sizes: Any) -> list[Any]:
+        """What each step predicted, from the tensors that an execution returned (see `build_execution`)."""
+        if not self._plan.joins_outputs:
+            return [_to_numpy(tf.nest.pack_sequence_as(self._outputs, leaves, expand_composites=True))]
+        ends = np.cumsum(sizes.numpy(), axis=0)[:-1]
+        parts = [np.split(leaf.numpy(), ends[:, i]) for i, leaf in enumerate(leaves)]
+        return [tf.nest.pack_sequence_as(self._outputs, step) for step in zip(*parts, strict=True)]
+
     def _result(self, flats: list[tf.Tensor]) -> ExecutionResult:
         steps, *arrays = self._plan.state.unpack_numpy([flat.numpy() for flat in flats])
         counters, rows, logs = len(self.metrics), len(self.metrics) + len(self.counters), self._plan.num_sums - 1
         named_logs = dict(zip(self._plan.log_names, arrays[logs:], strict=True))
-        return ExecutionResult(int(steps), arrays[:counters], arrays[counters:rows], arrays[rows:logs], named_logs)
+        return ExecutionResult(int(steps), arrays[:counters], arrays[counters:rows], arrays[rows:logs], named_logs, [])
 
     # Compute
 
     def _add_expected(self) -> None:
-        metrics = {id(v) for v in self._model.metrics_variables}
-        expected = [v for v in self._model.variables if id(v) not in metrics]
-        for optimizer in optimizers_of(self._model):
+        metrics = [] if self._method == "predict_step" else self._model.metrics_variables
+        found = {id(v) for v in self._model.metrics_variables}
+        expected = [v for v in self._model.variables if id(v) not in found]
+        for optimizer in self._optimizers():
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
-        for variable in [*expected, *self._model.metrics_variables]:
+        for variable in [*expected, *metrics]:
             if isinstance(variable, ParameterServerVariable):
                 self._inventory.add(variable)
 
@@ -161,13 +196,16 @@ class TrainFunction:
             if not self._inventory.grew:
                 return
         raise KeraspsError(
-            f"The training step of model '{self._model.name}' touched new variables in each of {MAX_TRACES} traces. Expected: "
-            "the same variables in each call of `train_step`. Create variables in `build`, not in `train_step`."
+            f"`{self._method}` of model '{self._model.name}' touched new variables in each of {MAX_TRACES} traces. Expected: "
+            f"the same variables in each call. Create variables in `build`, not in `{self._method}`."
         )
+
+    def _optimizers(self) -> list[Any]:
+        return optimizers_of(self._model) if self._method == "train_step" else []
 
     def _settle_optimizers(self) -> None:
         # A step may build an optimizer, so this is due before each trace.
-        optimizers = optimizers_of(self._model)
+        optimizers = self._optimizers()
         self._inventory.add_optimizers(optimizers)
         with self._strategy.scope():
             for optimizer in optimizers:
@@ -183,14 +221,17 @@ class TrainFunction:
             phase = Compute(inventory, data, values, [TableRows(rows, positions) for rows, *positions in tables], scratch)
             phases.append(phase)
             with self._strategy.scope(), tf.distribute.ReplicaContext(self._strategy, 0), variables.entering(phase):
-                logs = self._model.train_step(data)
-                names, tensors = _flatten_logs(logs)
-                metric_names = set(_flatten_logs(self._model.get_metrics_result())[0])
-            self._logs_are_metrics = bool(names) and set(names) == metric_names
+                returned = getattr(self._model, self._method)(data)
+                predicts = self._method == "predict_step"
+                names, tensors = ([], []) if predicts else _flatten_logs(returned)
+                metric_names = [] if predicts else _flatten_logs(self._model.get_metrics_result())[0]
+            self._logs_are_metrics = bool(names) and set(names) == set(metric_names)
             if self._logs_are_metrics:
                 names, tensors = [], []
             log_names[:] = names
-            return {**phase.outputs(), "logs": tensors}
+            self._outputs = tf.nest.map_structure(_as_tensor, returned) if predicts else None
+            outputs = tf.nest.flatten(self._outputs, expand_composites=True) if predicts else []
+            return {**phase.outputs(), "logs": tensors, "outputs": outputs}
 
         compute_function = tf.function(compute, autograph=False, jit_compile=self._jit_compile()).get_concrete_function(
             self._element_spec,
@@ -229,10 +270,17 @@ class TrainFunction:
             counter_indices=[i for i, v in enumerate(deltas) if v.storage.dtype.is_integer],
             draws=[phase.draws.get(key, 0) for key in inventory.seeds],
             log_names=list(log_names),
+            outputs=[tf.TensorSpec(t.shape, t.dtype) for t in compute.structured_outputs["outputs"]],
+            joins_outputs=_can_join(self._outputs),
         )
 
     def _jit_compile(self) -> bool:
         return bool(self._model.jit_compile)
+
+
+def _state_of(model: keras.Model) -> list[tuple[int, bool]]:
+    """What a trace depends on: which variables there are, and which of them are trained."""
+    return [(id(v), v.trainable) for v in model.variables]
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -250,6 +298,23 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     for value in vars(model).values():
         add(value)
     return list(found.values())
+
+
+def _as_tensor(value: Any) -> Any:
+    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
+
+
+def _to_numpy(structure: Any) -> Any:
+    return tf.nest.map_structure(lambda t: t.numpy() if isinstance(t, tf.Tensor) else t, structure)
+
+
+def _can_join(outputs: Any) -> bool:
+    """Whether what several steps predict can be put end to end."""
+
+    def joins(tensor: Any) -> bool:
+        return isinstance(tensor, tf.Tensor) and bool(tensor.shape.rank) and tensor.shape[1:].is_fully_defined()
+
+    return all(joins(tensor) for tensor in tf.nest.flatten(outputs))
 
 
 def _flatten_logs(logs: Any) -> tuple[list[str], list[tf.Tensor]]:
