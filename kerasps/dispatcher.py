@@ -282,9 +282,9 @@ class Dispatcher:
 
     def _start_worker(self) -> WorkerSource:
         """Runs on the coordinator, on the device of a worker that is new or that came back."""
-        source = self._inputs.make_source()
-        self._function.start()
-        return source
+        # Only a session takes a part of the input: TensorFlow makes this anew for each epoch that there was when a worker comes
+        # back, also where none runs.
+        return WorkerSource(None, lost=True)
 
     def _session(self, source: WorkerSource, epoch: _Epoch) -> None:
         """Runs on the coordinator, in the thread of one worker and on that worker's device, until the epoch is over."""
@@ -376,10 +376,11 @@ class Dispatcher:
                 self._collect(worker, source)
 
     def _renew(self, source: WorkerSource) -> None:
-        # The session failed on the way to a ps, or a fetch failed; the worker itself may be well, and nobody else resets it.
+        """Gives a worker something to read: it is new, or came back, or what it held could not be fetched."""
         with source.lock:
             self._inputs.release(source.part)
-            source.become(self._start_worker())
+            self._function.start()
+            source.become(self._inputs.make_source())
 
     def _end_sessions(self) -> None:
         self._epoch.end(self._strategy.num_workers)

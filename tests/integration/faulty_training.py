@@ -21,9 +21,13 @@ from kerasps.dispatcher import Dispatcher
 NUM_EXAMPLES = 2000
 
 
-def dataset_fn(context):
+def arrays():
     ids = np.arange(NUM_EXAMPLES, dtype="float32")
-    dataset = tf.data.Dataset.from_tensor_slices((np.stack([np.sin(ids), np.cos(ids)], 1), ids[:, None]))
+    return np.stack([np.sin(ids), np.cos(ids)], 1), ids[:, None]
+
+
+def dataset_fn(context):
+    dataset = tf.data.Dataset.from_tensor_slices(arrays())
     dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
     return dataset.batch(8) if finite else dataset.repeat().batch(8)
 
@@ -66,6 +70,21 @@ class At(keras.callbacks.Callback):
         if self.action is not None and self.epoch == self.wanted and batch >= self.batch:
             action, self.action = self.action, None
             action()
+
+
+class AtStep(keras.callbacks.Callback):
+    """Does something once at least `batch` batches of `evaluate` or `predict` are done."""
+
+    def __init__(self, batch, action):
+        super().__init__()
+        self.batch, self.action = batch, action
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.action is not None and batch >= self.batch:
+            action, self.action = self.action, None
+            action()
+
+    on_predict_batch_end = on_test_batch_end
 
 
 class After(keras.callbacks.Callback):
@@ -126,6 +145,10 @@ actions = {
     "holding_worker_restarted_finite": [After(1.0, lambda: kill_and_restart(cluster))],
     "worker_restarted_finite": [At(0, 20, lambda: kill_and_restart(cluster))],
     "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
+    "evaluate_worker_restarted": [AtStep(20, lambda: kill_and_restart(cluster))],
+    "evaluate_worker_gone": [AtStep(20, lambda: cluster.kill("worker", 1))],
+    "predict_worker_restarted": [AtStep(20, lambda: kill_and_restart(cluster))],
+    "predict_worker_gone": [AtStep(20, lambda: cluster.kill("worker", 1))],
 }[scenario]
 killed = []
 lost_sessions = []
@@ -151,6 +174,16 @@ start = time.monotonic()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     try:
+        if scenario.startswith("evaluate"):
+            report["expected"] = model.evaluate(*arrays(), batch_size=8, verbose=0, return_dict=True)
+            report["logs"] = model.evaluate(*arrays(), batch_size=8, verbose=0, return_dict=True, callbacks=actions)
+        if scenario.startswith("predict"):
+            expected = model.predict(arrays()[0], batch_size=8, verbose=0)
+            actual = model.predict(arrays()[0], batch_size=8, verbose=0, callbacks=actions)
+            report["rows"] = len(actual)
+            report["difference"] = float(np.abs(actual - expected).max())
+        if scenario.startswith(("evaluate", "predict")):
+            actions = []  # and the strategy goes on to train
         length = {"epochs": 2} if finite else {"epochs": 4, "steps_per_epoch": 600 if "holding" in scenario else 120}
         history = model.fit(kerasps.DatasetCreator(dataset_fn), **length, verbose=0, callbacks=actions)
         report["history"] = history.history

@@ -53,11 +53,30 @@ def test_a_worker_that_comes_back_reads_on_where_it_was():
     assert report["iterations"] == 500
 
 
-def test_a_worker_lost_with_data_that_no_other_has_is_named():
-    report = run("worker_gone_finite", 7, KERASPS_WORKER_TIMEOUT="3")
-    assert report["error"] == "WorkerLostError", report
-    assert "worker 1 went away" in report["text"]
-    assert "read their data to the end" in report["text"]
+def test_others_read_what_a_worker_that_is_lost_for_good_has_not_read():
+    report = run("worker_gone_finite", 7)
+    assert "error" not in report, report
+    assert report["history"]["batches"] == [250.0] * 2
+    assert report["history"]["ids"] == [sum(range(2000))] * 2
+    assert report["iterations"] == 500
+
+
+@pytest.mark.parametrize("scenario", ["evaluate_worker_restarted", "evaluate_worker_gone"])
+def test_evaluate_is_exact_when_a_worker_is_lost(scenario):
+    report = run(scenario, 3)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["logs"] == pytest.approx(report["expected"], rel=1e-5)
+    assert report["logs"]["ids"] == sum(range(2000))
+    assert report["iterations"] == 480
+
+
+@pytest.mark.parametrize("scenario", ["predict_worker_restarted", "predict_worker_gone"])
+def test_predict_gives_every_row_in_order_when_a_worker_is_lost(scenario):
+    report = run(scenario, 3)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert (report["rows"], report["difference"]) == (2000, 0.0)
 
 
 @pytest.mark.parametrize("scenario", ["ps_gone", "holding_ps_gone"])

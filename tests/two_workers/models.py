@@ -59,3 +59,25 @@ def ids_data(num_examples):
 def endless(context: tf.distribute.InputContext) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_tensor_slices(ids_data(96))
     return dataset.shard(context.num_input_pipelines, context.input_pipeline_id).repeat().batch(8)
+
+
+NUM_ROWS, WIDTH = 1000, 32
+TOUCHED = [0, 1, 2, 997]
+
+
+def touches() -> tf.data.Dataset:
+    """Endless batches of one example, which looks up the rows `TOUCHED`."""
+    return tf.data.Dataset.from_tensors((np.array([TOUCHED], "int32"), np.zeros([1], "float32"))).repeat()
+
+
+def descending_model(optimizer, steps_per_execution, **compile_arguments):
+    """Its loss has the same gradient at each step: one, in each element of the rows that are touched."""
+    layers = [keras.Input((len(TOUCHED),), dtype="int32"), keras.layers.Embedding(NUM_ROWS, WIDTH, "zeros")]
+    model = keras.Sequential([*layers, keras.layers.Lambda(lambda rows: keras.ops.sum(rows, axis=(1, 2)))])
+    model.compile(optimizer, prediction_itself, steps_per_execution=steps_per_execution, **compile_arguments)
+    return model
+
+
+def prediction_itself(target, prediction):
+    """A loss whose gradient is one."""
+    return prediction

@@ -5,14 +5,12 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import kerasps
 from kerasps.optimizers import slots_of
+from models import TOUCHED, descending_model, touches
 
 STEPS = 400
-NUM_ROWS, WIDTH = 1000, 32
-TOUCHED = [0, 1, 2, 997]
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.5),
@@ -22,27 +20,14 @@ OPTIMIZERS = {
 }
 
 
-def dataset():
-    ids = np.array([TOUCHED], "int32")
-    return tf.data.Dataset.from_tensors((ids, np.zeros([1], "float32"))).repeat()
-
-
-def make_model(optimizer, steps_per_execution):
-    """Its loss has the same gradient at each step: one, in each element of the rows that are touched."""
-    layers = [keras.Input((len(TOUCHED),), dtype="int32"), keras.layers.Embedding(NUM_ROWS, WIDTH, "zeros")]
-    model = keras.Sequential([*layers, keras.layers.Lambda(lambda rows: keras.ops.sum(rows, axis=(1, 2)))])
-    model.compile(optimizer, lambda y, prediction: prediction, steps_per_execution=steps_per_execution)
-    return model
-
-
 @pytest.mark.parametrize("steps_per_execution", [1, 10])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_no_update_of_a_row_is_lost(strategy, name, steps_per_execution):
-    plain = make_model(OPTIMIZERS[name](), steps_per_execution)
-    plain.fit(dataset(), steps_per_epoch=STEPS, verbose=0, shuffle=False)
+    plain = descending_model(OPTIMIZERS[name](), steps_per_execution)
+    plain.fit(touches(), steps_per_epoch=STEPS, verbose=0, shuffle=False)
     with strategy.scope():
-        ours = make_model(OPTIMIZERS[name](), steps_per_execution)
-    ours.fit(kerasps.DatasetCreator(lambda context: dataset()), steps_per_epoch=STEPS, verbose=0)
+        ours = descending_model(OPTIMIZERS[name](), steps_per_execution)
+    ours.fit(kerasps.DatasetCreator(lambda context: touches()), steps_per_epoch=STEPS, verbose=0)
     table = ours.layers[0].embeddings
     assert len({shard.device for shard in table.shards}) == 2
     assert int(ours.optimizer.iterations.numpy()) == STEPS
