@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kerasps.dataset_creator import DatasetCreator
     from kerasps.errors import (
+        CheckpointError,
         ClusterConfigError,
         InputError,
         KeraspsError,
@@ -18,15 +19,20 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerLostError,
     )
+    from kerasps.evaluator import Evaluation, SidecarEvaluator
     from kerasps.load import LoadReport, TaskLoad
     from kerasps.local_cluster import LocalCluster
+    from kerasps.model_export import SidecarEvaluatorModelExport
     from kerasps.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
     from kerasps.placement import Placement, TaskPlacement
     from kerasps.strategy import ParameterServerStrategy
+    from kerasps.training_end import TrainingEndMarker
 
 __all__ = [
+    "CheckpointError",
     "ClusterConfigError",
     "DatasetCreator",
+    "Evaluation",
     "FixedShardsPartitioner",
     "InputError",
     "KeraspsError",
@@ -37,11 +43,14 @@ __all__ = [
     "PSLostError",
     "ParameterServerStrategy",
     "Placement",
+    "SidecarEvaluator",
+    "SidecarEvaluatorModelExport",
     "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
     "TaskStartError",
     "TaskUnreachableError",
+    "TrainingEndMarker",
     "UnsupportedError",
     "WorkerLostError",
     "__version__",
@@ -52,6 +61,7 @@ __version__ = "0.1.0"
 # Names are imported when they are first used, so that a task's server and the command line start without Keras.
 _MODULES = {
     "DatasetCreator": "dataset_creator",
+    "Evaluation": "evaluator",
     "FixedShardsPartitioner": "partitioners",
     "LoadReport": "load",
     "LocalCluster": "local_cluster",
@@ -59,8 +69,11 @@ _MODULES = {
     "MinSizePartitioner": "partitioners",
     "ParameterServerStrategy": "strategy",
     "Placement": "placement",
+    "SidecarEvaluator": "evaluator",
+    "SidecarEvaluatorModelExport": "model_export",
     "TaskLoad": "load",
     "TaskPlacement": "placement",
+    "TrainingEndMarker": "training_end",
 }
 
 

@@ -7,6 +7,7 @@
     ├── TaskLostError          (RuntimeError)     a task went away while it was in use
     │   ├── PSLostError
     │   └── WorkerLostError
+    ├── CheckpointError        (RuntimeError)     a side-car evaluator cannot read a checkpoint
     ├── InputError             (ValueError)       `fit`, `evaluate` or `predict` got input that cannot be used
     └── UnsupportedError       (ValueError)       a feature of Keras that cannot work with parameter servers
 
@@ -59,6 +60,10 @@ class WorkerLostError(TaskLostError):
     """A worker went away and none is left, or none came back in time."""
 
 
+class CheckpointError(KeraspsError, RuntimeError):
+    """A side-car evaluator cannot read the newest checkpoint."""
+
+
 class InputError(KeraspsError, ValueError):
     """`fit`, `evaluate` or `predict` got input that cannot be used."""
 
@@ -75,6 +80,7 @@ for _public in (
     TaskLostError,
     PSLostError,
     WorkerLostError,
+    CheckpointError,
     InputError,
     UnsupportedError,
 ):

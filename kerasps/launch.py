@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -11,13 +10,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+from kerasps.evaluator_process import EvaluatorProcess
 from kerasps.local_cluster import LocalCluster
-from kerasps.process import TaskProcess, child_environment
+from kerasps.process import TaskProcess, child_environment, end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 # How often tasks and script are looked at: a person does not notice it, and neither does the processor.
 _POLL_INTERVAL_S = 0.05
 # Ctrl-C in a terminal reaches the script by itself; a SIGINT that was sent to the launcher alone does not. They look alike, and
@@ -34,6 +33,8 @@ def launch(
     num_ps: int,
     log_dir: str | None = None,
     start_timeout: float = 60.0,
+    evaluator: Sequence[str] | None = None,
+    evaluator_timeout: float = 600.0,
 ) -> int:
     """Starts a cluster, runs a command as its coordinator, and closes the cluster.
 
@@ -45,9 +46,11 @@ def launch(
         num_ps: How many ps processes.
         log_dir: The directory for log files; None (default) takes a temporary one.
         start_timeout: The time limit in seconds for all processes to be ready.
+        evaluator: The command that evaluates checkpoints meanwhile, and its arguments. None (default) runs none.
+        evaluator_timeout: The time in seconds that it has, when the command has ended, for the last checkpoint.
 
     Returns:
-        The exit code of the command, 128 + N where signal N ended it.
+        The exit code of the command, 128 + N where signal N ended it; 1 where it was 0 and the evaluator failed.
 
     Raises:
         TaskStartError: Where the cluster did not start.
@@ -57,12 +60,20 @@ def launch(
         with _signal_handlers(_end_with):
             cluster = LocalCluster(num_workers, num_ps, log_dir=log_dir, start_timeout=start_timeout)
             # From here on a signal is noted and dealt with in `_run`. Set inside the other block, so that none is missed.
-            with _signal_handlers(lambda number, frame: received.append(signal.Signals(number))), cluster:
-                code = _run(command, cluster, received)
+            with _signal_handlers(lambda number, frame: received.append(signal.Signals(number))), ExitStack() as stack:
+                stack.enter_context(cluster)
+                beside = None
+                if evaluator is not None:
+                    logs = None if log_dir is None else cluster.log_dir
+                    beside = stack.enter_context(EvaluatorProcess(evaluator, cluster.description, logs))
+                code = _run(command, cluster, received, beside)
                 with warnings.catch_warnings():
                     # Dead tasks have been reported, and with more detail.
                     warnings.simplefilter("ignore", RuntimeWarning)
                     cluster.close()
+                # A signal means that all is to end, and soon.
+                if beside is not None and not beside.finish(evaluator_timeout, lambda: bool(received)):
+                    code = code or 1
     except _EndedBySignal as ended:
         return 128 + ended.number
     if signal.SIGINT in received and code != 0:
@@ -78,18 +89,22 @@ class _EndedBySignal(BaseException):
         self.number = number
 
 
-def _run(command: Sequence[str], cluster: LocalCluster, received: list[signal.Signals]) -> int:
+def _run(
+    command: Sequence[str], cluster: LocalCluster, received: list[signal.Signals], evaluator: EvaluatorProcess | None
+) -> int:
     env = child_environment(os.environ)
     env["TF_CONFIG"] = json.dumps(cluster.tf_config)
     # The coordinator computes little. Without this it would take all memory of every GPU away from the workers.
     env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    script = subprocess.Popen(command, env=env, preexec_fn=_end_with_parent())
+    script = subprocess.Popen(command, env=env, preexec_fn=end_with_parent())
     reported = False
     forwarded = 0
     interrupted_at = None
     while script.poll() is None:
         if not reported:
             reported = _report_first_death(cluster)
+        if evaluator is not None:
+            evaluator.watch()
         for number in received[forwarded:]:
             forwarded += 1
             if number in _FORWARDED:
@@ -114,20 +129,6 @@ def _report_first_death(cluster: LocalCluster) -> bool:
         return False
     print(f"kerasps launch: a task of the cluster died, this one first:\n{dead[0].report()}", file=sys.stderr, flush=True)
     return True
-
-
-def _end_with_parent() -> Callable[[], None]:
-    """A function for the script's process, to be run before the script: it is killed when this process ends in any way."""
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None).prctl
-
-    def set_parent_death_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # The parent may have died before the request.
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return set_parent_death_signal
 
 
 def _in_foreground() -> bool:

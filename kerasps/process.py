@@ -9,13 +9,14 @@ started the child ends, and notebooks and test runners start clusters in threads
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import site
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kerasps.cluster import ClusterDescription
@@ -26,6 +27,7 @@ LAST_LINES = 15
 _TAIL_BYTES = 32 * 1024
 # How long a server gets to exit on SIGTERM. It exits at once when it is healthy.
 _TERMINATE_GRACE_S = 3.0
+_PR_SET_PDEATHSIG = 1
 
 
 class TaskProcess:
@@ -200,6 +202,23 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     if root not in installed:
         env["PYTHONPATH"] = os.pathsep.join(part for part in (root, env.get("PYTHONPATH")) if part)
     return env
+
+
+def end_with_parent() -> Callable[[], None]:
+    """A `preexec_fn` for the process of a user's script: it is killed when this process ends in any way.
+
+    To be used from the main thread only: the signal is sent when the thread that started the child ends.
+    """
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl
+
+    def set_parent_death_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # The parent may have died before the request.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return set_parent_death_signal
 
 
 def describe_exit_code(code: int) -> str:

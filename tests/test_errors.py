@@ -16,6 +16,7 @@ BUILT_IN = {
     "TaskLostError": RuntimeError,
     "PSLostError": RuntimeError,
     "WorkerLostError": RuntimeError,
+    "CheckpointError": RuntimeError,
     "InputError": ValueError,
     "UnsupportedError": ValueError,
 }
