@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -19,12 +20,17 @@ Runs a training script with worker and ps processes around it, all on this machi
 
 The script is the coordinator. It finds the cluster in TF_CONFIG, which is what
 `kerasps.ParameterServerStrategy()` reads when it gets no arguments.
-It has this terminal for itself; each worker and ps writes to its own log file."""
+It has this terminal for itself; each worker and ps writes to its own log file.
+
+An evaluator is a script beside the training that evaluates checkpoints, with a
+`kerasps.SidecarEvaluator`. It is not part of the cluster; what it prints appears
+here behind "[evaluator]". It ends after the last checkpoint."""
 
 _LAUNCH_EPILOG = """\
 exit code:
   That of the script, or 128 + N when signal N ended it; 1 when the cluster could
-  not start, 2 when the command line is wrong.
+  not start, or the script ended well and the evaluator failed; 2 when the command
+  line is wrong.
 
 signals:
   Ctrl-C reaches the script, and the cluster is closed when the script has ended.
@@ -40,7 +46,8 @@ environment variables:
   CUDA_VISIBLE_DEVICES     the GPUs to use; several are split among the workers
 
 example:
-  kerasps launch --num-workers 4 --num-ps 2 train.py --epochs 3"""
+  kerasps launch --num-workers 4 --num-ps 2 train.py --epochs 3
+  kerasps launch --evaluator "evaluate.py --steps 100" train.py"""
 
 _SERVE_HELP = """\
 Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
@@ -101,6 +108,8 @@ def _launch(args: argparse.Namespace) -> int:
     num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
     num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
     start_timeout = _setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", _seconds, 60.0)
+    evaluator = _setting(parser, args.evaluator, "KERASPS_EVALUATOR", _command, None)
+    evaluator_timeout = _setting(parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", _seconds, 600.0)
     log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
     if not os.path.isfile(args.script):
         parser.error(f"There is no such script. Expected: a Python file. Received: {args.script!r}. Correct the path.")
@@ -110,6 +119,8 @@ def _launch(args: argparse.Namespace) -> int:
         num_ps=num_ps,
         log_dir=log_dir,
         start_timeout=start_timeout,
+        evaluator=None if evaluator is None else [sys.executable, *evaluator],
+        evaluator_timeout=evaluator_timeout,
     )
 
 
@@ -164,6 +175,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="time limit for all processes to be ready (default: 60; environment: KERASPS_START_TIMEOUT)",
     )
+    launch.add_argument(
+        "--evaluator",
+        type=_command,
+        metavar="COMMAND",
+        help="a script that evaluates checkpoints meanwhile, in quotes where it has arguments (default: none; "
+        "environment: KERASPS_EVALUATOR)",
+    )
+    launch.add_argument(
+        "--evaluator-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time for the evaluator to end when the training has (default: 600; environment: KERASPS_EVALUATOR_TIMEOUT)",
+    )
     launch.add_argument("script", metavar="script.py", help="the training script")
     launch.add_argument("args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script")
 
@@ -203,6 +227,19 @@ def _count(text: str) -> int:
             f"Not a count. Expected: a whole number of at least 1. Received: {text!r}. Give one like 2."
         )
     return count
+
+
+def _command(text: str) -> list[str]:
+    try:
+        command = shlex.split(text)
+    except ValueError:
+        command = []
+    if not command or not os.path.isfile(command[0]):
+        raise argparse.ArgumentTypeError(
+            "Not an evaluation script. Expected: a Python file, and its arguments in the same quotes. "
+            f"Received: {text!r}. Give one like 'evaluate.py --steps 100'."
+        )
+    return command
 
 
 def _seconds(text: str) -> float:

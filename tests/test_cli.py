@@ -58,6 +58,8 @@ def test_every_option_of_launch_names_its_environment_variable(capsys):
         ("--num-ps", "KERASPS_NUM_PS"),
         ("--log-dir", "KERASPS_LOG_DIR"),
         ("--start-timeout", "KERASPS_START_TIMEOUT"),
+        ("--evaluator", "KERASPS_EVALUATOR"),
+        ("--evaluator-timeout", "KERASPS_EVALUATOR_TIMEOUT"),
     ):
         assert re.search(rf"{option} \w+ [^()]*\(default: [^()]*environment: {variable}\)", text), option
 
@@ -88,6 +90,8 @@ def test_a_time_limit_on_the_command_line_is_checked(capsys, script, value):
         ("KERASPS_NUM_WORKERS", "Not a count"),
         ("KERASPS_NUM_PS", "Not a count"),
         ("KERASPS_START_TIMEOUT", "Not a time limit"),
+        ("KERASPS_EVALUATOR", "Not an evaluation script"),
+        ("KERASPS_EVALUATOR_TIMEOUT", "Not a time limit"),
     ],
 )
 def test_a_wrong_setting_in_the_environment_names_its_variable(capsys, monkeypatch, script, variable, message):
@@ -95,6 +99,14 @@ def test_a_wrong_setting_in_the_environment_names_its_variable(capsys, monkeypat
     code, _, err = run(capsys, "launch", script)
     assert code == 2
     assert f"environment variable {variable}: {message}" in err
+
+
+@pytest.mark.parametrize("command", ["", "missing.py", "missing.py --steps 3", "it's one quote"])
+def test_an_evaluation_script_that_is_missing_is_named(capsys, script, command):
+    code, _, err = run(capsys, "launch", f"--evaluator={command}", script)
+    assert code == 2
+    expected = "Not an evaluation script. Expected: a Python file, and its arguments in the same quotes."
+    assert f"argument --evaluator: {expected} Received: {command!r}." in err
 
 
 def test_an_unknown_option_is_not_taken_for_an_abbreviation(capsys, script):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -298,3 +299,103 @@ def test_a_log_directory_that_cannot_be_made_is_an_error(launch, tmp_path):
     assert code == 1
     assert "kerasps launch: error: [Errno 20] Not a directory" in err
     assert "Traceback" not in err
+
+
+EVALUATOR = """
+import json, os, pathlib, sys, time
+here = pathlib.Path(__file__).parent
+print("task", json.dumps(json.loads(os.environ["TF_CONFIG"])["task"]), sys.argv[1:])
+(here / "evaluating").write_text(str(os.getpid()))
+"""
+# Ends with the training, as a SidecarEvaluator does.
+UNTIL_THE_END = "assert sys.stdin.read() == ''; print('evaluated the last', flush=True); print('unfinished line', end='')"
+# What the script does until the evaluator is there.
+WAIT = "\nwhile not (here / 'evaluating').exists(): time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def evaluator(tmp_path):
+    """Writes an evaluation script; returns the option that runs it."""
+
+    def write(body, *arguments):
+        script = tmp_path / "evaluate.py"
+        script.write_text(EVALUATOR + body)
+        return f"--evaluator={shlex.join([str(script), *arguments])}"
+
+    return write
+
+
+def test_an_evaluator_ends_after_the_training(launch, evaluator, tmp_path):
+    options = (*SMALL, evaluator(UNTIL_THE_END, "two words", "-x"), f"--log-dir={tmp_path / 'logs'}")
+    body = WAIT + "print('trained', 'evaluator' in config['cluster'], 'KERASPS_END_OF_TRAINING_ON_STDIN' in os.environ)"
+    code, out, err = launch(body, options=options).result()
+    assert (code, out) == (0, "trained False False\n")
+    lines = [
+        'task {"type": "evaluator", "index": 0} [\'two words\', \'-x\']',
+        "evaluated the last",
+        "unfinished line",
+    ]
+    found = err.splitlines()
+    # It may be quicker than the launcher's look at it.
+    over = "kerasps launch: the training is over; the evaluator has 600 s for the last checkpoint."
+    assert [line for line in found if line != over] == [f"[evaluator] {line}" for line in lines]
+    assert (tmp_path / "logs" / "evaluator-0.log").read_text() == "\n".join(lines)
+
+
+def test_an_evaluator_that_fails_is_reported_at_once_and_makes_the_launch_fail(launch, evaluator):
+    launched = launch("ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)", options=(*SMALL, evaluator("1 / 0")))
+    report = []
+    while not report or "kerasps launch" not in report[-1]:
+        report.append(launched.process.stderr.readline())
+    assert "[evaluator] ZeroDivisionError: division by zero\n" in report
+    assert report[-1] == "kerasps launch: the evaluator failed (exit code 1): see its output above.\n"
+    launched.wait_until_ready()
+    (launched.here / "go").touch()
+    assert launched.result() == (1, "", "")
+
+
+def test_the_exit_code_of_a_script_that_fails_goes_first(launch, evaluator):
+    code, _, err = launch(WAIT + "sys.exit(3)", options=(*SMALL, evaluator(UNTIL_THE_END + "; sys.exit(5)"))).result()
+    assert code == 3
+    assert "the evaluator failed (exit code 5)" in err
+    assert "[evaluator] evaluated the last" in err
+
+
+def test_an_evaluator_that_does_not_end_is_ended(launch, evaluator):
+    options = (*SMALL, evaluator("time.sleep(60)"), "--evaluator-timeout=0.2")
+    code, _, err = launch(WAIT, options=options).result()
+    assert code == 1
+    assert "the evaluator has 0.2 s for the last checkpoint." in err
+    assert "the evaluator did not end within 0.2 s after the training, and is ended. Expected: a script that ends when" in err
+
+
+def test_an_evaluator_that_has_done_enough_may_end_first(launch, evaluator):
+    body = WAIT + "time.sleep(0.5)"
+    code, _, err = launch(body, options=(*SMALL, evaluator("sys.exit(0)"))).result()
+    assert (code, err) == (0, '[evaluator] task {"type": "evaluator", "index": 0} []\n')
+
+
+def test_a_signal_ends_the_evaluator_too(launch, evaluator):
+    launched = launch(WAIT + "ready(); time.sleep(60)", options=(*SMALL, evaluator("time.sleep(60)")))
+    launched.wait_until_ready()
+    launched.process.send_signal(signal.SIGTERM)
+    code, _, err = launched.result()
+    assert code == 143
+    assert "kerasps launch" not in err
+
+
+def test_a_signal_ends_the_wait_for_the_evaluator(launch, evaluator):
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    launched = launch(WAIT, options=(*SMALL, evaluator(f"import signal; {body}")))
+    while "the training is over" not in launched.process.stderr.readline():
+        pass
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.result()[0] == 0
+
+
+def test_no_evaluator_is_left_when_the_launcher_is_killed(launch, evaluator):
+    launched = launch(WAIT + "ready(); time.sleep(60)", options=(*SMALL, evaluator("time.sleep(60)")))
+    launched.wait_until_ready()
+    assert int((launched.here / "evaluating").read_text()) in marked_processes(launched.mark)
+    launched.process.send_signal(signal.SIGKILL)
+    assert launched.result()[0] == -signal.SIGKILL
