@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from kerasps.dispatcher import EXECUTIONS_AHEAD, Dispatcher
 from kerasps.inputs import Execution, FedInput, Input
+from kerasps.load import LoadMeter
 from kerasps.metrics import BatchCallbacks, MetricTotals, listen_to_batches
 from kerasps.step_function import ExecutionResult, StepFunction
 
@@ -78,6 +79,11 @@ class Loop:
         self._callbacks = callbacks
         self._take = take
         self._strategy = model._distribute_strategy
+        self._meter = self._strategy.load_meter
+        if mode is not TRAIN:
+            # What a training moves is reported, and other steps read other tables: nobody looks at this one.
+            self._meter = LoadMeter(self._strategy.num_ps)
+            self._meter.start(function.traffic)
         interval = 0.0 if take is not None or listen_to_batches(callbacks, mode.name) else COLLECT_INTERVAL_S
         self._dispatcher = Dispatcher(self._strategy, function, inputs, collect_interval=interval)
         self._has_sources = False
@@ -97,7 +103,7 @@ class Loop:
         totals = MetricTotals(self._model, self._function)
         report = BatchCallbacks(self._callbacks, self._mode.name, totals, before_access=dispatcher.suspend)
         failures = dispatcher.num_failures
-        meter = self._strategy.load_meter
+        meter = self._meter
         meter.resume()
         fed = isinstance(self._inputs, FedInput)
         has_more = True
