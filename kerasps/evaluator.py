@@ -22,6 +22,8 @@ POLL_INTERVAL_S = 0.5
 # A file in the making becomes readable when its writer is done, and until then it changes. One that has not changed for so long
 # and cannot be read was left by a training that died, or is of another model.
 READ_LIMIT_S = 30.0
+# Keras writes most checkpoints in less, and half of one is nothing to speak of then.
+SAY_UNREADABLE_AFTER_S = 5.0
 # After so long without a checkpoint a person wonders whether it is the right directory.
 NOTICE_AFTER_S = 30.0
 _DATA_CLASS_SCALAR = 1
@@ -169,7 +171,7 @@ class SidecarEvaluator:
         _say(f"{checkpoint.path.name}{step}: {values}")
         if self._writer is not None:
             _write_scalars(self._writer, metrics, number if iterations is None else iterations)
-        # Not in `on_test_end`: there a model under a strategy is a copy of itself.
+        # Not in `on_test_end`, where a callback does not know the checkpoint, and workers may still be busy.
         for export in self._exports:
             written = export.export(checkpoint.name, iterations, metrics)
             if written is not None:
@@ -193,7 +195,8 @@ class _Reader:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._failed: WatchedCheckpoint | None = None
-        self._failed_since = 0.0
+        self._failed_since = self._path_failed_since = 0.0
+        self._is_said = False
         self.iterations: int | None = None
 
     def read(self, checkpoint: WatchedCheckpoint) -> bool:
@@ -204,6 +207,9 @@ class _Reader:
         except Exception as exc:
             now = time.monotonic()
             if self._failed is None or self._failed.path != checkpoint.path:
+                self._path_failed_since, self._is_said = now, False
+            if not self._is_said and now - self._path_failed_since > SAY_UNREADABLE_AFTER_S:
+                self._is_said = True
                 _say(f"{checkpoint.path.name} cannot be read yet, trying again: {type(exc).__name__}: {exc}")
             if self._failed != checkpoint:
                 self._failed, self._failed_since = checkpoint, now

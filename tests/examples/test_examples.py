@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,14 +20,15 @@ LIMIT_S = 240
 RMSE = re.compile(r"^test RMSE: (\d\.\d+) on 10,176 ratings$", re.MULTILINE)
 AUC = re.compile(r"^test AUC: (\d\.\d+) on 2,560 examples$", re.MULTILINE)
 ACCURACY = re.compile(r"^test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
+EVALUATED = re.compile(r"^\[evaluator\] test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
 
 
-def run(*command: str) -> str:
+def run(*command: str, output: str = "stdout") -> str:
     """Runs a command outside any cluster and returns what it printed."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    return str(getattr(done, output))
 
 
 def python(example: str, *arguments: str) -> str:
@@ -82,6 +84,16 @@ def test_dlrm_beats_a_constant_guess() -> None:
 @pytest.mark.parametrize("example", ["digits_cnn.py", "custom_train_step.py"])
 def test_digits_are_read(example: str) -> None:
     assert figure(ACCURACY, python(example, "--epochs", "4", "--max-steps", "50")) > 0.85
+
+
+@pytest.mark.integration
+def test_digits_are_read_and_evaluated_beside_the_training(tmp_path: Path) -> None:
+    example = [str(EXAMPLES / "sidecar.py"), "--dir", str(tmp_path)]
+    launch = (sys.executable, "-m", "kerasps", "launch", "--num-workers", "1", "--evaluator", shlex.join(example))
+    errors = run(*launch, *example, output="stderr")
+    assert figure(EVALUATED, errors) > 0.85
+    assert "[evaluator] SidecarEvaluator: epoch-06.weights.h5 at iteration 300: " in errors
+    assert (tmp_path / "best.keras").exists()
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
