@@ -455,46 +455,6 @@ def test_a_better_model_replaces_the_last(directory, waiting, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines().count(line) == 2
 
 
-def test_an_export_can_be_named_after_iterations_and_metrics(tmp_path):
-    export = kerasps.SidecarEvaluatorModelExport(tmp_path / "{checkpoint}-{iterations}-{loss:.2f}.keras")
-    export.set_model(compiled())
-    assert export.export("a", 7, {"loss": 0.5}) == tmp_path / "a-7-0.50.keras"
-    assert export.export("b", 8, {"loss": 0.6}) is None
-
-
-def test_nan_is_never_the_best(tmp_path):
-    export = kerasps.SidecarEvaluatorModelExport(tmp_path / "model.keras")
-    export.set_model(compiled())
-    assert export.best is None
-    assert export.export("a", 1, {"loss": float("nan")}) is None
-    assert export.export("b", 2, {"loss": 9.0}) == tmp_path / "model.keras"
-    assert export.best == 9.0
-
-
-def test_a_metric_that_is_not_there_cannot_be_monitored(tmp_path):
-    export = kerasps.SidecarEvaluatorModelExport(tmp_path / "model.keras", monitor="val_loss")
-    with pytest.raises(ValueError, match=r"Expected: `monitor` to be one of 'loss', 'mae'\. Received: monitor='val_loss'"):
-        export.export("a", 1, {"loss": 1.0, "mae": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("{checkpoint}/model.keras", "Only the file name of an export can contain fields."),
-        ("best/model-{epoch:03d}.keras", "does not know the epoch or the batch"),
-        ("best/model.h6", "must end in `.keras`"),
-    ],
-)
-def test_an_export_that_cannot_be_named_is_refused(path, message):
-    with pytest.raises(ValueError, match=message):
-        kerasps.SidecarEvaluatorModelExport(path)
-
-
-def test_an_export_is_no_callback_of_fit(tmp_path):
-    with pytest.raises(kerasps.UnsupportedError, match="saves after evaluations"):
-        compiled().fit(X, Y, verbose=0, callbacks=[kerasps.SidecarEvaluatorModelExport(tmp_path / "model.keras")])
-
-
 def test_an_export_among_the_checkpoints_is_refused(directory):
     export = kerasps.SidecarEvaluatorModelExport(directory / "best.keras")
     with pytest.raises(ValueError, match="exported among the checkpoints, and be evaluated itself"):
