@@ -367,7 +367,7 @@ class Dispatcher:
             if source.lost:
                 epoch.executions.put(execution)
                 continue
-            keeps_totals = self._collect_interval > 0 and not source.checked
+            keeps_totals = self._collect_interval > 0
             running.append(_Sent(execution, execution, Progress()))
             running[-1] = self._advance(worker, source, execution, keeps_totals=keeps_totals)
             report(EXECUTIONS_AHEAD if keeps_totals else 0)
@@ -417,10 +417,13 @@ class Dispatcher:
             except BaseException:
                 source.lost = True
                 raise
+            # Where only reading finds the end of the data, steps beyond it have done nothing.
+            missing = sum(execution.num_steps for execution in source.uncollected) - result.steps
+            source.exhausted = source.exhausted or missing > 0
             source.uncollected.clear()
             source.collect_at = time.monotonic() + self._collect_interval
             self._inputs.count(source.part, result.steps)
-            self._epoch.events.put(_Event("collected", worker, Progress(result=result)))
+            self._epoch.events.put(_Event("collected", worker, Progress(missing, result)))
 
     def _raise_if_failed(self) -> None:
         if self._coordinator._cluster.closure_queue._error is None:

@@ -43,6 +43,12 @@ def figure(pattern: re.Pattern[str], output: str) -> float:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("arguments", [[], ["--service"]])
+def test_record_files_are_read_by_workers_or_a_service(arguments: list[str]) -> None:
+    assert figure(ACCURACY, python("record_files.py", *arguments)) > 0.9
+
+
+@pytest.mark.integration
 def test_movielens_beats_the_mean_rating() -> None:
     output = python("movielens.py", "--epochs", "2", "--max-steps", "300")
     assert "Epoch 2/2" in output
