@@ -173,6 +173,37 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "the other end of that way",
         ("graph_def", "element_spec"),
     ),
+    "MultiDeviceSaver": PrivateName(
+        "tensorflow.python.checkpoint.functional_saver",
+        "MultiDeviceSaver",
+        "hooked: writes and reads checkpoints; what is in shards is left to ours",
+        ("serialized_tensors",),
+    ),
+    "CheckpointCallable": PrivateName(
+        "tensorflow.python.checkpoint.tensor_callable",
+        "Callable",
+        "what stands for a value in a checkpoint that is read when it is written",
+        ("tensor_callable", "dtype", "device"),
+    ),
+    "saved_model": PrivateName(
+        "tensorflow.python.saved_model",
+        "save",
+        "hooked: `save_and_return_nodes`, which `tf.saved_model.save` calls, and traces what the model's functions are",
+    ),
+    "saving_lib": PrivateName(
+        "keras.src.saving",
+        "saving_lib",
+        "its functions behind `model.save`, `keras.saving.load_model` and others are hooked",
+    ),
+    "legacy_h5_format": PrivateName(
+        "keras.src.legacy.saving", "legacy_h5_format", "hooked: `save_model_to_hdf5` is behind `model.save` to an `.h5` file"
+    ),
+    "H5IOStore": PrivateName(
+        "keras.src.saving.saving_lib", "H5IOStore", "hooked: its entries are written and read a piece at a time"
+    ),
+    "ShardedH5IOStore": PrivateName(
+        "keras.src.saving.saving_lib", "ShardedH5IOStore", "not so its subclass, which has a file open at a time"
+    ),
     "get_current_dispatch_context": PrivateName(
         "tensorflow.python.distribute.coordinator.coordinator_context",
         "get_current_dispatch_context",
@@ -277,8 +308,41 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_error", "whether the coordinator has failed, asked without waiting for what is in flight"),
         PrivateAttribute("_cancellation_mgr", "what cancels executions that wait for a lost ps"),
     ),
+    "keras.src.saving:saving_lib": (
+        PrivateAttribute("save_model", "hooked: the file takes its place when it is whole", ("model", "filepath")),
+        PrivateAttribute("save_weights_only", "hooked, as above", ("model", "filepath", "max_shard_size", "objects_to_skip")),
+        PrivateAttribute("load_model", "hooked: large variables are read a piece at a time", ("filepath",)),
+        PrivateAttribute("load_weights_only", "hooked, as above", ("model", "filepath")),
+        PrivateAttribute("is_memory_sufficient", "hooked: large files are not made up in memory", ("model",)),
+    ),
+    "keras.src.legacy.saving:legacy_h5_format": (
+        PrivateAttribute("save_model_to_hdf5", "hooked, as `save_model`", ("model", "filepath")),
+    ),
+    "tensorflow.python.saved_model:save": (
+        PrivateAttribute("save_and_return_nodes", "hooked: what is traced here is for a SavedModel", ("obj", "export_dir")),
+    ),
+    "keras.src.saving.saving_lib:H5IOStore": (
+        PrivateAttribute("_h5_entry_group", "where the entries of the layer at hand are"),
+    ),
+    "keras.src.callbacks.backup_and_restore:BackupAndRestore": (
+        PrivateAttribute("_save_model", "hooked: weights, and where training stands, in one file"),
+        PrivateAttribute("_load_model", "hooked, as above"),
+        PrivateAttribute("_current_epoch", "where training stands"),
+        PrivateAttribute("_last_batch_seen", "where training stands"),
+        PrivateAttribute("_weights_path", "the file with the weights"),
+        PrivateAttribute("_training_metadata_path", "the file that says where training stands"),
+    ),
+    "tensorflow.python.checkpoint.functional_saver:MultiDeviceSaver": (
+        PrivateAttribute("save", "hooked: to an absolute path, by a device that sees it", ("file_prefix", "options")),
+        PrivateAttribute("restore", "hooked, as above", ("file_prefix", "options")),
+        PrivateAttribute("_shardable_tensors_by_task", "which tasks are to write or read"),
+        PrivateAttribute("_registered_savers", "calls ours, and merges the files that it has written"),
+    ),
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": (
         PrivateAttribute("_unique_id", "what Keras itself finds slots by"),
+        PrivateAttribute("_serialize_to_tensors", "a checkpoint of what is not in shards is TensorFlow's own"),
+        PrivateAttribute("_restore_from_tensors", "as above", ("restored_tensors",)),
+        PrivateAttribute("_copy_trackable_to_cpu", "copies for a checkpoint that is written later", ("object_map",)),
     ),
 }
 
@@ -334,7 +398,7 @@ def missing_attributes(owner: str) -> list[str]:
 
 
 def _assigns(cls: type, attribute: str) -> bool:
-    pattern = re.compile(rf"\bself\.{attribute}\b(: [^=\n]+)? = ")
+    pattern = re.compile(rf"\bself\.{attribute}\b(: [^=]+)? = ")
     return any(pattern.search(inspect.getsource(base)) for base in cls.__mro__ if base.__module__ != "builtins")
 
 

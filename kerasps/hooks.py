@@ -29,6 +29,7 @@ def install() -> None:
     _hook_optimizers()
     _hook_take()
     _hook_trainer()
+    _hook_saving()
 
 
 def _hook_optimizers() -> None:
@@ -119,6 +120,34 @@ def _hook_trainer() -> None:
         @_wraps(_compat.TensorFlowTrainer, name)
         def method(original: Any, self: Any, *args: Any, _ours: Any = ours, **kwargs: Any) -> Any:
             return _ours(original, self, *args, **kwargs) if trainer.is_ours(self) else original(self, *args, **kwargs)
+
+
+def _hook_saving() -> None:
+    from kerasps import checkpoints, export, saving
+
+    library, store, backup = _compat.saving_lib, _compat.H5IOStore, keras.callbacks.BackupAndRestore
+    _wraps(library, "save_model")(saving.save_model)
+    _wraps(library, "save_weights_only")(saving.save_weights)
+    _wraps(library, "load_model")(saving.load_model)
+    _wraps(library, "load_weights_only")(saving.load_weights)
+    _wraps(library, "is_memory_sufficient")(saving.is_memory_sufficient)
+    _wraps(_compat.legacy_h5_format, "save_model_to_hdf5")(saving.save_model)
+    _wraps(store, "__setitem__")(saving.set_entry)
+    _wraps(store, "__getitem__")(saving.get_entry)
+    _wraps(_compat.BaseOptimizer, "save_own_variables")(saving.save_optimizer)
+    _wraps(backup, "_save_model")(saving.back_up)
+    _wraps(backup, "_load_model")(saving.restore_backup)
+    saver = _compat.MultiDeviceSaver
+    _wraps(saver, "__init__")(checkpoints.make_saver)
+    _wraps(saver, "save")(checkpoints.save)
+    _wraps(saver, "restore")(checkpoints.restore)
+    archive = type(keras.export.ExportArchive())  # which is not always the class that is called
+    for owner, name in ((archive, "add_endpoint"), (archive, "write_out"), (_compat.saved_model, "save_and_return_nodes")):
+
+        @_wraps(owner, name)
+        def exported(original: Any, *args: Any, **kwargs: Any) -> Any:
+            with export.exporting():
+                return original(*args, **kwargs)
 
 
 def _wraps(owner: Any, name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:

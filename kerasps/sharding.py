@@ -36,6 +36,13 @@ class Sharding:
         base, extra = divmod(self.num_rows, self.num_shards)
         return range(base * shard + min(shard, extra), base * (shard + 1) + min(shard + 1, extra))
 
+    def places(self, shard: int, rows: range) -> range:
+        """Where in `shard` those of `rows` (a range with a step of 1) lie that it has; they are neighbours there."""
+        own = self.rows(shard)
+        first = max(0, -((own.start - rows.start) // own.step))
+        until = max(first, min(len(own), -((own.start - rows.stop) // own.step)))
+        return range(first, until)
+
     def part(self, value: Any, shard: int) -> Any:
         """The rows of `value`, a tensor or an array of the whole variable, that are in `shard`."""
         rows = self.rows(shard)
@@ -99,6 +106,10 @@ class ShardedStorage(TensorLike):
     @property
     def name(self) -> str:
         """What it is called in messages."""
+        return self._name
+
+    @property
+    def _shared_name(self) -> str:
         return self._name
 
     @property
@@ -167,14 +178,22 @@ class ShardedStorage(TensorLike):
             )
         return value
 
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {"VARIABLE_VALUE": self.read_value()}
+    def _serialize_to_tensors(self) -> dict[str, WholeValue]:
+        return {"VARIABLE_VALUE": WholeValue(self)}
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> ShardedStorage:
         return self.assign(restored["VARIABLE_VALUE"])
 
     def __repr__(self) -> str:
         return f"<ShardedStorage '{self.name}' shape={self.shape} dtype={self.dtype.name} shards={len(self.shards)}>"
+
+
+class WholeValue(_compat.CheckpointCallable):
+    """The value of a sharded storage, as what a checkpoint holds under one key; `checkpoints.py` writes it in pieces."""
+
+    def __init__(self, storage: ShardedStorage) -> None:
+        super().__init__(storage.read_value, storage.dtype, storage.device)
+        self.storage = storage
 
 
 def shards_of(storage: Any) -> tuple[tf.Variable, ...]:

@@ -22,14 +22,14 @@ class NamedVariable(_compat.ResourceVariable):
     """A `tf.Variable` with a name on its task, by which a graph can look it up; destroyed when it is collected.
 
     Args:
-        initial_value: a function that returns the initial value; runs on the current device.
+        initial_value: a function that returns the initial value; runs on the current device. None for a variable that has none.
         shape: a fully defined shape.
         dtype: the `tf.DType`.
         trainable: as for `tf.Variable`.
         name: what it is called in messages; need not be unique.
     """
 
-    def __init__(self, initial_value: Callable[[], Any], *, shape: Any, dtype: Any, trainable: bool, name: str) -> None:
+    def __init__(self, initial_value: Callable[[], Any] | None, *, shape: Any, dtype: Any, trainable: bool, name: str) -> None:
         with tf.init_scope():
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
             shared_name = unique_name()
@@ -39,7 +39,8 @@ class NamedVariable(_compat.ResourceVariable):
             _compat.set_handle_data(handle, _compat.create_handle_data(shape, dtype))
             super().__init__(trainable=trainable, shape=shape, dtype=dtype, handle=handle)
             self._distribute_strategy = tf.distribute.get_strategy()
-            self.assign(initial_value(), read_value=False)
+            if initial_value is not None:
+                self.assign(initial_value(), read_value=False)
             self.shared_name = shared_name
             handle.named_variable = weakref.ref(self)
             weakref.finalize(self, _destroy, handle).atexit = False

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.initialization import RowInitializer
+from kerasps.pieces import StoredRows, pieces, write_rows
 from kerasps.placement import COORDINATOR_CPU
 from kerasps.sharding import ShardedStorage, Sharding, shards_of
 
@@ -255,9 +256,22 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
     def assign(self, value: Any) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
             come_to_rest()
-            return super().assign(value)
+            return self._assign_rows(value) if isinstance(value, StoredRows) else super().assign(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         _STATE.phase.assign(self, value)
+        return value
+
+    def _assign_rows(self, value: StoredRows) -> StoredRows:
+        """Takes a value that is in a file, a piece of it at a time."""
+        if value.shape != tuple(self._value.shape):
+            raise ValueError(
+                f"A file has a value of another shape than the variable '{self.path}'. Expected: {tuple(self._value.shape)}. "
+                f"Received: {value.shape}. Load it into a model of the size that was saved."
+            )
+        for rows in pieces(self._value):
+            with tf.device(COORDINATOR_CPU):
+                part = tf.cast(value[rows.start : rows.stop], self._dtype)
+            write_rows(self._value, rows, part, COORDINATOR_CPU)
         return value
 
     def assign_add(self, value: Any) -> Any:
@@ -272,6 +286,20 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
 
     def assign_sub(self, value: Any) -> Any:
         return self.assign_add(-self._convert_to_tensor(value, dtype=self._dtype))
+
+    def _serialize_to_tensors(self) -> Any:
+        return self._value._serialize_to_tensors()
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self._value._restore_from_tensors(restored_tensors)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # For a checkpoint that is written while training goes on; the copies lie beside what they are copies of.
+        for shard in self.shards:
+            shard._copy_trackable_to_cpu(object_map)
+        copies = [object_map[shard] for shard in self.shards]
+        sharding = self.sharding
+        object_map[self] = copies[0] if sharding is None else ShardedStorage(copies, sharding, self._name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # what comes from a ps is a copy

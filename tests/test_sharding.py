@@ -43,6 +43,14 @@ def test_a_row_is_found_where_it_lies(sharding):
         assert sharding.rows(index)[position] == row
 
 
+def test_neighbouring_rows_are_neighbours_in_each_shard(sharding):
+    for start in range(sharding.num_rows + 1):
+        for stop in {start, min(start + 3, sharding.num_rows), sharding.num_rows}:
+            for shard in range(sharding.num_shards):
+                wanted = [place for place, row in enumerate(sharding.rows(shard)) if start <= row < stop]
+                assert list(sharding.places(shard, range(start, stop))) == wanted
+
+
 def test_the_parts_join_to_the_whole(sharding):
     value = np.arange(sharding.num_rows * 3).reshape(-1, 3)
     parts = [tf.constant(sharding.part(value, shard)) for shard in range(sharding.num_shards)]

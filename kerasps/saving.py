@@ -1,0 +1,239 @@
+"""Saving and loading Keras models and weights: large variables a piece at a time, and files that appear when they are whole.
+
+A file is written beside the one that it takes the place of, and takes it when all of it is on the disk. So who is killed while
+saving leaves the file that was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps import _compat, variables
+from kerasps.pieces import PIECE_BYTES, StoredRows, num_bytes, pieces, read_rows
+from kerasps.placement import COORDINATOR_CPU
+from kerasps.strategy import ParameterServerStrategy
+from kerasps.trainer import is_ours
+from kerasps.variables import ParameterServerVariable
+
+# The attribute of a weights file in which `BackupAndRestore` finds what training it belongs to.
+_METADATA = "kerasps_training_metadata"
+
+
+class _ThreadState(threading.local):
+    loading = False
+    metadata: dict[str, Any] | None = None
+
+
+_STATE = _ThreadState()
+
+
+def save_model(original: Callable[..., None], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """Keras's function behind `model.save`."""
+    if not _writes_aside(model, filepath):
+        original(model, filepath, *args, **kwargs)
+        return
+    with _written_aside(filepath) as partial:
+        original(model, partial, *args, **kwargs)
+
+
+def save_weights(
+    original: Callable[..., None], model: Any, filepath: Any, max_shard_size: Any = None, objects_to_skip: Any = None
+) -> None:
+    """Keras's function behind `model.save_weights`."""
+    if not _writes_aside(model, filepath):
+        original(model, filepath, max_shard_size, objects_to_skip)
+    elif max_shard_size is not None:
+        _save_weights_in_files(original, model, Path(filepath), max_shard_size, objects_to_skip)
+    else:
+        with _written_aside(filepath) as partial:
+            original(model, partial, None, objects_to_skip)
+            if _STATE.metadata is not None:
+                with h5py.File(partial, "a") as file:
+                    file.attrs[_METADATA] = json.dumps(_STATE.metadata)
+
+
+def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
+    """Keras's function behind `model.load_weights`."""
+    with _loading(isinstance(model, keras.Model) and is_ours(model)):
+        original(model, *args, **kwargs)
+
+
+def load_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Keras's function behind `keras.saving.load_model`."""
+    with _loading(isinstance(tf.distribute.get_strategy(), ParameterServerStrategy)):
+        return original(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _loading(ours: bool) -> Iterator[None]:
+    before, _STATE.loading = _STATE.loading, ours
+    try:
+        yield
+    finally:
+        _STATE.loading = before
+
+
+def is_memory_sufficient(original: Callable[[Any], bool], model: Any) -> bool:
+    """Keras's function that says whether a `.keras` file may be made up in memory; large ones of ours are made on the disk."""
+    saved = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", [])]
+    large = sum(num_bytes(v.storage) for v in saved if isinstance(v, ParameterServerVariable)) > PIECE_BYTES
+    return not large and original(model)
+
+
+def is_large(value: Any) -> bool:
+    """Whether a variable is read from and written to files a piece at a time."""
+    if not isinstance(value, ParameterServerVariable) or variables.phase() is not None:
+        return False
+    return "/job:ps" in value.device and bool(value.shape.rank) and num_bytes(value.storage) > PIECE_BYTES
+
+
+def set_entry(original: Callable[..., None], store: Any, key: str, value: Any) -> None:
+    """`H5IOStore.__setitem__`."""
+    if not is_large(value):
+        original(store, key, value)
+        return
+    dtype = value.storage.dtype.as_numpy_dtype
+    original(store, key, np.zeros([0], dtype))  # makes the group, and an entry as Keras marks it
+    group = store._h5_entry_group
+    attributes = dict(group[key].attrs)
+    del group[key]
+    dataset = group.create_dataset(key, shape=tuple(value.shape), dtype=dtype)
+    dataset.attrs.update(attributes)
+    for rows in pieces(value.storage):
+        dataset[rows.start : rows.stop] = read_rows(value.storage, rows, COORDINATOR_CPU).numpy()
+
+
+def get_entry(original: Callable[..., Any], store: Any, key: str) -> Any:
+    """`H5IOStore.__getitem__`; of what is large, what `Variable.assign` of ours reads a piece at a time."""
+    # The files of a sharded store are closed, one for the next, before anybody could read.
+    if not _STATE.loading or isinstance(store, _compat.ShardedH5IOStore):
+        return original(store, key)
+    group = store._h5_entry_group
+    if not isinstance(group, h5py.Group) or not isinstance(group.get(key, getlink=True), h5py.HardLink):
+        return original(store, key)
+    dataset = group[key]
+    # Anything but plain numbers, in one piece in this file, is for Keras to read or to refuse.
+    plain = isinstance(dataset, h5py.Dataset) and not dataset.external and not dataset.is_virtual
+    if not plain or not dataset.ndim or not PIECE_BYTES < dataset.nbytes <= dataset.id.get_storage_size():
+        return original(store, key)
+    return StoredRows(dataset, tf.as_dtype(dataset.attrs.get("dtype", dataset.dtype)).as_numpy_dtype)
+
+
+def save_optimizer(original: Callable[..., None], optimizer: Any, store: Any) -> None:
+    """`Optimizer.save_own_variables`; Keras's reads each variable whole."""
+    if not any(map(is_large, optimizer.variables)):
+        original(optimizer, store)
+        return
+    for index, variable in enumerate(optimizer.variables):
+        store[str(index)] = variable
+
+
+def back_up(original: Callable[..., None], callback: Any) -> None:
+    """`BackupAndRestore._save_model`: where training stands goes into the file with the weights that belong to it.
+
+    Keras writes it into a file of its own, after the weights; who is killed in between would repeat an epoch with weights that
+    have seen it, or find half a file.
+    """
+    _STATE.metadata = {"epoch": callback._current_epoch, "batch": callback._last_batch_seen}
+    try:
+        original(callback)
+    finally:
+        _STATE.metadata = None
+
+
+def restore_backup(original: Callable[..., None], callback: Any) -> None:
+    """`BackupAndRestore._load_model`."""
+    if is_ours(callback.model) and os.path.exists(callback._weights_path):
+        with h5py.File(callback._weights_path, "r") as file:
+            metadata = file.attrs.get(_METADATA)
+        if metadata is not None:
+            with _written_aside(callback._training_metadata_path) as partial:
+                Path(partial).write_text(metadata)
+    original(callback)
+
+
+def _writes_aside(model: Any, path: Any) -> bool:
+    """Whether `model` is ours and `path` a path on this machine; other places (gs://, hf://) are for Keras."""
+    return isinstance(model, keras.Model) and is_ours(model) and isinstance(path, str | os.PathLike) and "://" not in str(path)
+
+
+@contextlib.contextmanager
+def _written_aside(path: Any) -> Iterator[str]:
+    """Yields a path to write to, and puts what is there in the place of `path`, unless an exception is raised.
+
+    Args:
+        path: a file or a directory. Of a directory, each file takes the place of its like.
+    """
+    target = Path(os.path.realpath(path))
+    with _partial_directory(target) as directory:
+        partial = directory / target.name
+        yield str(partial)
+        _put_in_place(partial, target)
+
+
+@contextlib.contextmanager
+def _partial_directory(target: Path) -> Iterator[Path]:
+    """A directory beside `target`, for as long as it is written; the next save removes what one that was killed left."""
+    directory = target.with_name(f".partial.{target.name}")
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    files = [p for p in partial.rglob("*") if p.is_file()] if partial.is_dir() else [partial]
+    places = [target / file.relative_to(partial) for file in files]
+    for file, place in zip(files, places, strict=True):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists():
+            shutil.copymode(place, file)
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    for file, place in zip(files, places, strict=True):
+        os.replace(file, place)
+
+
+def _save_weights_in_files(
+    original: Callable[..., None], model: Any, path: Path, max_shard_size: Any, objects_to_skip: Any
+) -> None:
+    """Writes weights into several files and a JSON file that names them.
+
+    The files have names that no save before had, so those of the save before are there until the JSON file takes its place.
+    """
+    target = Path(os.path.realpath(path)).with_suffix(".json")
+    base = path.stem.replace(".weights", "")  # what Keras's names begin with
+    unique = f"{base}.{uuid.uuid4().hex}"
+    first = target.with_name(f"{base}_00000.weights.h5")  # Keras opens it, whatever the JSON file says
+    with _partial_directory(target) as directory:
+        original(model, str(directory / f"{unique}.weights{path.suffix}"), max_shard_size, objects_to_skip)
+        index = directory / f"{unique}.weights.json"
+        written = [file for file in directory.iterdir() if file != index]
+        for file in written:
+            _put_in_place(file, target.with_name(file.name))
+        if not first.exists():
+            h5py.File(first, "w").close()
+        _put_in_place(index, target)
+        h5py.File(directory / first.name, "w").close()
+        _put_in_place(directory / first.name, first)
+    ours = re.compile(rf"{re.escape(base)}(\.[0-9a-f]{{32}})?_\d{{5}}\.weights\.h5")
+    for file in target.parent.iterdir():
+        if ours.fullmatch(file.name) and file.name not in {first.name, *(new.name for new in written)}:
+            file.unlink()
