@@ -167,8 +167,10 @@ def restore_backup(original: Callable[..., None], callback: Any) -> None:
 
 
 def _writes_aside(model: Any, path: Any) -> bool:
-    """Whether `model` is ours and `path` a path on this machine; other places (gs://, hf://) are for Keras."""
-    return isinstance(model, keras.Model) and is_ours(model) and isinstance(path, str | os.PathLike) and "://" not in str(path)
+    """Whether `model` is ours and `path` in a directory of this machine; other places (gs://, hf://) are for Keras."""
+    if not isinstance(model, keras.Model) or not is_ours(model) or not isinstance(path, str | os.PathLike):
+        return False
+    return "://" not in str(path) and os.path.isdir(os.path.dirname(os.path.realpath(path)))
 
 
 @contextlib.contextmanager
