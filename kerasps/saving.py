@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat, variables
+from kerasps.dispatcher import translated_errors
 from kerasps.pieces import PIECE_BYTES, StoredRows, num_bytes, pieces, read_rows
 from kerasps.placement import COORDINATOR_CPU
 from kerasps.strategy import ParameterServerStrategy
@@ -46,7 +47,7 @@ def save_model(original: Callable[..., None], model: Any, filepath: Any, *args: 
     if not _writes_aside(model, filepath):
         original(model, filepath, *args, **kwargs)
         return
-    with _written_aside(filepath) as partial:
+    with translated_errors(model._distribute_strategy), _written_aside(filepath) as partial:
         original(model, partial, *args, **kwargs)
 
 
@@ -56,9 +57,11 @@ def save_weights(
     """Keras's function behind `model.save_weights`."""
     if not _writes_aside(model, filepath):
         original(model, filepath, max_shard_size, objects_to_skip)
-    elif max_shard_size is not None:
-        _save_weights_in_files(original, model, Path(filepath), max_shard_size, objects_to_skip)
-    else:
+        return
+    with translated_errors(model._distribute_strategy):
+        if max_shard_size is not None:
+            _save_weights_in_files(original, model, Path(filepath), max_shard_size, objects_to_skip)
+            return
         with _written_aside(filepath) as partial:
             original(model, partial, None, objects_to_skip)
             if _STATE.metadata is not None:
@@ -68,7 +71,10 @@ def save_weights(
 
 def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
     """Keras's function behind `model.load_weights`."""
-    with _loading(isinstance(model, keras.Model) and is_ours(model)):
+    if not isinstance(model, keras.Model) or not is_ours(model):
+        original(model, *args, **kwargs)
+        return
+    with translated_errors(model._distribute_strategy), _loading(True):
         original(model, *args, **kwargs)
 
 

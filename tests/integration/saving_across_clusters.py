@@ -239,6 +239,18 @@ def refuse_another_size(model, directory, scope, report):
             report["refused"][name] = str(error)
 
 
+def lose_a_ps(cluster, model, report):
+    """Saves when a ps is gone."""
+    path = DIRECTORY / "three_ps" / "saved.weights.h5"
+    before = path.read_bytes()
+    cluster.kill("ps", 1)
+    try:
+        model.save_weights(path)
+    except kerasps.PSLostError as error:
+        report["lost"] = str(error)
+    report["unchanged"] = path.read_bytes() == before and not list(path.parent.glob(".partial.*"))
+
+
 def run(scope):
     report = {"different": []}
     if ROLE == "three_ps":
@@ -279,6 +291,7 @@ if ROLE in CLUSTERS:
             (DIRECTORY / "killed").mkdir()
             be_killed_while_saving(trained, DIRECTORY / "killed", report)
         else:
+            lose_a_ps(cluster, trained, report)
             print("REPORT " + json.dumps(report), flush=True)
 else:
     print("REPORT " + json.dumps(run(contextlib.nullcontext)[1]), flush=True)

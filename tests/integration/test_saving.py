@@ -71,3 +71,9 @@ def test_the_next_save_removes_what_a_killed_one_left(reports):
 
 def test_a_backup_knows_its_epoch_where_the_file_that_says_so_was_not_written(reports):
     assert (reports["three_ps"]["epoch_in_json"], reports["three_ps"]["epoch_restored"]) == (1, 2)
+
+
+def test_a_lost_ps_is_named_and_leaves_the_file_that_was_there(reports):
+    assert "ps 1 at " in reports["three_ps"]["lost"]
+    assert "is gone, and with it its variables." in reports["three_ps"]["lost"]
+    assert reports["three_ps"]["unchanged"]
