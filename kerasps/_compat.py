@@ -143,6 +143,15 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "the scale of `VarianceScaling`, from the shape of the whole variable",
         ("shape", "input_axes", "output_axes"),
     ),
+    "get_default_replica_mode": PrivateName(
+        "tensorflow.python.distribute.distribute_lib",
+        "_get_default_replica_mode",
+        "`LossScaleOptimizer.apply` in the scope, but outside a step, runs as if no strategy were current",
+    ),
+    "push_per_thread_mode": PrivateName(
+        "tensorflow.python.distribute.distribute_lib", "_push_per_thread_mode", "as above", ("context",)
+    ),
+    "pop_per_thread_mode": PrivateName("tensorflow.python.distribute.distribute_lib", "_pop_per_thread_mode", "as above"),
     "CancellationManagerContext": PrivateName(
         "tensorflow.python.eager.cancellation",
         "CancellationManagerContext",

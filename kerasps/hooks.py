@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import keras
@@ -12,6 +13,8 @@ import tensorflow as tf
 from kerasps import _compat, variables
 from kerasps.compute import Compute
 from kerasps.push import Push
+from kerasps.storage import plain_variable
+from kerasps.strategy import ParameterServerStrategy
 from kerasps.variables import ParameterServerVariable
 
 _Result = TypeVar("_Result")
@@ -67,6 +70,16 @@ def _hook_optimizers() -> None:
                 self.build(trainable_variables)
         original(self, grads, trainable_variables)
 
+    @_wraps(keras.optimizers.LossScaleOptimizer, "apply")
+    def apply_scaled(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        strategy = tf.distribute.get_strategy()
+        if isinstance(strategy, ParameterServerStrategy) and tf.distribute.in_cross_replica_context():
+            # In the scope, but not in a step. Keras refuses this under any strategy; here there are no replicas to agree.
+            with _without_current(strategy):
+                original(self, *args, **kwargs)
+        else:
+            original(self, *args, **kwargs)
+
     @_wraps(backend, "add_variable_from_reference")
     def add_variable_from_reference(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         with variables.entering(None):  # a slot lies beside the storage, not beside the value of a step
@@ -91,6 +104,21 @@ def _hook_optimizers() -> None:
                 getattr(variable, _name)(value)
             else:
                 original(self, variable, value)
+
+
+@contextlib.contextmanager
+def _without_current(strategy: ParameterServerStrategy) -> Iterator[None]:
+    """While active, no strategy is current, also inside `strategy.scope()`; new variables belong to `strategy` all the same."""
+    _compat.push_per_thread_mode(_compat.get_default_replica_mode())
+    try:
+        # The next creator would be the strategy's, which works only while it is current.
+        with (
+            tf.variable_creator_scope(lambda next_creator, **kwargs: plain_variable(**kwargs)),
+            variables.creating_under(strategy),
+        ):
+            yield
+    finally:
+        _compat.pop_per_thread_mode()
 
 
 def _hook_take() -> None:

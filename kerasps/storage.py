@@ -46,6 +46,12 @@ class NamedVariable(_compat.ResourceVariable):
             weakref.finalize(self, _destroy, handle).atexit = False
 
 
+def plain_variable(*, use_resource: bool = True, **kwargs: Any) -> tf.Variable:
+    """What `tf.Variable` makes where no strategy is current: on the current device, whichever variable creators are active."""
+    del use_resource  # a strategy's creator adds it, and there is no other kind of variable any more
+    return _compat.ResourceVariable(**kwargs)
+
+
 class Lookup:
     """Finds variables, and the locks of their tasks, by name, in the graph of an execution.
 

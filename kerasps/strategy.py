@@ -16,7 +16,7 @@ from kerasps.errors import KeraspsError
 from kerasps.load import LoadMeter, LoadReport
 from kerasps.placement import COORDINATOR_CPU, Placement, PlacementLedger, ps_device
 from kerasps.sharding import LAYOUTS, ShardedStorage, Sharding
-from kerasps.storage import NamedVariable, mutex_name
+from kerasps.storage import NamedVariable, mutex_name, plain_variable
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -244,7 +244,8 @@ class _Extended(_compat.ParameterServerStrategyV2Extended):
                 else super()._create_variable(next_creator, **kwargs)
             )
         if placing.device == COORDINATOR_CPU:
-            return self._create_on(placing.device, next_creator, kwargs)
+            # Without the next creator: where no strategy is current for a while, that is the default strategy's.
+            return self._create_on(placing.device, plain_variable, kwargs)
         if placing.device is not None:
             device = placing.device
         elif "colocate_with" in kwargs:

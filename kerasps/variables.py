@@ -60,6 +60,7 @@ class Phase(Protocol):
 class _ThreadState(threading.local):
     phase: Phase | None = None
     before_access: Callable[[], None] | None = None
+    strategy: Any = None
 
 
 _STATE = _ThreadState()
@@ -95,6 +96,17 @@ def come_to_rest() -> None:
     call, _STATE.before_access = _STATE.before_access, None
     if call is not None:
         call()
+def creating_under(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Makes new variables belong to `strategy`, in this thread, whichever strategy is current."""
+    previous, _STATE.strategy = _STATE.strategy, strategy
+    try:
+        yield
+    finally:
+        _STATE.strategy = previous
+
+
+def _strategy_of_new_variables() -> Any:
+    return tf.distribute.get_strategy() if _STATE.strategy is None else _STATE.strategy
 
 
 class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latter for `tf.nn.embedding_lookup`
@@ -151,11 +163,12 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
         self, shape: tuple[int, ...], initial_value: Callable[[], Any], initial_part: Callable[[Sharding, int], Any]
     ) -> None:
         """Makes the storage, where the strategy says; the values are computed by functions that run where they are stored."""
-        extended = tf.distribute.get_strategy().extended
+        strategy = _strategy_of_new_variables()
+        extended = strategy.extended
         dtype = tf.as_dtype(self._dtype)
 
         def create(device: str | None, shape: tuple[int, ...], initial_value: Callable[[], Any], name: str) -> tf.Variable:
-            with tf.init_scope(), extended.placing(device), entering(None):
+            with tf.init_scope(), strategy.scope(), extended.placing(device), entering(None):
                 return tf.Variable(initial_value, shape=shape, dtype=dtype, trainable=self._trainable, name=name)
 
         if is_metric_state(self) or is_seed_state(self):
@@ -337,6 +350,6 @@ def is_seed_state(variable: keras.Variable) -> bool:
 
 def make_parameter_server_variable(cls: type, *args: Any, **kwargs: Any) -> keras.Variable:
     """`keras.Variable.__new__` once a strategy exists: makes ours while one of our strategies is current."""
-    if cls is keras.Variable and hasattr(tf.distribute.get_strategy().extended, "placing"):
+    if cls is keras.Variable and hasattr(_strategy_of_new_variables().extended, "placing"):
         return object.__new__(ParameterServerVariable)
     return object.__new__(cls)
