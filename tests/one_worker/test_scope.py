@@ -95,3 +95,10 @@ def test_a_model_that_another_method_builds_is_trained_like_one_that_fit_builds(
         model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
     for one, other in zip(plain.get_weights(), ours.get_weights(), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_not_compiled_predicts(strategy):
+    x, _ = regression_data()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(2, kernel_initializer="ones")])
+    np.testing.assert_allclose(model.predict(x[:3], verbose=0), np.repeat(x[:3].sum(1, keepdims=True), 2, 1), rtol=1e-5)
