@@ -20,6 +20,7 @@ import tensorflow as tf
 from kerasps.pieces import PIECE_BYTES, pieces, read_rows, row_bytes, write_rows
 from kerasps.placement import COORDINATOR_CPU
 from kerasps.sharding import ShardedStorage, WholeValue
+from kerasps.variables import come_to_rest
 
 # As many ps have work at a time; each costs the coordinator a thread that waits.
 _MOST_AT_ONCE = 64
@@ -163,6 +164,7 @@ def make_saver(original: Callable[..., None], saver: Any, serialized_tensors: An
 
 def save(original: Callable[..., Any], saver: Any, file_prefix: Any, options: Any = None) -> Any:
     """`MultiDeviceSaver.save`: to an absolute path, since each task has a working directory of its own."""
+    come_to_rest()
     if not tf.executing_eagerly() or not _ps_devices(saver):
         return original(saver, file_prefix, options)
     prefix = _absolute(file_prefix)

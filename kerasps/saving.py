@@ -28,7 +28,7 @@ from kerasps.pieces import PIECE_BYTES, StoredRows, num_bytes, pieces, read_rows
 from kerasps.placement import COORDINATOR_CPU
 from kerasps.strategy import ParameterServerStrategy
 from kerasps.trainer import is_ours
-from kerasps.variables import ParameterServerVariable
+from kerasps.variables import ParameterServerVariable, come_to_rest
 
 # The attribute of a weights file in which `BackupAndRestore` finds what training it belongs to.
 _METADATA = "kerasps_training_metadata"
@@ -44,6 +44,7 @@ _STATE = _ThreadState()
 
 def save_model(original: Callable[..., None], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
     """Keras's function behind `model.save`."""
+    come_to_rest()
     if not _writes_aside(model, filepath):
         original(model, filepath, *args, **kwargs)
         return
@@ -55,6 +56,7 @@ def save_weights(
     original: Callable[..., None], model: Any, filepath: Any, max_shard_size: Any = None, objects_to_skip: Any = None
 ) -> None:
     """Keras's function behind `model.save_weights`."""
+    come_to_rest()
     if not _writes_aside(model, filepath):
         original(model, filepath, max_shard_size, objects_to_skip)
         return

@@ -1,0 +1,96 @@
+"""The runner of Keras's own tests: what it counts, and that a crash of a file loses no more than it must."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).parent / "keras_suite"
+
+
+@pytest.fixture(scope="module")
+def run():
+    spec = importlib.util.spec_from_file_location("keras_suite_run", SUITE / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_only_tests_that_pass_under_plain_keras_count(run):
+    passed, failed = run.Outcome("passed"), run.Outcome("failed", "ValueError: a\nb")
+    plain = {"f::a": passed, "f::b": passed, "f::c": failed, "f::d": run.Outcome("skipped"), "f::e": passed}
+    comparison = run.compare(plain, {"f::a": passed, "f::b": failed, "f::c": passed, "f::d": passed}, ["f::b"])
+    assert comparison.passed == ("f::a",)
+    assert {test: outcome.outcome for test, outcome in comparison.failed.items()} == {"f::b": "failed", "f::e": "lost"}
+    assert comparison.failed["f::b"].reason == "ValueError: a"
+    assert comparison.unlisted == ("f::e",)
+    assert comparison.stale == ()
+    assert comparison.share == pytest.approx(1 / 3)
+
+
+def test_a_listed_test_that_passes_is_stale(run):
+    plain = {"f::a1": run.Outcome("passed"), "f::a2": run.Outcome("passed")}
+    ours = {"f::a1": run.Outcome("failed"), "f::a2": run.Outcome("passed")}
+    listed = ["f::a*", "f::a1", "f::b", "a file that did not run::a"]
+    assert run.compare(plain, ours, listed).stale == ("f::a*", "f::b")
+
+
+def test_every_listed_test_is_one_of_keras(run):
+    root = Path(importlib.util.find_spec("keras").submodule_search_locations[0]).parent
+    listed = run.listed_tests(run.LISTED_IN.read_text())
+    assert listed
+    for pattern in listed:
+        file, test_class, name = pattern.split("::")
+        source = (root / file).read_text()
+        beginning = name.partition("*")[0]
+        assert f"class {test_class}(" in source, pattern
+        # The names of the cases of a parameterized test begin with the method's.
+        methods = re.findall(r"def (test_\w+)", source)
+        assert any(method.startswith(beginning) or beginning.startswith(method) for method in methods), pattern
+
+
+@pytest.mark.integration
+def test_a_file_that_ends_its_process_keeps_what_was_done_under_the_strategy(run, tmp_path):
+    file = tmp_path / "crashing_test.py"
+    file.write_text(
+        "import os\n"
+        "import keras\n"
+        "def test_strategy():\n"
+        "    keras.utils.clear_session()\n"
+        "    assert '/job:ps' in keras.Variable(1.0).value.device\n"
+        "def test_failing():\n"
+        "    raise ValueError('first line\\nsecond')\n"
+        "def test_ending():\n"
+        "    os._exit(7)\n"
+        "def test_after():\n"
+        "    pass\n"
+    )
+    arguments = argparse.Namespace(num_ps=1, file_timeout=120)
+    outcomes = run.run_file(file, tmp_path, tmp_path / "output", arguments, num_workers=1)
+    assert {test: outcome.outcome for test, outcome in outcomes.items()} == {
+        "crashing_test.py::test_strategy": "passed",
+        "crashing_test.py::test_failing": "failed",
+    }
+    assert outcomes["crashing_test.py::test_failing"].reason == "ValueError: first line"
+
+
+def test_a_file_that_does_not_end_is_ended(run, tmp_path, capsys):
+    file = tmp_path / "hanging_test.py"
+    file.write_text("import time\ndef test_hanging():\n    time.sleep(100)\n")
+    arguments = argparse.Namespace(num_ps=1, file_timeout=0.1)
+    assert run.run_file(file, tmp_path, tmp_path / "output", arguments, num_workers=0) == {}
+    assert "no end within 0.1 s" in capsys.readouterr().err
+
+
+def test_words_that_name_no_file_are_an_error(run):
+    keras = Path(importlib.util.find_spec("keras").submodule_search_locations[0])
+    assert {path.name for path in run.suite_files(keras, ["models/model", "losses/loss_"])} == {"model_test.py", "loss_test.py"}
+    with pytest.raises(SystemExit, match="No test file of the suite has a path with one of: nothing_like_it"):
+        run.suite_files(keras, ["nothing_like_it"])
