@@ -20,9 +20,13 @@ _NOT_ELEMENTWISE = tuple(
 
 
 def shared_state(optimizer: Any) -> list[ParameterServerVariable]:
-    """The optimizer's variables that belong to no one variable of the model: the iterations, a product of momenta."""
-    slots = {id(slot) for per_variable in slots_of(optimizer) for slot in per_variable}
-    return [v for v in optimizer.variables if id(v) not in slots]
+    """The optimizer's variables that belong to no one variable of the model: the iterations, a product of momenta.
+
+    Those of an optimizer that it wraps are not its own.
+    """
+    others = {id(slot) for per_variable in slots_of(optimizer) for slot in per_variable}
+    others.update(id(v) for v in getattr(getattr(optimizer, "inner_optimizer", None), "variables", ()))
+    return [v for v in optimizer.variables if id(v) not in others]
 
 
 def slots_of(optimizer: Any) -> list[list[keras.Variable]]:

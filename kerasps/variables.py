@@ -96,6 +96,9 @@ def come_to_rest() -> None:
     call, _STATE.before_access = _STATE.before_access, None
     if call is not None:
         call()
+
+
+@contextlib.contextmanager
 def creating_under(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Makes new variables belong to `strategy`, in this thread, whichever strategy is current."""
     previous, _STATE.strategy = _STATE.strategy, strategy
