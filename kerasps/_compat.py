@@ -267,7 +267,6 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     "keras.src.backend.tensorflow.trainer:TensorFlowTrainer": (
         PrivateAttribute("_distribute_strategy", "tells a model of ours from others"),
         PrivateAttribute("_symbolic_build", "builds model, metrics and optimizer from the spec of a batch", ("data_batch",)),
-        PrivateAttribute("_flatten_layers", "whether a model that is to predict is built"),
         PrivateAttribute("_assert_compile_called", "Keras's own error for a model that is not compiled", ("method_name",)),
         PrivateAttribute("_should_eval", "which epochs `validation_freq` picks", ("epoch", "validation_freq")),
         PrivateAttribute("_flatten_metrics_in_order", "what `train_on_batch` returns as a list", ("logs",)),
