@@ -272,6 +272,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_flatten_metrics_in_order", "what `train_on_batch` returns as a list", ("logs",)),
         PrivateAttribute("_initial_epoch", "where `BackupAndRestore` resumes"),
     ),
+    "keras.src.layers.layer:Layer": (PrivateAttribute("_flatten_layers", "whether a model that is to predict is built"),),
     "keras.src.backend.common.variables:Variable": (
         PrivateAttribute("_initialize", "overridden: the storage is made on a ps", ("value",)),
         PrivateAttribute("_initialize_with_initializer", "overridden: the value is computed on the ps", ("initializer",)),
