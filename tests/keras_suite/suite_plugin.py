@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import json
 import sys
@@ -84,6 +85,8 @@ def _set_strategy(tf, strategy):
 
     TensorFlow keeps the default strategy in its default graph, and that is what is reset then.
     """
+    # Imported first: until somebody does, `tf.compat.v1` is another object, and the test that does would undo this.
+    importlib.import_module("tensorflow.compat.v1")
     reset_default_graph = tf.compat.v1.reset_default_graph
 
     @functools.wraps(reset_default_graph)
