@@ -186,7 +186,7 @@ class Compute:
         self._assigned: dict[int, ParameterServerVariable] = {}
         self._applying: tuple[Any, ...] | None = None
         self.inputs = InputNames(
-            _names(tf.nest.flatten(data, expand_composites=True)),
+            _names(leaves_of(data)),
             _names(values),
             {key: _names([table.rows, *table.positions]) for key, table in self._tables.items()},
         )
@@ -414,6 +414,11 @@ class Compute:
 
 def _shaped(gradient: tf.Tensor, shape: Any) -> tf.Tensor:
     return gradient if gradient.shape == tf.TensorShape(shape) else tf.ensure_shape(gradient, shape)
+
+
+def leaves_of(batch: Any) -> list[tf.Tensor]:
+    """The tensors of a batch; a leaf may be None, which is none."""
+    return [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
 
 
 def _names(tensors: Sequence[tf.Tensor]) -> list[str]:

@@ -143,6 +143,11 @@ class Dispatcher:
         """Whether all data are read, and no worker is at work on them."""
         return len(self._parked | self._failed) == int(self._strategy.num_workers) and self._inputs.all_read
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether each worker has read data of known length to their end."""
+        return bool(self._sources) and all(source.remaining == 0 for source in self._sources.values())
+
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
         """Makes new sources on the workers, at the beginning of `epoch`; with `must_end`, of data that end."""
         self._inputs.start_pass(epoch, must_end=must_end)

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.compute import InputNames, Inventory, Update, spec_of
+from kerasps.compute import InputNames, Inventory, Update, leaves_of, spec_of
 from kerasps.load import StepTraffic, TableTraffic
 from kerasps.packing import Packing
 from kerasps.placement import ps_index
@@ -289,7 +289,7 @@ class _Step:
     def _pull(self, data: Any, started: list[tf.Tensor], pulled: PulledStep) -> tuple[list[tf.Tensor], list[list[tf.Tensor]]]:
         """The values of dense variables and what tables are, in the order of the compute function's arguments."""
         inventory, names = self._plan.inventory, self._plan.inputs
-        available = dict(zip(names.data, tf.nest.flatten(data, expand_composites=True), strict=True))
+        available = dict(zip(names.data, leaves_of(data), strict=True))
         available.update(zip(names.values[len(inventory.pulled) :], started, strict=True))
         dense: dict[int, tf.Tensor] = {}
         tables: dict[int, list[tf.Tensor]] = {}

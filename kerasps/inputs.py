@@ -303,7 +303,7 @@ class FedInput:
 
     @property
     def element_spec(self) -> Any:
-        return self._dataset.element_spec
+        return _without_optionals(self._dataset.element_spec)
 
     @property
     def all_read(self) -> bool:
@@ -330,7 +330,7 @@ class FedInput:
             batch = next(self._iterator, None)
             if batch is None:
                 break
-            batches.append(batch)
+            batches.append(_without_optionals(batch))
             self._taken += 1
         return batches, first
 
@@ -353,3 +353,9 @@ class FedInput:
     def on_epoch_end(self) -> None:
         if self._adapter is not None:
             self._adapter.on_epoch_end()
+
+
+def _without_optionals(structure: Any) -> Any:
+    """None for each optional, which is how Keras's adapters give a None in a batch."""
+    optional = (tf.OptionalSpec, tf.experimental.Optional)
+    return tf.nest.map_structure(lambda leaf: None if isinstance(leaf, optional) else leaf, structure)

@@ -129,7 +129,9 @@ class Loop:
                     if self._take is not None:
                         self._take(result, progress.part, progress.first_batch)
                     done += result.steps
-                    report.add(done - result.steps, done - 1, result)
+                    # As in Keras, the last execution of an epoch counts as if it were whole.
+                    first = done - result.steps
+                    report.add(first, first + max(result.steps, self._per_execution) - 1, result)
         except BaseException:
             dispatcher.abandon()
             raise
@@ -138,9 +140,11 @@ class Loop:
             self._inputs.on_epoch_end()
         report.flush()
         dispatcher.finish_epoch()
-        self._numbers.settle()
+        self._numbers.settle(done)
         if dispatcher.num_failures > failures:
             totals.correct_counters()
+        if dispatcher.is_at_end:
+            self._has_sources = False
         if target is not None and done < target and not self._stopped:
             self._has_sources = False
             _warn_of_missing_data()
@@ -176,6 +180,7 @@ class StepNumbers:
         optimizer = getattr(model, "optimizer", None)
         self._next = 0 if optimizer is None else int(optimizer._iterations.numpy())
         self._seeds = [v.storage.numpy().astype(np.int64) for v in function.seeds]
+        self._settled = self._next
 
     def take(self, num_steps: int) -> np.ndarray:
         """The header of an execution of the next `num_steps` steps."""
@@ -185,7 +190,13 @@ class StepNumbers:
             seed[1] += num_steps * draws
         return header
 
-    def settle(self) -> None:
-        """Writes the seeds that were used up to the states of their generators."""
-        for variable, seed in zip(self._function.seeds, self._seeds, strict=True):
+    def settle(self, num_steps: int) -> None:
+        """Goes on behind the `num_steps` that were done since the last call; executions that found no data have used no seeds.
+
+        Writes the seeds that were used up to the states of their generators.
+        """
+        unused = self._next - self._settled - num_steps
+        self._next = self._settled = self._settled + num_steps
+        for variable, seed, draws in zip(self._function.seeds, self._seeds, self._function.seeds_per_step, strict=True):
+            seed[1] -= unused * draws
             variable.storage.assign(tf.cast(seed, variable.storage.dtype))

@@ -246,7 +246,7 @@ def _run_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) -
         with tf.device(COORDINATOR_CPU):
             execution = function.execution(None, 1, checked=False, keeps_totals=False)
             result = function.run(execution, [packed], numbers.take(1))
-        numbers.settle()
+        numbers.settle(1)
     return function, result
 
 
@@ -279,7 +279,7 @@ def _build(model: keras.Model, mode: Mode, element_spec: Any) -> None:
 
 
 def _symbolic(spec: Any) -> Any:
-    if spec is None:
+    if not hasattr(spec, "shape"):  # that of None
         return None
     shape, dtype = tuple(spec.shape), spec.dtype.name
     if isinstance(spec, tf.RaggedTensorSpec):
