@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +22,9 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import time_limit
-from kerasps.errors import InputError, KeraspsError, PSLostError, WorkerLostError
+from kerasps.errors import WorkerLostError
+from kerasps.failures import translated_errors
 from kerasps.inputs import Execution, Input, WorkerSource
-from kerasps.rows import OUT_OF_RANGE
 from kerasps.step_function import ExecutionResult, StepFunction
 
 # How often a wait looks whether the coordinator has failed; only failures wait for it, results do not.
@@ -452,49 +450,3 @@ def _drain(executor: Any) -> None:
     with contextlib.suppress(Exception):
         executor.wait()
     executor.clear_error()
-
-
-@contextlib.contextmanager
-def translated_errors(strategy: Any) -> Iterator[None]:
-    """Errors of TensorFlow's runtime that mean a lost task become ours; wrapped errors of the user's code are unwrapped."""
-    try:
-        yield
-    except KeraspsError:
-        raise
-    except Exception as exc:
-        cause = getattr(exc, "original_exception", exc)
-        lost = lost_ps(cause)
-        if lost is not None:
-            first_line = (str(cause).splitlines() or [""])[0]
-            raise PSLostError(
-                f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
-                "Expected: ps tasks that live as long as the training. "
-                f"Received: {type(cause).__name__}: {first_line}. Start the ps again and this script with it, from the "
-                "last checkpoint: `keras.callbacks.BackupAndRestore` resumes at the epoch that was lost. The ps's log says "
-                "why it ended.",
-                task_type="ps",
-                task_index=lost,
-            ) from exc
-        out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
-        if out_of_range is not None:
-            text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
-            counted = " (after the number of rows was added to negative ids)" if number < 0 else ""
-            raise InputError(
-                f"Ids out of range: {text} {number}{counted}. Map the ids into the range, or make the layer that "
-                "looks them up larger (`input_dim` of an Embedding)."
-            ) from exc
-        if cause is not exc and isinstance(cause, Exception):
-            raise cause from None
-        raise
-
-
-def lost_ps(error: BaseException) -> int | None:
-    """The index of the ps that `error` says is gone, else None."""
-    if not isinstance(error, tf.errors.OpError):
-        return None
-    text = str(error)
-    gone = isinstance(error, (_compat.PSUnavailableError, tf.errors.UnavailableError, tf.errors.AbortedError))
-    if not (_compat.is_ps_failure(error) or (gone and "/job:ps" in text)):
-        return None
-    found = re.search(r"/job:ps/replica:0/task:(\d+)", text)
-    return int(found.group(1)) if found else None

@@ -80,6 +80,8 @@ class Input(Protocol):
     """What a loop over the data and its dispatcher need to know of an input."""
 
     num_batches: int | None
+    # Whether batches travel with executions.
+    sends_batches: bool
 
     @property
     def element_spec(self) -> Any:
@@ -92,8 +94,9 @@ class Input(Protocol):
     def start_pass(self, epoch: int, *, must_end: bool) -> None:
         """What is read from here on starts at the beginning of `epoch`; with `must_end`, data that never ends is an error."""
 
-    def take(self, num_steps: int) -> tuple[list[Any] | None, int]:
-        """The batches of the next execution, fewer than `num_steps` where the data end, and the place of the first."""
+    def take(self, num_steps: int) -> tuple[int, list[Any] | None, int]:
+        """For the next execution: its steps, fewer than `num_steps` where the data are known to end, and, where batches travel,
+        the batches and the place of the first."""
 
     def make_source(self) -> WorkerSource:
         """A source for the worker on which this is dispatched; one without data where there is no part for it."""
@@ -126,6 +129,8 @@ class WorkerInput:
         num_workers: the number of workers.
         num_batches: how many batches one pass has in all, where that is known.
     """
+
+    sends_batches = False
 
     def __init__(
         self,
@@ -203,9 +208,8 @@ class WorkerInput:
             self._epoch, self._must_end = epoch, must_end
             self._reset()
 
-    def take(self, num_steps: int) -> tuple[list[Any] | None, int]:
-        del num_steps
-        return None, 0
+    def take(self, num_steps: int) -> tuple[int, list[Any] | None, int]:
+        return num_steps, None, 0
 
     def count(self, part: int | None, steps: int) -> int:
         assert part is not None  # a worker without a part has no data to do steps on
@@ -293,6 +297,8 @@ class FedInput:
         adapter: a data adapter of Keras that wants to be told of epochs.
     """
 
+    sends_batches = True
+
     def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, adapter: Any = None) -> None:
         self._dataset = dataset
         self._adapter = adapter
@@ -322,7 +328,7 @@ class FedInput:
         self._iterator = iter(self._dataset)
         self._taken = 0
 
-    def take(self, num_steps: int) -> tuple[list[Any] | None, int]:
+    def take(self, num_steps: int) -> tuple[int, list[Any] | None, int]:
         first, batches = self._taken, []
         for _ in range(num_steps):
             if self._repeats and self._taken == self.num_batches:
@@ -332,7 +338,7 @@ class FedInput:
                 break
             batches.append(_without_optionals(batch))
             self._taken += 1
-        return batches, first
+        return len(batches), batches, first
 
     def make_source(self) -> WorkerSource:
         return WorkerSource(None)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.dispatcher import EXECUTIONS_AHEAD, Dispatcher
-from kerasps.inputs import Execution, FedInput, Input
+from kerasps.inputs import Execution, Input
 from kerasps.load import LoadMeter
 from kerasps.metrics import BatchCallbacks, MetricTotals, listen_to_batches
 from kerasps.step_function import ExecutionResult, StepFunction
@@ -88,7 +88,7 @@ class Loop:
         self._dispatcher = Dispatcher(self._strategy, function, inputs, collect_interval=interval)
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
-        limit = function.max_fed_steps if isinstance(inputs, FedInput) else function.max_steps
+        limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
         self._per_execution = min(model.steps_per_execution, limit or model.steps_per_execution)
 
     def run_epoch(self, epoch: int) -> MetricTotals:
@@ -105,17 +105,14 @@ class Loop:
         failures = dispatcher.num_failures
         meter = self._meter
         meter.resume()
-        fed = isinstance(self._inputs, FedInput)
         has_more = True
         try:
             while True:
                 while has_more and self._has_room(requested):
                     num_steps = self._per_execution if target is None else min(self._per_execution, target - requested)
-                    batches, first = self._inputs.take(num_steps)
-                    if fed:
-                        num_steps = len(batches or ())
-                        has_more = num_steps > 0
-                    if num_steps:
+                    num_steps, batches, first = self._inputs.take(num_steps)
+                    has_more = num_steps > 0
+                    if has_more:
                         dispatcher.send(Execution(num_steps, self._numbers.take(num_steps), batches, first))
                         requested += num_steps
                 if (dispatcher.in_flight == 0 or dispatcher.all_exhausted) and not dispatcher.collect():

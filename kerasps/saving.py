@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat, variables
-from kerasps.dispatcher import translated_errors
+from kerasps.failures import translated_errors
 from kerasps.pieces import PIECE_BYTES, StoredRows, num_bytes, pieces, read_rows
 from kerasps.placement import COORDINATOR_CPU
 from kerasps.strategy import ParameterServerStrategy

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.datasets import make_input
-from kerasps.dispatcher import translated_errors
 from kerasps.errors import InputError, UnsupportedError
+from kerasps.failures import translated_errors
 from kerasps.inputs import Input
 from kerasps.loop import PREDICT, TEST, TRAIN, Loop, Mode, StepNumbers
 from kerasps.metrics import concatenated, merge_once
