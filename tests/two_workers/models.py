@@ -65,14 +65,14 @@ NUM_ROWS, WIDTH = 1000, 32
 TOUCHED = [0, 1, 2, 997]
 
 
-def touches() -> tf.data.Dataset:
-    """Endless batches of one example, which looks up the rows `TOUCHED`."""
-    return tf.data.Dataset.from_tensors((np.array([TOUCHED], "int32"), np.zeros([1], "float32"))).repeat()
+def touches(ids=TOUCHED) -> tf.data.Dataset:
+    """Endless batches of one example, which looks up the rows `ids`."""
+    return tf.data.Dataset.from_tensors((np.array([ids], "int32"), np.zeros([1], "float32"))).repeat()
 
 
-def descending_model(optimizer, steps_per_execution, **compile_arguments):
+def descending_model(optimizer, steps_per_execution, num_rows=NUM_ROWS, width=WIDTH, **compile_arguments):
     """Its loss has the same gradient at each step: one, in each element of the rows that are touched."""
-    layers = [keras.Input((len(TOUCHED),), dtype="int32"), keras.layers.Embedding(NUM_ROWS, WIDTH, "zeros")]
+    layers = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(num_rows, width, "zeros")]
     model = keras.Sequential([*layers, keras.layers.Lambda(lambda rows: keras.ops.sum(rows, axis=(1, 2)))])
     model.compile(optimizer, prediction_itself, steps_per_execution=steps_per_execution, **compile_arguments)
     return model
