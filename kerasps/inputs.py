@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -155,7 +156,7 @@ class WorkerInput:
     def _trace(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], worker: int) -> Any:
         def trace(make: Callable[[tf.Tensor], tf.data.Dataset]) -> Any:
             def dataset_of_worker(epoch: tf.Tensor) -> Any:
-                dataset = make(epoch).prefetch(tf.data.AUTOTUNE)
+                dataset = quickly_deleted(make(epoch).prefetch(tf.data.AUTOTUNE))
                 self._element_specs[worker] = dataset.element_spec
                 return dataset, dataset.cardinality()
 
@@ -288,6 +289,23 @@ def as_graph(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset]:
     return make
 
 
+def quickly_deleted(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset, without tuning that goes on for ever, unless its options ask for it.
+
+    The thread that tunes an iterator wakes up ever more rarely, in the end once a minute, and who deletes the iterator waits
+    for that; so does everything that is sent to its task afterwards. What is left to AUTOTUNE gets a thread per core.
+    """
+    with warnings.catch_warnings():
+        # In a graph, TensorFlow knows what Python code has set, and warns that there may be more.
+        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
+        chosen = dataset.options().autotune.enabled
+    if chosen is None:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        dataset = dataset.with_options(options)
+    return dataset
+
+
 class FedInput:
     """An input that this process reads; its batches travel with the executions, to whichever worker is free.
 
@@ -300,7 +318,7 @@ class FedInput:
     sends_batches = True
 
     def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, adapter: Any = None) -> None:
-        self._dataset = dataset
+        self._dataset = quickly_deleted(dataset)
         self._adapter = adapter
         self._iterator: Iterator[Any] = iter(())
         self._taken = 0
