@@ -84,7 +84,10 @@ class Loop:
             # What a training moves is reported, and other steps read other tables: nobody looks at this one.
             self._meter = LoadMeter(self._strategy.num_ps)
             self._meter.start(function.traffic)
-        interval = 0.0 if take is not None or listen_to_batches(callbacks, mode.name) else COLLECT_INTERVAL_S
+        listens = listen_to_batches(callbacks, mode.name)
+        # A callback that is told of a batch finds the model as that batch left it, but for what other workers have done.
+        self._max_in_flight = (1 if listens else EXECUTIONS_PER_WORKER) * self._strategy.num_workers
+        interval = 0.0 if take is not None or listens else COLLECT_INTERVAL_S
         self._dispatcher = Dispatcher(self._strategy, function, inputs, collect_interval=interval)
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
@@ -126,9 +129,10 @@ class Loop:
                     if self._take is not None:
                         self._take(result, progress.part, progress.first_batch)
                     done += result.steps
-                    # As in Keras, the last execution of an epoch counts as if it were whole.
                     first = done - result.steps
-                    report.add(first, first + max(result.steps, self._per_execution) - 1, result)
+                    if not self._stopped:  # who has asked to stop hears no more of what was in flight
+                        # As in Keras, the last execution of an epoch counts as if it were whole.
+                        report.add(first, first + max(result.steps, self._per_execution) - 1, result)
         except BaseException:
             dispatcher.abandon()
             raise
@@ -152,8 +156,8 @@ class Loop:
         return bool(getattr(self._model, self._mode.stop))
 
     def _has_room(self, requested: int) -> bool:
-        busy = self._dispatcher.in_flight < EXECUTIONS_PER_WORKER * self._strategy.num_workers
-        return busy and not self._stopped and (self._steps is None or requested < self._steps)
+        has_room = self._dispatcher.in_flight < self._max_in_flight
+        return has_room and not self._stopped and (self._steps is None or requested < self._steps)
 
 
 def _warn_of_missing_data() -> None:

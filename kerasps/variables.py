@@ -167,11 +167,13 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
     ) -> None:
         """Makes the storage, where the strategy says; the values are computed by functions that run where they are stored."""
         strategy = _strategy_of_new_variables()
+        # Current already, in a step too, unless variables are made under another.
+        scope = contextlib.nullcontext if _STATE.strategy is None else strategy.scope
         extended = strategy.extended
         dtype = tf.as_dtype(self._dtype)
 
         def create(device: str | None, shape: tuple[int, ...], initial_value: Callable[[], Any], name: str) -> tf.Variable:
-            with tf.init_scope(), strategy.scope(), extended.placing(device), entering(None):
+            with tf.init_scope(), scope(), extended.placing(device), entering(None):
                 return tf.Variable(initial_value, shape=shape, dtype=dtype, trainable=self._trainable, name=name)
 
         if is_metric_state(self) or is_seed_state(self):
