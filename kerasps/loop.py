@@ -132,7 +132,9 @@ class Loop:
                     first = done - result.steps
                     if not self._stopped:  # who has asked to stop hears no more of what was in flight
                         # As in Keras, the last execution of an epoch counts as if it were whole.
-                        report.add(first, first + max(result.steps, self._per_execution) - 1, result)
+                        is_last = target is None or done >= target
+                        counted = max(result.steps, self._per_execution) if is_last else result.steps
+                        report.add(first, first + counted - 1, result)
         except BaseException:
             dispatcher.abandon()
             raise
