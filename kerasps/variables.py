@@ -72,23 +72,24 @@ def phase() -> Phase | None:
 
 
 @contextlib.contextmanager
-def entering(new_phase: Phase | None) -> Iterator[None]:
+def _holding(name: str, value: Any) -> Iterator[None]:
+    """Makes `value` the thread's state of that name, for a while."""
+    previous = getattr(_STATE, name)
+    setattr(_STATE, name, value)
+    try:
+        yield
+    finally:
+        setattr(_STATE, name, previous)
+
+
+def entering(new_phase: Phase | None) -> contextlib.AbstractContextManager[None]:
     """Makes `new_phase` what variables resolve through, in this thread."""
-    previous, _STATE.phase = _STATE.phase, new_phase
-    try:
-        yield
-    finally:
-        _STATE.phase = previous
+    return _holding("phase", new_phase)
 
 
-@contextlib.contextmanager
-def before_access(call: Callable[[], None]) -> Iterator[None]:
+def before_access(call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Calls `call` once in here: before this thread first reads or writes a variable, or at `come_to_rest`."""
-    previous, _STATE.before_access = _STATE.before_access, call
-    try:
-        yield
-    finally:
-        _STATE.before_access = previous
+    return _holding("before_access", call)
 
 
 def come_to_rest() -> None:
@@ -98,14 +99,9 @@ def come_to_rest() -> None:
         call()
 
 
-@contextlib.contextmanager
-def creating_under(strategy: tf.distribute.Strategy) -> Iterator[None]:
+def creating_under(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
     """Makes new variables belong to `strategy`, in this thread, whichever strategy is current."""
-    previous, _STATE.strategy = _STATE.strategy, strategy
-    try:
-        yield
-    finally:
-        _STATE.strategy = previous
+    return _holding("strategy", strategy)
 
 
 def _strategy_of_new_variables() -> Any:

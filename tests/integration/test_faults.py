@@ -45,16 +45,9 @@ def test_a_lost_worker_that_held_results_of_finite_data_reads_them_again():
     assert report["iterations"] == 500
 
 
-def test_a_worker_that_comes_back_reads_on_where_it_was():
-    report = run("worker_restarted_finite", 7)
-    assert "error" not in report, report
-    assert report["history"]["batches"] == [250.0] * 2
-    assert report["history"]["ids"] == [sum(range(2000))] * 2
-    assert report["iterations"] == 500
-
-
-def test_others_read_what_a_worker_that_is_lost_for_good_has_not_read():
-    report = run("worker_gone_finite", 7)
+@pytest.mark.parametrize("scenario", ["worker_restarted_finite", "worker_gone_finite"])
+def test_what_a_lost_worker_has_not_read_is_read_by_it_or_by_others(scenario):
+    report = run(scenario, 7)
     assert "error" not in report, report
     assert report["history"]["batches"] == [250.0] * 2
     assert report["history"]["ids"] == [sum(range(2000))] * 2
