@@ -43,9 +43,9 @@ def figure(pattern: re.Pattern[str], output: str) -> float:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("arguments", [[], ["--service"]])
-def test_record_files_are_read_by_workers_or_a_service(arguments: list[str]) -> None:
-    assert figure(ACCURACY, python("record_files.py", *arguments)) > 0.9
+@pytest.mark.parametrize("example", ["record_files.py", "data_service.py"])
+def test_record_files_are_read_by_workers_or_a_service(example: str) -> None:
+    assert figure(ACCURACY, python(example)) > 0.9
 
 
 @pytest.mark.integration
