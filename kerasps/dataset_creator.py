@@ -63,7 +63,12 @@ class DatasetCreator:
         Raises:
             TypeError: `dataset_fn` returned something else than a `tf.data.Dataset`.
         """
-        dataset = self._dataset_fn(input_context)
+        try:
+            dataset = self._dataset_fn(input_context)
+        except Exception as exc:
+            worker, num_workers = input_context.input_pipeline_id, input_context.num_input_pipelines
+            exc.add_note(f"Raised by the `dataset_fn` of a `DatasetCreator` for worker {worker} of {num_workers}.")
+            raise
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 "The `dataset_fn` of a `DatasetCreator` must return a batched `tf.data.Dataset`. "

@@ -13,7 +13,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.dataset_creator import DatasetCreator
 from kerasps.errors import InputError
-from kerasps.inputs import FedInput, Input, WorkerInput, as_graph
+from kerasps.inputs import FedInput, Input, WorkerInput, as_graph, dataset_graph, python_calls
 
 # A function that travels to a worker holds the arrays, and TensorFlow's limit for a message is 2 GiB.
 MAX_ARRAY_BYTES = 2**31 - 2**20
@@ -89,11 +89,13 @@ def _from_datasets(
 
     if isinstance(data, DatasetCreator):
         make = _shared_creator(data, num_workers, limit) if in_order else _creator(data, num_workers)
-        return WorkerInput(lambda worker, epoch: weighted(make(worker, epoch)), num_workers)
+        worker_input = WorkerInput(lambda worker, epoch: weighted(make(worker, epoch)), num_workers)
+        worker_input.reject_python_calls()
+        return worker_input
     data = weighted(data if limit is None else data.take(limit))
     cardinality = int(data.cardinality())
     num_batches = cardinality if cardinality >= 0 else None
-    if not _is_portable(data):
+    if python_calls(dataset_graph(data)):
         _warn_of_feeding("The dataset calls Python functions of this process (`from_generator`, `py_function`)")
         return FedInput(data, num_batches=num_batches)
     shards = [as_graph(data.shard(num_workers, worker)) for worker in range(num_workers)]
@@ -115,13 +117,6 @@ def _shared_creator(creator: DatasetCreator, num_workers: int, limit: int | None
         return (dataset if limit is None else dataset.take(limit)).shard(num_workers, worker)
 
     return make
-
-
-def _is_portable(dataset: tf.data.Dataset) -> bool:
-    """Whether other processes can read the dataset: it calls no Python function of this one."""
-    graph = tf.compat.v1.GraphDef.FromString(_compat.serialize_dataset_to_graph(dataset).numpy())
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return not any("PyFunc" in node.op for node in nodes)
 
 
 # What this process reads

@@ -43,6 +43,11 @@ def translated_errors(strategy: Any) -> Iterator[None]:
                 f"Ids out of range: {text} {number}{counted}. Map the ids into the range, or make the layer that "
                 "looks them up larger (`input_dim` of an Embedding)."
             ) from exc
+        raised_on = _task_of("worker", cause)
+        if raised_on is not None:
+            note = f"Raised on worker {raised_on} at {strategy.description.jobs['worker'][raised_on]}."
+            if note not in getattr(cause, "__notes__", ()):  # where one of these is inside another
+                cause.add_note(note)
         if cause is not exc and isinstance(cause, Exception):
             raise cause from None
         raise
@@ -56,5 +61,10 @@ def lost_ps(error: BaseException) -> int | None:
     gone = isinstance(error, (_compat.PSUnavailableError, tf.errors.UnavailableError, tf.errors.AbortedError))
     if not (_compat.is_ps_failure(error) or (gone and "/job:ps" in text)):
         return None
-    found = re.search(r"/job:ps/replica:0/task:(\d+)", text)
+    return _task_of("ps", error)
+
+
+def _task_of(job: str, error: BaseException) -> int | None:
+    """The index of the first task of a job that an error of TensorFlow's runtime names, else None."""
+    found = re.search(rf"/job:{job}/replica:0/task:(\d+)", str(error)) if isinstance(error, tf.errors.OpError) else None
     return int(found.group(1)) if found else None

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kerasps import _compat, variables
 from kerasps.compute import Compute
+from kerasps.failures import translated_errors
 from kerasps.push import Push
 from kerasps.storage import plain_variable
 from kerasps.strategy import ParameterServerStrategy
@@ -22,8 +23,8 @@ _Result = TypeVar("_Result")
 _installed = False
 
 
-def install() -> None:
-    """Hooks Keras; the second call does nothing."""
+def install(strategy: ParameterServerStrategy) -> None:
+    """Hooks Keras for the one strategy of this process; the second call does nothing."""
     global _installed
     if _installed:
         return
@@ -33,6 +34,7 @@ def install() -> None:
     _hook_take()
     _hook_trainer()
     _hook_saving()
+    _hook_checkpoints(strategy)
 
 
 def _hook_optimizers() -> None:
@@ -151,7 +153,7 @@ def _hook_trainer() -> None:
 
 
 def _hook_saving() -> None:
-    from kerasps import checkpoints, export, saving
+    from kerasps import export, saving
 
     library, store, backup = _compat.saving_lib, _compat.H5IOStore, keras.callbacks.BackupAndRestore
     _wraps(library, "save_model")(saving.save_model)
@@ -165,10 +167,6 @@ def _hook_saving() -> None:
     _wraps(_compat.BaseOptimizer, "save_own_variables")(saving.save_optimizer)
     _wraps(backup, "_save_model")(saving.back_up)
     _wraps(backup, "_load_model")(saving.restore_backup)
-    saver = _compat.MultiDeviceSaver
-    _wraps(saver, "__init__")(checkpoints.make_saver)
-    _wraps(saver, "save")(checkpoints.save)
-    _wraps(saver, "restore")(checkpoints.restore)
     archive = type(keras.export.ExportArchive())  # which is not always the class that is called
     for owner, name in ((archive, "add_endpoint"), (archive, "write_out"), (_compat.saved_model, "save_and_return_nodes")):
 
@@ -176,6 +174,20 @@ def _hook_saving() -> None:
         def exported(original: Any, *args: Any, **kwargs: Any) -> Any:
             with export.exporting():
                 return original(*args, **kwargs)
+
+
+def _hook_checkpoints(strategy: ParameterServerStrategy) -> None:
+    from kerasps import checkpoints
+
+    saver = _compat.MultiDeviceSaver
+    _wraps(saver, "__init__")(checkpoints.make_saver)
+    for name in ("save", "restore"):
+        ours = getattr(checkpoints, name)
+
+        @_wraps(saver, name)
+        def method(original: Any, *args: Any, _ours: Any = ours, **kwargs: Any) -> Any:
+            with translated_errors(strategy):
+                return _ours(original, *args, **kwargs)
 
 
 def _wraps(owner: Any, name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:

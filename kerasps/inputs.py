@@ -166,9 +166,20 @@ class WorkerInput:
         function = trace(functools.partial(make_dataset, worker))
         if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
             # It uses a dataset that was made before, and lives here.
-            sent = as_graph(make_dataset(worker, tf.constant(0, tf.int64)))
+            made_before = make_dataset(worker, tf.constant(0, tf.int64))
+            calls = python_calls(dataset_graph(made_before))
+            if calls:
+                raise _python_calls_error(calls)
+            sent = as_graph(made_before)
             function = trace(lambda _: sent())
         return function
+
+    def reject_python_calls(self) -> None:
+        """Raises `InputError` where a worker's dataset calls Python functions, which live in this process alone."""
+        for function in self._functions:
+            calls = python_calls(function.graph.as_graph_def())
+            if calls:
+                raise _python_calls_error(calls)
 
     @property
     def element_spec(self) -> Any:
@@ -273,6 +284,26 @@ class WorkerInput:
 
     def on_epoch_end(self) -> None:
         """Workers need no telling."""
+
+
+def dataset_graph(dataset: tf.data.Dataset) -> Any:
+    """The `GraphDef` that makes the dataset."""
+    return tf.compat.v1.GraphDef.FromString(_compat.serialize_dataset_to_graph(dataset).numpy())
+
+
+def python_calls(graph_def: Any) -> list[str]:
+    """The kinds of operations in a `GraphDef` that call Python functions of this process, which no other can."""
+    nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+    return sorted({node.op for node in nodes if "PyFunc" in node.op})
+
+
+def _python_calls_error(calls: list[str]) -> InputError:
+    return InputError(
+        "The dataset that `dataset_fn` returned calls Python functions (`from_generator`, `py_function`, `numpy_function`), "
+        "which live in this process, where the workers cannot reach them. Expected: a pipeline of TensorFlow operations. "
+        f"Received: {', '.join(calls)}. Write it with TensorFlow operations, or pass the dataset itself instead of a "
+        "`DatasetCreator`: it is then read here, and its batches are sent to the workers."
+    )
 
 
 def as_graph(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset]:

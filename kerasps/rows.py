@@ -17,7 +17,7 @@ import tensorflow as tf
 from kerasps.compute import Compute, Inventory
 from kerasps.variables import ParameterServerVariable
 
-# Part of the message of the error that ids out of range end in; `dispatcher.translated_errors` looks for it.
+# Part of the message of the error that ids out of range end in; `failures.translated_errors` looks for it.
 OUT_OF_RANGE = "kerasps: ids out of range"
 
 

@@ -94,7 +94,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         _hide_gpus_of_coordinator()
         from kerasps import hooks  # imports the trainer, which knows this module
 
-        hooks.install()
+        hooks.install(self)
         for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
         if for_num_ps is not None:
             variable_partitioner = for_num_ps(len(description.jobs["ps"]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -127,6 +128,16 @@ class OnceBack(keras.callbacks.Callback):
             time.sleep(0.05)
 
 
+def error_of_saving():
+    """What saving a checkpoint ends in."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            tf.train.Checkpoint(model=model).save(f"{directory}/checkpoint")
+        except Exception as exc:
+            return f"{type(exc).__name__}: {exc}"
+    return "saved"
+
+
 cluster = kerasps.LocalCluster(num_workers=2, num_ps=2)
 actions = {
     "worker_restarted": [At(0, 20, lambda: kill_and_restart(cluster))],
@@ -193,6 +204,8 @@ with warnings.catch_warnings(record=True) as caught:
         report["error"] = type(exc).__name__
         report["text"] = str(exc)
         report["seconds_to_error"] = time.monotonic() - (killed[0] if killed else start)
+        if killed:
+            report["saving"] = error_of_saving()
 report["failures"] = len(lost_sessions)
 report["warnings"] = [str(w.message) for w in caught]
 report["seconds"] = time.monotonic() - start

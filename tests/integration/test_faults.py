@@ -79,6 +79,7 @@ def test_a_lost_ps_ends_fit_with_an_error_that_names_it(scenario):
     assert "ps 1 at 127.0.0.1:" in report["text"]
     assert "Start the ps again" in report["text"]
     assert report["seconds_to_error"] < 10
+    assert report["saving"].startswith("PSLostError: ps 1 at 127.0.0.1:")
 
 
 @pytest.mark.parametrize("scenario", ["all_workers_gone", "holding_all_workers_gone"])

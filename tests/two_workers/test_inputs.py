@@ -105,24 +105,39 @@ def test_an_error_in_dataset_fn_reaches_the_user(strategy):
         pass
 
     def broken(context):
-        raise Mine(f"worker {context.input_pipeline_id}")
+        if context.input_pipeline_id == 1:
+            raise Mine("one of mine")
+        return endless(context)
 
     model = counting_model(strategy)
-    with pytest.raises(Mine, match="worker 0"):
+    with pytest.raises(Mine, match="one of mine") as raised:
         model.fit(kerasps.DatasetCreator(broken), steps_per_epoch=2, verbose=0)
+    assert raised.value.__notes__ == ["Raised by the `dataset_fn` of a `DatasetCreator` for worker 1 of 2."]
     with pytest.raises(TypeError, match=r"must return a batched `tf.data.Dataset`.*42"):
         model.fit(kerasps.DatasetCreator(lambda context: 42), steps_per_epoch=2, verbose=0)
 
 
 def test_an_error_in_a_map_function_reaches_the_user_and_leaves_the_strategy_usable(strategy):
     def check(x, y):
-        tf.debugging.assert_less(y, 30.0, "too large an id")
+        tf.debugging.assert_none_equal(y, 31.0, message="not that id")  # which is on worker 1
         return x, y
 
     model = counting_model(strategy)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too large an id"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not that id") as raised:
         model.fit(creator(100, transform=lambda d: d.map(check)), verbose=0)
+    assert raised.value.__notes__ == [f"Raised on worker 1 at {strategy.description.jobs['worker'][1]}."]
     assert model.fit(creator(100), verbose=0).history["examples"] == [100.0]
+
+
+def test_python_functions_in_dataset_fn_are_refused(strategy):
+    def generated(context):
+        return tf.data.Dataset.from_generator(lambda: iter([1.0]), output_signature=tf.TensorSpec([], tf.float32)).batch(1)
+
+    made_before = generated(None)
+    model = counting_model(strategy)
+    for dataset_fn in (generated, lambda context: made_before):
+        with pytest.raises(kerasps.InputError, match=r"`dataset_fn` returned calls Python functions.*PyFunc"):
+            model.fit(kerasps.DatasetCreator(dataset_fn), steps_per_epoch=2, verbose=0)
 
 
 def test_preprocessing_and_lookup_layers_in_dataset_fn(strategy):
