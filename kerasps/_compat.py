@@ -161,7 +161,8 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",
-        "at exit, functions are not removed from tasks that may have ended before: TensorFlow prints a screen of errors then",
+        "at exit, functions are not removed from tasks that may have ended before: TensorFlow prints a screen of errors then; "
+        "and it holds the configuration that tasks get",
     ),
     "new_executor": PrivateName(
         "tensorflow.python.eager.executor",
@@ -250,6 +251,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_get_current_learning_rate", "hooked: a ps is sent the learning rate and reads none"),
         PrivateAttribute("_clip_gradients", "clipping stays on the worker, or follows accumulation on the ps", ("grads",)),
         PrivateAttribute("_get_variable_index", "finds the accumulator of a variable", ("variable",)),
+        PrivateAttribute("_use_weight_decay", "variables that decay are updated apart from those that do not", ("variable",)),
         PrivateAttribute("_trainable_variables", "slots are lists parallel to it"),
         PrivateAttribute("_accumulated_gradients", "gradient accumulation goes on on the ps"),
         PrivateAttribute("_model_variables_moving_average", "each ps moves the averages of its own variables"),
@@ -271,6 +273,9 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_should_eval", "which epochs `validation_freq` picks", ("epoch", "validation_freq")),
         PrivateAttribute("_flatten_metrics_in_order", "what `train_on_batch` returns as a list", ("logs",)),
         PrivateAttribute("_initial_epoch", "where `BackupAndRestore` resumes"),
+    ),
+    "tensorflow.python.eager.context:Context": (
+        PrivateAttribute("_config", "the configuration that tasks get when they are connected; nothing public sets all of it"),
     ),
     "keras.src.layers.layer:Layer": (PrivateAttribute("_flatten_layers", "whether a model that is to predict is built"),),
     "keras.src.backend.common.variables:Variable": (

@@ -8,6 +8,7 @@ a whole before anything connects, and each error says which part is wrong. Nothi
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import math
 import os
@@ -72,6 +73,11 @@ class ClusterDescription:
     def server_addresses(self) -> dict[tuple[str, int], str]:
         """The addresses of the tasks that run a server for the coordinator: workers and ps."""
         return {task: address for task, address in self.addresses.items() if task[0] in ("worker", "ps")}
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Whether the workers and ps are all known to run on this machine: by addresses that only it can reach."""
+        return all(_is_loopback(split_address(address)[0]) for address in self.server_addresses.values())
 
     @property
     def address(self) -> str | None:
@@ -251,6 +257,12 @@ def unreachable(addresses: Mapping[tuple[str, int], str], timeout_s: float) -> d
     with ThreadPoolExecutor(max_workers=min(len(addresses), _MAX_ATTEMPTS)) as pool:
         reasons = list(pool.map(lambda address: _connection_problem(address, timeout_s), addresses.values()))
     return {task: reason for task, reason in zip(addresses, reasons, strict=True) if reason is not None}
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def split_address(address: str) -> tuple[str, int]:

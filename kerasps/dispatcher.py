@@ -165,6 +165,7 @@ class Dispatcher:
         self._suspended = False
         self._make_cancellable()
         with translated_errors(self._strategy):
+            self._function.begin()
             for _ in range(self._strategy.num_workers):
                 # `ClusterCoordinator.schedule` takes a `tf.function` alone; its cluster takes what runs in the worker's thread.
                 self._coordinator._cluster.schedule(self._session, args=(self._iterators, self._epoch), kwargs=None)
@@ -254,6 +255,7 @@ class Dispatcher:
         self._end_sessions()
         with translated_errors(self._strategy):
             self._coordinator.join()
+            self._function.end()
         self._suspended = True
 
     def _has_news(self) -> bool:
@@ -265,6 +267,7 @@ class Dispatcher:
         self._end_sessions()
         with translated_errors(self._strategy):
             self._coordinator.join()
+            self._function.end()
         _compat.CancellationManagerContext(None).__enter__()
 
     def _make_cancellable(self) -> None:
@@ -282,6 +285,8 @@ class Dispatcher:
             while not self._coordinator.done() and time.monotonic() < deadline:
                 time.sleep(_POLL_S / 10)
         _compat.CancellationManagerContext(None).__enter__()
+        with contextlib.suppress(tf.errors.OpError):
+            self._function.end()  # what steps have done is not lost, unless with a ps
 
     def _start_worker(self) -> WorkerSource:
         """Runs on the coordinator, on the device of a worker that is new or that came back."""

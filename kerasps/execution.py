@@ -18,11 +18,13 @@ import tensorflow as tf
 from kerasps.compute import InputNames, Inventory, Update, leaves_of, spec_of
 from kerasps.load import StepTraffic, TableTraffic
 from kerasps.packing import Packing
+from kerasps.parts import Part, parts_of
 from kerasps.placement import ps_index
-from kerasps.pull import Part, PulledStep, RoundPull, parts_of
+from kerasps.pull import PulledStep, RoundPull
 from kerasps.push import DevicePush
 from kerasps.storage import Lookup, unique_name
 from kerasps.variables import ParameterServerVariable
+from kerasps.vectors import Vectors
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share. Building the graph costs a
 # worker some 0.5 ms an operation, so a deep model, whose steps are slow enough not to feel the loop, is unrolled less.
@@ -92,6 +94,7 @@ class StepPlan:
     compute: Any
     inputs: InputNames
     pads_rows: bool
+    vectors: Vectors
     pulls: list[RoundPull]
     pushes: list[DevicePush]
     lookup: Lookup

@@ -68,6 +68,19 @@ def is_elementwise(optimizer: Any) -> bool:
     return all(slot.storage.shape == variable.storage.shape for variable, slots in pairs for slot in slots)
 
 
+def has_uniform_updates(optimizer: Any) -> bool:
+    """Whether an update of two variables is one of both laid end to end, but for weight decay, which may exclude some.
+
+    So it is for Keras's own elementwise optimizers; another's `update_step` may tell variables apart.
+    """
+    return (
+        str(type(optimizer).update_step.__module__).startswith("keras.")
+        and not optimizer.gradient_accumulation_steps
+        and not optimizer.use_ema
+        and is_elementwise(optimizer)
+    )
+
+
 def is_row_wise(constraint: Any) -> bool:
     """Whether a constraint treats each row of a matrix by itself, so that it may be applied to some of them."""
     if constraint is None or type(constraint) is keras.constraints.NonNeg:

@@ -7,51 +7,17 @@ put together on the worker.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps.compute import spec_of
 from kerasps.packing import Packing
+from kerasps.parts import Part, parts_of
 from kerasps.rows import Round, RowRequest
 from kerasps.storage import call_with
 from kerasps.variables import ParameterServerVariable
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """One shard of a variable."""
-
-    variable: ParameterServerVariable
-    shard: int
-
-    def __eq__(self, other: object) -> bool:
-        # Variables compare element by element, so they are told apart by identity.
-        return isinstance(other, Part) and (self.variable is other.variable and self.shard == other.shard)
-
-    def __hash__(self) -> int:
-        return hash((id(self.variable), self.shard))
-
-    @property
-    def storage(self) -> tf.Variable:
-        """The `tf.Variable` that holds it."""
-        return self.variable.shards[self.shard]
-
-    @property
-    def spec(self) -> tf.TensorSpec:
-        """Its shape and dtype."""
-        return tf.TensorSpec(self.storage.shape, self.storage.dtype)
-
-    def of(self, value: tf.Tensor) -> tf.Tensor:
-        """This shard of a value of the whole variable."""
-        sharding = self.variable.sharding
-        return value if sharding is None else sharding.part(value, self.shard)
-
-
-def parts_of(variables: Sequence[ParameterServerVariable]) -> list[Part]:
-    """All shards of the variables."""
-    return [Part(variable, shard) for variable in variables for shard in range(len(variable.shards))]
+from kerasps.vectors import Vector
 
 
 class DevicePull:
@@ -61,13 +27,19 @@ class DevicePull:
         device: the device of the ps.
         dense: what is read whole.
         tables: the shards of tables of which rows are read.
+        vectors: those that hold some of `dense`.
     """
 
-    def __init__(self, device: str, dense: list[Part], tables: list[Part]) -> None:
+    def __init__(self, device: str, dense: list[Part], tables: list[Part], vectors: Sequence[Vector]) -> None:
+        in_vectors = [part for vector in vectors for part in vector.parts]
+        single = [part for part in dense if part not in set(in_vectors)]
         self.device = device
-        self.dense = dense
+        self.dense = [*in_vectors, *single]
         self.tables = tables
-        self.packing = Packing([*(part.spec for part in dense), *(rows_spec(part.variable) for part in tables)])
+        rows = [rows_spec(part.variable) for part in tables]
+        self.packing = Packing([*(part.spec for part in self.dense), *rows])
+        # The same, with what lies end to end already.
+        packed = Packing([*(vector.spec for vector in vectors), *(part.spec for part in single), *rows])
 
         def hand_out(*message: tf.Tensor) -> list[tf.Tensor]:
             with tf.device(device):
@@ -75,7 +47,8 @@ class DevicePull:
                     tf.raw_ops.ResourceGather(resource=part.storage.handle, indices=ids, dtype=part.storage.dtype)
                     for part, ids in zip(tables, self.ids_in(*message), strict=True)
                 ]
-                return self.packing.pack([*(part.storage.read_value() for part in dense), *rows])
+                stored = [*(vector.values for vector in vectors), *(part.storage for part in single)]
+                return packed.pack([*(variable.read_value() for variable in stored), *rows])
 
         function = tf.function(hand_out, autograph=False)
         self.function = function.get_concrete_function(*self.message_specs)
@@ -120,10 +93,11 @@ class RoundPull:
 
     Args:
         dense: variables that are pulled whole.
+        vectors: those that hold some of `dense`.
         found: the row requests of the round.
     """
 
-    def __init__(self, dense: Sequence[ParameterServerVariable], found: Round) -> None:
+    def __init__(self, dense: Sequence[ParameterServerVariable], vectors: Sequence[Vector], found: Round) -> None:
         self.round = found
         self._dense = list(dense)
         held, rows = parts_of(dense), parts_of(found.tables)
@@ -133,6 +107,7 @@ class RoundPull:
                 device,
                 [part for part in held if part.storage.device == device],
                 [part for part in rows if part.storage.device == device],
+                [vector for vector in vectors if vector.device == device],
             )
             for device in devices
         ]
@@ -176,9 +151,13 @@ def rows_spec(table: ParameterServerVariable) -> tf.TensorSpec:
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
-def build_pulls(pulled: Sequence[ParameterServerVariable], rounds: Sequence[Round]) -> list[RoundPull]:
-    """The round trips of a step's pull; dense variables come with the first."""
-    return [RoundPull(pulled if number == 0 else [], found) for number, found in enumerate(rounds)]
+def build_pulls(
+    pulled: Sequence[ParameterServerVariable], rounds: Sequence[Round], vectors: Sequence[Vector]
+) -> list[RoundPull]:
+    """The round trips of a step's pull; dense variables, and the vectors that hold some of them, come with the first."""
+    return [
+        RoundPull(pulled, vectors, found) if number == 0 else RoundPull([], [], found) for number, found in enumerate(rounds)
+    ]
 
 
 def captures_of(pulls: Sequence[RoundPull]) -> list[Any]:

@@ -20,10 +20,12 @@ from kerasps.compute import Update
 from kerasps.errors import UnsupportedError
 from kerasps.optimizers import check_shards, updates_rows
 from kerasps.packing import Packing
-from kerasps.pull import DevicePull, Part, PulledStep, parts_of, rows_spec
+from kerasps.parts import Part, parts_of
+from kerasps.pull import DevicePull, PulledStep, rows_spec
 from kerasps.sharding import TensorLike
 from kerasps.storage import call_with
 from kerasps.variables import ParameterServerVariable
+from kerasps.vectors import Vector
 
 
 class _ShardRows:
@@ -92,6 +94,16 @@ class Push:
         self._shared = shared
         self._shard = 0
         self._rows: _ShardRows | None = None
+        self._stand_ins: dict[int, tf.Variable] = {}
+
+    @contextlib.contextmanager
+    def on_vector(self, vector: Vector) -> Iterator[None]:
+        """While active, the first variable of the vector and its slots are what all of them lie in."""
+        self._stand_ins = vector.stand_ins(self.optimizer)
+        try:
+            yield
+        finally:
+            self._stand_ins = {}
 
     @contextlib.contextmanager
     def on(self, part: Part, rows: _ShardRows | None = None) -> Iterator[None]:
@@ -139,6 +151,8 @@ class Push:
             self._storage(variable).assign_add(value, read_value=False)
 
     def _storage(self, variable: ParameterServerVariable) -> tf.Variable:
+        if id(variable) in self._stand_ins:
+            return self._stand_ins[id(variable)]
         return variable.shards[self._shard if variable.sharding is not None else 0]
 
     def _check(self, variable: ParameterServerVariable) -> None:
@@ -179,7 +193,8 @@ class PushPlan:
     """What a step changes on the ps tasks.
 
     `updates` are what the optimizers want applied, in order; `deltas` the variables that a difference is added to; `assigned`
-    those that take a value; `tables` those of which the gradient has the rows that were asked for, by their `id`.
+    those that take a value; `tables` those of which the gradient has the rows that were asked for, by their `id`; `vectors`
+    are what is updated in one piece.
     """
 
     updates: Sequence[Update]
@@ -187,6 +202,7 @@ class PushPlan:
     assigned: Sequence[ParameterServerVariable]
     tables: dict[int, ParameterServerVariable]
     sparse_updates: str
+    vectors: Sequence[Vector]
 
     def is_table(self, variable: ParameterServerVariable) -> bool:
         """Whether the gradient of `variable` has the rows that were asked for."""
@@ -224,7 +240,9 @@ def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Cal
         return [part for part in parts if part.storage.device == device]
 
     updates = [(i, u) for i, u in enumerate(plan.updates) if here(plan.updated(u))]
-    gradients = {i: here(parts_of(u.variables)) for i, u in updates}
+    vectors = {i: [vector for vector in plan.vectors if (vector.update, vector.device) == (i, device)] for i, _ in updates}
+    in_vectors = {i: [part for vector in vectors[i] for part in vector.parts] for i, _ in updates}
+    gradients = {i: [part for part in here(parts_of(u.variables)) if part not in set(in_vectors[i])] for i, u in updates}
     pulls = [pull for pull in pulls if any(part in pull.tables for parts in gradients.values() for part in parts)]
     deltas = [(i, part) for i, v in enumerate(plan.deltas) for part in here(parts_of([v]))]
     assigned = [(i, part) for i, v in enumerate(plan.assigned) for part in here(parts_of([v]))]
@@ -235,7 +253,7 @@ def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Cal
             sent = outputs["updates"][i]["tensors"]
             tensors += sent[: update.num_scalars]
             by_variable = {id(v): t for v, t in zip(update.variables, sent[update.num_scalars :], strict=True)}
-            for part in gradients[i]:
+            for part in [*in_vectors[i], *gradients[i]]:
                 gradient = by_variable[id(part.variable)]
                 request = pulled.requests[id(part.variable)] if plan.is_table(part.variable) else None
                 tensors.append(part.of(gradient) if request is None else request.part(gradient, part.shard))
@@ -244,32 +262,38 @@ def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Cal
         tensors += [part.of(outputs["deltas"][i]) for i, part in deltas]
         return tensors + [part.of(outputs["assigned"][i]) for i, part in assigned]
 
-    specs: list[tf.TensorSpec] = []
-    for i, update in updates:
-        specs += [tf.TensorSpec(t.shape, t.dtype) for t in update.tensors[: update.num_scalars]]
-        specs += [rows_spec(part.variable) if plan.is_table(part.variable) else part.spec for part in gradients[i]]
-        if update.applied is not None:
-            specs.append(tf.TensorSpec([], tf.float32))
-    specs += [part.spec for _, part in [*deltas, *assigned]]
-    packing = Packing(specs)
+    def packing(of_vectors: dict[int, list[tf.TensorSpec]]) -> Packing:
+        specs: list[tf.TensorSpec] = []
+        for i, update in updates:
+            specs += [tf.TensorSpec(t.shape, t.dtype) for t in update.tensors[: update.num_scalars]]
+            specs += of_vectors[i]
+            specs += [rows_spec(part.variable) if plan.is_table(part.variable) else part.spec for part in gradients[i]]
+            if update.applied is not None:
+                specs.append(tf.TensorSpec([], tf.float32))
+        return Packing([*specs, *(part.spec for _, part in [*deltas, *assigned])])
 
-    def take_in(*received: tf.Tensor) -> None:
+    sent = packing({i: [part.spec for part in parts] for i, parts in in_vectors.items()})
+    # The same, with what is updated in one piece in one piece.
+    received = packing({i: [vector.spec for vector in own] for i, own in vectors.items()})
+
+    def take_in(*arguments: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
         with tf.device(device):
-            messages, flats = received[: len(pulls)], received[len(pulls) :]
+            messages, flats = arguments[: len(pulls)], arguments[len(pulls) :]
             ids: dict[Part, tf.Tensor] = {}
             for pull, message in zip(pulls, messages, strict=True):
                 ids.update(zip(pull.tables, pull.ids_in(message), strict=True))
-            tensors = packing.unpack(flats, [tf.size(ids[part]) for part in tables])
-            with tf.control_dependencies([*tensors, *ids.values()]):
+            tensors = received.unpack(flats, [tf.size(ids[part]) for part in tables])
+            with tf.control_dependencies(list(arguments)):
                 lock = tf.raw_ops.MutexLock(mutex=mutex(device))
             start = len(graph.get_operations())
             with tf.control_dependencies([lock]):
                 remaining = iter(tensors)
                 for i, update in updates:
                     scalars = [next(remaining) for _ in range(update.num_scalars)]
-                    sent = {part: next(remaining) for part in gradients[i]}
-                    apply = _Apply(plan, update, scalars, sent, {p: ids[p] for p in sent if plan.is_table(p.variable)}, device)
+                    of_vectors = [(vector, next(remaining)) for vector in vectors[i]]
+                    of_parts = {part: next(remaining) for part in gradients[i]}
+                    apply = _Apply(plan, update, scalars, of_vectors, of_parts, ids, device)
                     if update.applied is None:
                         apply()
                     else:
@@ -284,8 +308,8 @@ def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Cal
 
     messages = [spec for pull in pulls for spec in pull.message_specs]
     tables = [part for i, _ in updates for part in gradients[i] if plan.is_table(part.variable)]
-    function = tf.function(take_in, autograph=False).get_concrete_function(*messages, *packing.carrier_specs)
-    return DevicePush(device, tables, select, packing, pulls, function, list(function.captured_inputs))
+    function = tf.function(take_in, autograph=False).get_concrete_function(*messages, *sent.carrier_specs)
+    return DevicePush(device, tables, select, sent, pulls, function, list(function.captured_inputs))
 
 
 class _Apply:
@@ -295,7 +319,8 @@ class _Apply:
         plan: what the step changes.
         update: the `Optimizer.apply`.
         scalars: learning rate, shared state and, where it is sent, the scale of clipping.
-        gradients: by shard; of a table, those of its rows.
+        of_vectors: vectors and their gradients.
+        gradients: those of other shards; of a table, those of its rows.
         ids: the places of these rows in the shard.
         device: the device of the ps.
     """
@@ -305,6 +330,7 @@ class _Apply:
         plan: PushPlan,
         update: Update,
         scalars: list[tf.Tensor],
+        of_vectors: list[tuple[Vector, tf.Tensor]],
         gradients: dict[Part, tf.Tensor],
         ids: dict[Part, tf.Tensor],
         device: str,
@@ -312,17 +338,22 @@ class _Apply:
         self._plan = plan
         self._update = update
         self._optimizer = update.optimizer
+        self._of_vectors = of_vectors
         self._gradients = gradients
-        self._ids = ids
+        self._ids = {part: places for part, places in ids.items() if part in gradients}
         self._device = device
         self._clip_scale = scalars[-1] if update.has_clip_scale else None
         shared = {id(v): t for v, t in zip(update.shared, scalars[1 : 1 + len(update.shared)], strict=True)}
         self._phase = Push(update.optimizer, scalars[0], shared)
 
     def __call__(self) -> None:
+        in_vectors = {part for vector, _ in self._of_vectors for part in vector.parts}
         parts = [part for part in self._plan.updated(self._update) if part.storage.device == self._device]
         with variables.entering(self._phase):
-            for part in parts:
+            for vector, gradient in self._of_vectors:
+                with self._phase.on_vector(vector):
+                    self._step(vector.parts[0].variable, gradient)
+            for part in (part for part in parts if part not in in_vectors):
                 gradient, rows = self._gradients.get(part), None
                 if part in self._ids:
                     if updates_rows(self._optimizer, part.variable, self._plan.sparse_updates):

@@ -22,6 +22,7 @@ from kerasps.push import PushPlan, build_pushes
 from kerasps.rows import Round, plan_rounds
 from kerasps.storage import Lookup
 from kerasps.variables import ParameterServerVariable
+from kerasps.vectors import Vectors
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,13 @@ class StepFunction:
         strategy: the `ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec` structure of a batch.
         method: the method of the model that is a step: `"train_step"`, `"test_step"` or `"predict_step"`.
+        in_vectors: whether small variables lie in `Vectors` between `begin` and `end`: steps are faster, beginnings slower.
     """
 
-    def __init__(self, model: keras.Model, strategy: Any, element_spec: Any, method: str) -> None:
+    def __init__(self, model: keras.Model, strategy: Any, element_spec: Any, method: str, *, in_vectors: bool) -> None:
         self._model = model
+        self._in_vectors = in_vectors
+        self._has_begun = False
         self._method = method
         self._strategy = strategy
         self._element_spec = element_spec
@@ -63,9 +67,13 @@ class StepFunction:
         self._trace()
         self._state = _state_of(model)
 
-    def serves(self, element_spec: Any) -> bool:
-        """Whether this is the step for batches of `element_spec`, with the model's variables as they are now."""
-        return bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
+    def serves(self, element_spec: Any, *, in_vectors: bool) -> bool:
+        """Whether this is the step for batches of `element_spec`, with the model's variables as they are now.
+
+        With `in_vectors`, it must be made so; without, it may be.
+        """
+        is_fast = self._in_vectors or not in_vectors
+        return is_fast and bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
 
     @property
     def metrics(self) -> list[ParameterServerVariable]:
@@ -126,6 +134,17 @@ class StepFunction:
                 totals = self._totals if keeps_totals else None
                 self._executions[key] = build_execution(self._plan, spec, num_steps, checked=checked, totals=totals)
             return self._executions[key]
+
+    def begin(self) -> None:
+        """Due before executions are sent: the ps take the values of variables to where executions find them."""
+        self._plan.vectors.load()
+        self._has_begun = True
+
+    def end(self) -> None:
+        """Due when no execution is in flight, before anyone looks at a variable: the values go back into the variables."""
+        if self._has_begun:
+            self._has_begun = False
+            self._plan.vectors.store()
 
     def start(self) -> None:
         """Clears what the worker on whose device this runs holds; due before its first execution that keeps totals."""
@@ -254,14 +273,16 @@ class StepFunction:
     def _make_plan(self, compute: Any, phase: Compute, rounds: list[Round], log_names: list[str]) -> StepPlan:
         inventory, mutex = self._inventory, self._strategy.extended.mutex
         deltas, assigned = phase.state_changes()
-        pulls = build_pulls(list(inventory.pulled.values()), rounds)
-        push_plan = PushPlan(phase.updates, deltas, assigned, inventory.tables, self._strategy.sparse_updates)
+        vectors = Vectors(phase.updates if self._in_vectors else [], inventory.pulled, {id(v) for v in [*deltas, *assigned]})
+        pulls = build_pulls(list(inventory.pulled.values()), rounds, vectors.all)
+        push_plan = PushPlan(phase.updates, deltas, assigned, inventory.tables, self._strategy.sparse_updates, vectors.all)
         pushes = build_pushes(push_plan, [pull for round_pull in pulls for pull in round_pull.pulls], mutex)
         return StepPlan(
             inventory=inventory,
             compute=compute,
             inputs=phase.inputs,
             pads_rows=self._jit_compile(),
+            vectors=vectors,
             pulls=pulls,
             pushes=pushes,
             lookup=Lookup([*captures_of(pulls), *chain.from_iterable(p.captures for p in pushes)], mutex),

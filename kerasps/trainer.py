@@ -241,11 +241,15 @@ def _run_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) -
     packed = keras.tree.map_structure(_as_tensor, packed if isinstance(packed, tuple) else (packed,))
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     with translated_errors(model._distribute_strategy):
-        function = _step_function(model, mode, spec)
+        function = _step_function(model, mode, spec, in_vectors=False)
         numbers = StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
             execution = function.execution(None, 1, checked=False, keeps_totals=False)
-            result = function.run(execution, [packed], numbers.take(1))
+            function.begin()
+            try:
+                result = function.run(execution, [packed], numbers.take(1))
+            finally:
+                function.end()
         numbers.settle(1)
     return function, result
 
@@ -257,13 +261,13 @@ def _as_tensor(value: Any) -> Any:
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
 
-def _step_function(model: keras.Model, mode: Mode, element_spec: Any) -> StepFunction:
+def _step_function(model: keras.Model, mode: Mode, element_spec: Any, *, in_vectors: bool = True) -> StepFunction:
     """The model's step for batches of `element_spec`; builds model and optimizer where that is still to do."""
     cached = getattr(model, mode.function)  # `compile` clears it
-    if isinstance(cached, StepFunction) and cached.serves(element_spec):
+    if isinstance(cached, StepFunction) and cached.serves(element_spec, in_vectors=in_vectors):
         return cached
     _build(model, mode, element_spec)
-    function = StepFunction(model, model._distribute_strategy, element_spec, mode.step)
+    function = StepFunction(model, model._distribute_strategy, element_spec, mode.step, in_vectors=in_vectors)
     setattr(model, mode.function, function)
     return function
 

@@ -232,3 +232,12 @@ def test_importing_the_process_layer_does_not_import_tensorflow():
     modules = "kerasps.cli, kerasps.cluster, kerasps.launch, kerasps.local_cluster, kerasps.process, kerasps.server"
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("ps", "is_one"),
+    [("127.0.0.1:2222", True), ("localhost:2222", True), ("[::1]:2222", True), ("10.0.0.1:2222", False), ("host3:2222", False)],
+)
+def test_a_cluster_on_the_loopback_is_on_one_machine(ps, is_one):
+    description = read_tf_config(tf_config(worker=["127.0.0.1:1"], ps=[ps]))
+    assert description.is_on_one_machine == is_one
