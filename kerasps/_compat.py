@@ -141,7 +141,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "keras.src.initializers.random_initializers",
         "compute_fans",
         "the scale of `VarianceScaling`, from the shape of the whole variable",
-        ("shape", "input_axes", "output_axes"),
+        ("shape",),
     ),
     "get_default_replica_mode": PrivateName(
         "tensorflow.python.distribute.distribute_lib",

@@ -187,7 +187,9 @@ def _distribution(initializer: Any, shape: tuple[int, ...], dtype: str) -> _Dist
         return _normal("TruncatedNormal", initializer.mean, initializer.stddev, dtype)
     if not _calls(initializer, keras.initializers.VarianceScaling):
         return None
-    fan_in, fan_out = _compat.compute_fans(shape, input_axes=initializer.input_axes, output_axes=initializer.output_axes)
+    # Not in every version of Keras that is supported, and None unless given.
+    axes = {name: getattr(initializer, name, None) for name in ("input_axes", "output_axes")}
+    fan_in, fan_out = _compat.compute_fans(shape, **{name: value for name, value in axes.items() if value is not None})
     fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2.0}[initializer.mode]
     variance = initializer.scale / max(1.0, fan)
     if initializer.distribution == "uniform":

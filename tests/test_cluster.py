@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -70,8 +70,8 @@ def test_an_evaluator_is_no_part_of_the_cluster_and_has_no_address():
 
 
 def test_the_example_in_the_documentation_runs():
-    example = re.search(r"```python\n(.*?)    ```", ClusterDescription.__doc__, re.DOTALL)[1]
-    exec(textwrap.dedent(example), {})
+    example = re.search(r"```python\n(.*?)```", inspect.cleandoc(ClusterDescription.__doc__), re.DOTALL)[1]
+    exec(example, {})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import keras
@@ -29,10 +30,11 @@ RANDOM = {
     "LecunUniform": lambda seed: keras.initializers.LecunUniform(seed),
     "LecunNormal": lambda seed: keras.initializers.LecunNormal(seed),
     "VarianceScaling of fan_out": lambda seed: keras.initializers.VarianceScaling(2.5, "fan_out", "untruncated_normal", seed),
-    "VarianceScaling of axes": lambda seed: keras.initializers.VarianceScaling(
-        0.7, "fan_in", "uniform", seed, input_axes=[0], output_axes=[1]
-    ),
 }
+if "input_axes" in inspect.signature(keras.initializers.VarianceScaling).parameters:
+    RANDOM["VarianceScaling of axes"] = lambda seed: keras.initializers.VarianceScaling(
+        0.7, "fan_in", "uniform", seed, input_axes=[0], output_axes=[1]
+    )
 CONSTANT = {
     "Zeros": keras.initializers.Zeros(),
     "Ones": keras.initializers.Ones(),
