@@ -27,6 +27,8 @@ OPTIMIZERS = {
     "muon": lambda: keras.optimizers.Muon(0.01),
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), dynamic_growth_steps=10),
 }
+if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 13):
+    del OPTIMIZERS["muon"]  # fails in plain Keras too, with TensorFlow
 if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
     OPTIMIZERS["schedule_free_adamw"] = lambda: keras.optimizers.ScheduleFreeAdamW(0.01)
 
