@@ -40,7 +40,7 @@ class NamedVariable(_compat.ResourceVariable):
             super().__init__(trainable=trainable, shape=shape, dtype=dtype, handle=handle)
             self._distribute_strategy = tf.distribute.get_strategy()
             if initial_value is not None:
-                self.assign(initial_value(), read_value=False)
+                super().assign(initial_value(), read_value=False)
             self.shared_name = shared_name
             handle.named_variable = weakref.ref(self)
             weakref.finalize(self, _destroy, handle).atexit = False

@@ -293,7 +293,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
-            self.storage.assign_add(value, read_value=False)  # atomic; Keras's own reads and writes
+            self.storage.assign_add(value)  # atomic; Keras's own reads and writes
         else:
             _STATE.phase.assign_add(self, value)
         return self.value
