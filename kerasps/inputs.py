@@ -167,9 +167,7 @@ class WorkerInput:
         if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
             # It uses a dataset that was made before, and lives here.
             made_before = make_dataset(worker, tf.constant(0, tf.int64))
-            calls = python_calls(dataset_graph(made_before))
-            if calls:
-                raise _python_calls_error(calls)
+            _reject_python_calls(dataset_graph(made_before))
             sent = as_graph(made_before)
             function = trace(lambda _: sent())
         return function
@@ -177,9 +175,7 @@ class WorkerInput:
     def reject_python_calls(self) -> None:
         """Raises `InputError` where a worker's dataset calls Python functions, which live in this process alone."""
         for function in self._functions:
-            calls = python_calls(function.graph.as_graph_def())
-            if calls:
-                raise _python_calls_error(calls)
+            _reject_python_calls(function.graph.as_graph_def())
 
     @property
     def element_spec(self) -> Any:
@@ -297,8 +293,11 @@ def python_calls(graph_def: Any) -> list[str]:
     return sorted({node.op for node in nodes if "PyFunc" in node.op})
 
 
-def _python_calls_error(calls: list[str]) -> InputError:
-    return InputError(
+def _reject_python_calls(graph_def: Any) -> None:
+    calls = python_calls(graph_def)
+    if not calls:
+        return
+    raise InputError(
         "The dataset that `dataset_fn` returned calls Python functions (`from_generator`, `py_function`, `numpy_function`), "
         "which live in this process, where the workers cannot reach them. Expected: a pipeline of TensorFlow operations. "
         f"Received: {', '.join(calls)}. Write it with TensorFlow operations, or pass the dataset itself instead of a "

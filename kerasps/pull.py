@@ -31,8 +31,8 @@ class DevicePull:
     """
 
     def __init__(self, device: str, dense: list[Part], tables: list[Part], vectors: Sequence[Vector]) -> None:
-        in_vectors = [part for vector in vectors for part in vector.parts]
-        single = [part for part in dense if part not in set(in_vectors)]
+        in_vectors = dict.fromkeys(part for vector in vectors for part in vector.parts)
+        single = [part for part in dense if part not in in_vectors]
         self.device = device
         self.dense = [*in_vectors, *single]
         self.tables = tables

@@ -241,8 +241,8 @@ def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Cal
 
     updates = [(i, u) for i, u in enumerate(plan.updates) if here(plan.updated(u))]
     vectors = {i: [vector for vector in plan.vectors if (vector.update, vector.device) == (i, device)] for i, _ in updates}
-    in_vectors = {i: [part for vector in vectors[i] for part in vector.parts] for i, _ in updates}
-    gradients = {i: [part for part in here(parts_of(u.variables)) if part not in set(in_vectors[i])] for i, u in updates}
+    in_vectors = {i: dict.fromkeys(part for vector in vectors[i] for part in vector.parts) for i, _ in updates}
+    gradients = {i: [part for part in here(parts_of(u.variables)) if part not in in_vectors[i]] for i, u in updates}
     pulls = [pull for pull in pulls if any(part in pull.tables for parts in gradients.values() for part in parts)]
     deltas = [(i, part) for i, v in enumerate(plan.deltas) for part in here(parts_of([v]))]
     assigned = [(i, part) for i, v in enumerate(plan.assigned) for part in here(parts_of([v]))]

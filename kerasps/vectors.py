@@ -71,9 +71,11 @@ class Vectors:
             return id(variable) in read and id(variable) not in assigned and updated[id(variable)] == 1 and not used
 
         self.all = [vector for number, update in enumerate(updates) for vector in _vectors_of(number, update, fits)]
-        devices = sorted({vector.device for vector in self.all})
-        self._loads = [_trace(_load, [v for v in self.all if v.device == device], updates) for device in devices]
-        self._stores = [_trace(_store, [v for v in self.all if v.device == device], updates) for device in devices]
+        of_devices: dict[str, list[Vector]] = {}
+        for vector in self.all:
+            of_devices.setdefault(vector.device, []).append(vector)
+        self._loads = [_trace(_load, vectors, updates) for vectors in of_devices.values()]
+        self._stores = [_trace(_store, vectors, updates) for vectors in of_devices.values()]
 
     def load(self) -> None:
         """Takes the values of the variables; due before steps are sent."""
