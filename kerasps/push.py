@@ -185,6 +185,8 @@ class DevicePush:
         flats = self.packing.pack(self.select(outputs, pulled))
         messages = [tensor for pull in self.pulls for tensor in pulled.messages[pull]]
         with tf.device(self.device):
+            # Once they are there, the lock and the update may both wait for them; else each waits for a transfer of its own.
+            flats = [tf.identity(flat) for flat in flats]
             call_with(handles, self.function, self.captures, *messages, *flats)
 
 
