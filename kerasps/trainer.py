@@ -200,7 +200,10 @@ def train_on_batch(
     class_weight: Any = None,
     return_dict: bool = False,
 ) -> Any:
-    """`keras.Model.train_on_batch`: computes on the coordinator and pushes to the ps, like a step of `fit`."""
+    """`keras.Model.train_on_batch`: computes on the coordinator and pushes to the ps, like a step of `fit`.
+
+    Metrics are those of this batch alone, under every version of Keras; Keras 3.12 itself adds them up from call to call.
+    """
     del original
     model._assert_compile_called("train_on_batch")
     if class_weight is not None:

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 SUITE = Path(__file__).parent / "keras_suite"
+KERAS = Path(importlib.util.find_spec("keras").submodule_search_locations[0])
+
+needs_keras_tests = pytest.mark.skipif(
+    not any((KERAS / "src").rglob("*_test.py")), reason="the wheel of this version of Keras holds no tests"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +47,13 @@ def test_a_listed_test_that_passes_is_stale(run):
     assert run.compare(plain, ours, listed).stale == ("f::a*", "f::b")
 
 
+@needs_keras_tests
 def test_every_listed_test_is_one_of_keras(run):
-    root = Path(importlib.util.find_spec("keras").submodule_search_locations[0]).parent
     listed = run.listed_tests(run.LISTED_IN.read_text())
     assert listed
     for pattern in listed:
         file, test_class, name = pattern.split("::")
-        source = (root / file).read_text()
+        source = (KERAS.parent / file).read_text()
         beginning = name.partition("*")[0]
         assert f"class {test_class}(" in source, pattern
         # The names of the cases of a parameterized test begin with the method's.
@@ -89,8 +94,8 @@ def test_a_file_that_does_not_end_is_ended(run, tmp_path, capsys):
     assert "no end within 0.1 s" in capsys.readouterr().err
 
 
+@needs_keras_tests
 def test_words_that_name_no_file_are_an_error(run):
-    keras = Path(importlib.util.find_spec("keras").submodule_search_locations[0])
-    assert {path.name for path in run.suite_files(keras, ["models/model", "losses/loss_"])} == {"model_test.py", "loss_test.py"}
+    assert {path.name for path in run.suite_files(KERAS, ["models/model", "losses/loss_"])} == {"model_test.py", "loss_test.py"}
     with pytest.raises(SystemExit, match="No test file of the suite has a path with one of: nothing_like_it"):
-        run.suite_files(keras, ["nothing_like_it"])
+        run.suite_files(KERAS, ["nothing_like_it"])
