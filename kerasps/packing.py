@@ -86,6 +86,16 @@ class Packing:
         return arrays
 
 
+def brought_to(device: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors of a worker on a ps, where each arrives once, and as soon as it is known.
+
+    Whatever on the ps uses the worker's own tensor, a control edge too, would have it sent again; an argument of a call to the
+    ps waits on the worker until it knows that the call's other conditions are met.
+    """
+    with tf.device(device):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
 def _carrier(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype.size in (4, 8) and dtype != tf.bool else dtype
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.compute import spec_of
-from kerasps.packing import Packing
+from kerasps.packing import Packing, brought_to
 from kerasps.parts import Part, parts_of
 from kerasps.rows import Round, RowRequest
 from kerasps.storage import call_with
@@ -65,10 +65,8 @@ class DevicePull:
         if len(ids) > 1:
             counts = [requests[id(part.variable)].counts[part.shard] for part in self.tables]
             ids = [tf.concat([tf.stack(counts), *ids], 0)]
-        # Brought to the ps here, it goes there once, and as soon as it is known. As an argument of the pull and of the push, it
-        # would go twice, and each time wait on the worker for word from the ps that the push before is done.
-        with tf.device(self.device):
-            return [tf.identity(tensor) for tensor in ids]
+        # Not left to the calls: as an argument of the pull and of the push, it would wait for the push before.
+        return brought_to(self.device, ids)
 
     def ids_in(self, *message: tf.Tensor) -> list[tf.Tensor]:
         """The places in the shard of each of `tables`, from the message."""

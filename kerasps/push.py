@@ -19,7 +19,7 @@ from kerasps import variables
 from kerasps.compute import Update
 from kerasps.errors import UnsupportedError
 from kerasps.optimizers import check_shards, updates_rows
-from kerasps.packing import Packing
+from kerasps.packing import Packing, brought_to
 from kerasps.parts import Part, parts_of
 from kerasps.pull import DevicePull, PulledStep, rows_spec
 from kerasps.sharding import TensorLike
@@ -182,11 +182,10 @@ class DevicePush:
 
     def __call__(self, handles: dict[int, tf.Tensor], outputs: dict[str, Any], pulled: PulledStep) -> None:
         """Sends what `device` needs of the compute phase's `outputs`, in a graph that finds variables by `handles`."""
-        flats = self.packing.pack(self.select(outputs, pulled))
+        # The lock waits for them as the update does, and is not taken before they are there.
+        flats = brought_to(self.device, self.packing.pack(self.select(outputs, pulled)))
         messages = [tensor for pull in self.pulls for tensor in pulled.messages[pull]]
         with tf.device(self.device):
-            # Once they are there, the lock and the update may both wait for them; else each waits for a transfer of its own.
-            flats = [tf.identity(flat) for flat in flats]
             call_with(handles, self.function, self.captures, *messages, *flats)
 
 
