@@ -45,6 +45,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "TensorFlowTrainer",
         "`fit`, `evaluate` and `predict` of a model whose strategy is ours go to our trainer",
     ),
+    "BaseTrainer": PrivateName(
+        "keras.src.trainers.trainer",
+        "Trainer",
+        "`compile` of a model whose strategy is ours makes what it makes in the strategy's scope, and adopts the rest",
+    ),
     "train_validation_split": PrivateName(
         "keras.src.trainers.data_adapters.array_slicing",
         "train_validation_split",
@@ -65,9 +70,6 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "potentially_ragged_concat",
         "puts the outputs of `predict` together as Keras does, also where their lengths differ",
         ("tensors",),
-    ),
-    "compute_output_spec": PrivateName(
-        "keras.src.backend", "compute_output_spec", "builds a model that is to predict, as `_symbolic_build` does", ("fn",)
     ),
     "make_class_weight_map_fn": PrivateName(
         "keras.src.trainers.data_adapters.tf_dataset_adapter",
@@ -90,6 +92,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "tensorflow.python.pywrap_tfe",
         "TFE_Py_TapeVariableAccessed",
         "tells a GradientTape that a variable was read when its pulled value is handed out",
+    ),
+    "containing_xla_context": PrivateName(
+        "tensorflow.python.ops.control_flow_util",
+        "GetContainingXLAContext",
+        "whether a function is traced to be compiled by XLA, which takes no variables of other machines",
+        ("ctxt",),
     ),
     "ParameterServerStrategyV2Extended": PrivateName(
         "tensorflow.python.distribute.parameter_server_strategy_v2",
@@ -158,11 +166,39 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "makes the calls of executions cancellable, as `ClusterCoordinator.schedule` makes those of a `tf.function`",
         ("cancellation_manager",),
     ),
+    "CancellationManager": PrivateName(
+        "tensorflow.python.eager.cancellation", "CancellationManager", "cancels the executions that wait for a lost ps"
+    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",
         "at exit, functions are not removed from tasks that may have ended before: TensorFlow prints a screen of errors then; "
         "and it holds the configuration that tasks get",
+    ),
+    "EagerTensor": PrivateName("tensorflow.python.framework.ops", "EagerTensor", "finds the handles of all living resources"),
+    "TensorProto": PrivateName(
+        "tensorflow.core.framework.tensor_pb2", "TensorProto", "what a handle says: the name of a resource, and its type"
+    ),
+    "ResourceHandleProto": PrivateName("tensorflow.core.framework.resource_handle_pb2", "ResourceHandleProto", "as above"),
+    "ConcreteFunction": PrivateName(
+        "tensorflow.python.eager.polymorphic_function.concrete_function",
+        "ConcreteFunction",
+        "a compiled function from before the connection gets the new handles of variables",
+    ),
+    "CapturableResource": PrivateName(
+        "tensorflow.python.trackable.resource",
+        "CapturableResource",
+        "what a lookup table is, and other things that know how to make their resource again",
+    ),
+    "InitializableLookupTableBase": PrivateName(
+        "tensorflow.python.ops.lookup_ops",
+        "InitializableLookupTableBase",
+        "a table that is filled once, and not by `insert`",
+    ),
+    "ResourceSummaryWriter": PrivateName(
+        "tensorflow.python.ops.summary_ops_v2",
+        "_ResourceSummaryWriter",
+        "a writer from before the connection is closed, so that its file is whole",
     ),
     "new_executor": PrivateName(
         "tensorflow.python.eager.executor",
@@ -170,7 +206,26 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "sends executions to a worker while it runs others, up to a limit",
         ("enable_async", "in_flight_nodes_limit"),
     ),
-    "executor_scope": PrivateName("tensorflow.python.eager.context", "executor_scope", "as above", ("e",)),
+    "TracedFunction": PrivateName(
+        "tensorflow.python.eager.polymorphic_function.polymorphic_function",
+        "Function",
+        "hooked: a `tf.function` that a step calls is traced as a part of the step",
+    ),
+    "autograph_context": PrivateName(
+        "tensorflow.python.autograph.core", "ag_ctx", "the control flow of such a function is converted, as it asks for"
+    ),
+    "py_func_from_autograph": PrivateName(
+        "tensorflow.python.eager.polymorphic_function.autograph_util",
+        "py_func_from_autograph",
+        "what a `tf.function` does to its Python function before it traces it",
+        ("python_func",),
+    ),
+    "get_read_only_resource_input_indices_graph": PrivateName(
+        "tensorflow.python.framework.auto_control_deps_utils",
+        "get_read_only_resource_input_indices_graph",
+        "which of the resources that a step uses it leaves as they are",
+        ("func_graph",),
+    ),
     "serialize_dataset_to_graph": PrivateName(
         "tensorflow.python.distribute.coordinator.values",
         "serialize_dataset_to_graph",
@@ -224,6 +279,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "PSUnavailableError",
         "how the coordinator reports a lost ps",
     ),
+    "is_worker_failure": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "_is_worker_failure",
+        "which errors the coordinator takes for a lost worker",
+        ("error",),
+    ),
     "is_ps_failure": PrivateName(
         "tensorflow.python.distribute.coordinator.cluster_coordinator",
         "_is_ps_failure",
@@ -265,19 +326,40 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         ),
         PrivateAttribute("_apply_weight_decay", "weight decay runs on the ps", ("variables",)),
         PrivateAttribute("_var_key", "hooked: Keras finds a variable's slots by it", ("variable",)),
+        PrivateAttribute("_distribution_strategy", "where slots are made; set for an optimizer that was made outside"),
     ),
     "keras.src.backend.tensorflow.trainer:TensorFlowTrainer": (
-        PrivateAttribute("_distribute_strategy", "tells a model of ours from others"),
-        PrivateAttribute("_symbolic_build", "builds model, metrics and optimizer from the spec of a batch", ("data_batch",)),
+        PrivateAttribute("_distribute_strategy", "tells a model of ours from others; adopted ones get it"),
+        PrivateAttribute("_maybe_symbolic_build", "hooked: the first step of a model that runs eagerly builds it"),
+        PrivateAttribute("_compile_loss", "whether a loss was compiled, for the error of a missing y"),
         PrivateAttribute("_assert_compile_called", "Keras's own error for a model that is not compiled", ("method_name",)),
         PrivateAttribute("_should_eval", "which epochs `validation_freq` picks", ("epoch", "validation_freq")),
         PrivateAttribute("_flatten_metrics_in_order", "what `train_on_batch` returns as a list", ("logs",)),
         PrivateAttribute("_initial_epoch", "where `BackupAndRestore` resumes"),
     ),
-    "tensorflow.python.eager.context:Context": (
-        PrivateAttribute("_config", "the configuration that tasks get when they are connected; nothing public sets all of it"),
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": (
+        PrivateAttribute("_autograph", "whether a `tf.function` that a step calls converts Python's control flow"),
+        PrivateAttribute("_jit_compile", "whether XLA compiles it"),
     ),
-    "keras.src.layers.layer:Layer": (PrivateAttribute("_flatten_layers", "whether a model that is to predict is built"),),
+    "tensorflow.python.framework.func_graph:FuncGraph": (
+        PrivateAttribute("_function_captures", "holds what is read when the function is called"),
+        PrivateAttribute("_get_control_flow_context", "is a context of XLA's while a function is traced that XLA compiles"),
+    ),
+    "tensorflow.python.eager.context:Context": (
+        PrivateAttribute("executor", "sends executions to a worker while it runs others"),
+        PrivateAttribute("_config", "the configuration that tasks get when they are connected; nothing public sets all of it"),
+        PrivateAttribute("_context_handle", "whether TensorFlow has been used in this process"),
+        PrivateAttribute("_server_def", "set back when connecting fails"),
+        PrivateAttribute("ensure_initialized", "what TensorFlow's own connect calls"),
+        PrivateAttribute("config", "the options that TensorFlow runs with"),
+        PrivateAttribute("get_server_def", "what the context is connected with"),
+        PrivateAttribute("set_server_def", "starts the server of this process", ("server_def",)),
+        PrivateAttribute("update_server_def", "adds the other tasks", ("server_def",)),
+    ),
+    "keras.src.layers.layer:Layer": (
+        PrivateAttribute("_flatten_layers", "the models in a model, and whether all of it is built"),
+        PrivateAttribute("_open_name_scope", "hooked: what a model of ours builds outside the scope, it builds in it"),
+    ),
     "keras.src.backend.common.variables:Variable": (
         PrivateAttribute("_initialize", "overridden: the storage is made on a ps", ("value",)),
         PrivateAttribute("_initialize_with_initializer", "overridden: the value is computed on the ps", ("initializer",)),
@@ -293,6 +375,12 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     ),
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2": (
         PrivateAttribute("_extended", "replaced by ours, which places variables"),
+        PrivateAttribute(
+            "_connect_to_cluster", "overridden: the devices of this process keep their names", ("coordinator_name",)
+        ),
+        PrivateAttribute("_cluster_resolver", "names the protocol"),
+        PrivateAttribute("_num_workers", "set by what is overridden"),
+        PrivateAttribute("_num_ps", "as above"),
     ),
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": (
         PrivateAttribute("_num_workers", "the number of workers"),
@@ -300,6 +388,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_num_replicas_in_sync", "overridden: workers are not in sync, so a loss is not scaled"),
         PrivateAttribute("_use_merge_call", "overridden: an optimizer is applied within the step"),
         PrivateAttribute("_create_var_creator", "overridden: no caching or aggregation around a variable", ("next_creator",)),
+        PrivateAttribute("_resource_creator_scope", "overridden: lookup tables are for `lookup_tables` to bring to workers"),
         PrivateAttribute("_create_variable", "overridden: places variables", ("next_creator",)),
         PrivateAttribute("_create_variable_round_robin", "overridden: places by bytes, shards too", ("next_creator",)),
         PrivateAttribute(
@@ -316,11 +405,29 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster": (
         PrivateAttribute("schedule", "as above", ("function", "args", "kwargs")),
         PrivateAttribute("closure_queue", "holds the error"),
+        PrivateAttribute("workers", "which of them are lost"),
         PrivateAttribute("_potential_ps_failures_count", "set back by each result: TensorFlow counts for the life of a job"),
+    ),
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:Worker": (
+        PrivateAttribute("_is_dead_with_error", "whether the worker is lost, when an epoch begins"),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue": (
         PrivateAttribute("_error", "whether the coordinator has failed, asked without waiting for what is in flight"),
-        PrivateAttribute("_cancellation_mgr", "what cancels executions that wait for a lost ps"),
+    ),
+    "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": (
+        PrivateAttribute("_captured_inputs", "the handles that it was compiled with"),
+        PrivateAttribute("set_external_captures", "replaces them", ("captures",)),
+    ),
+    "tensorflow.python.trackable.resource:CapturableResource": (
+        PrivateAttribute("_resource_handle", "the handle"),
+        PrivateAttribute("_resource_handle_value", "the handle, or None where there is none yet"),
+        PrivateAttribute("_resource_device", "where it wants to be"),
+        PrivateAttribute("_create_resource", "makes the resource, under its name"),
+        PrivateAttribute("_initialize", "fills it"),
+    ),
+    "tensorflow.python.ops.summary_ops_v2:_ResourceSummaryWriter": (
+        PrivateAttribute("_resource", "the handle"),
+        PrivateAttribute("_closed", "whether it is of no use any more"),
     ),
     "keras.src.saving:saving_lib": (
         PrivateAttribute("save_model", "hooked: the file takes its place when it is whole", ("model", "filepath")),
@@ -354,11 +461,21 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     ),
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": (
         PrivateAttribute("_unique_id", "what Keras itself finds slots by"),
+        PrivateAttribute("_read_variable_op", "overridden: what reading ends in; a lost ps is named"),
         PrivateAttribute("_serialize_to_tensors", "a checkpoint of what is not in shards is TensorFlow's own"),
         PrivateAttribute("_restore_from_tensors", "as above", ("restored_tensors",)),
         PrivateAttribute("_copy_trackable_to_cpu", "copies for a checkpoint that is written later", ("object_map",)),
     ),
 }
+
+
+def owner_of(handle: Any) -> Any:
+    """The lookup table, or other object, whose handle this is; None where it is gone, and for any other tensor.
+
+    TensorFlow notes in the handle who made it, for `tf.saved_model.save`.
+    """
+    reference = getattr(handle, "_parent_trackable", None)
+    return None if reference is None else reference()
 
 
 def resolve(name: str) -> Any:

@@ -30,6 +30,8 @@ DEFAULT_CONNECT_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _ATTEMPT_TIMEOUT_S = 2.0
 _MAX_ATTEMPTS = 64
+# More than any index has; Python refuses to read a number of thousands.
+_MAX_DIGITS = 20
 
 _EXAMPLE = (
     '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
@@ -117,8 +119,8 @@ def read_tf_config(text: str | None = None) -> ClusterDescription:
                 "or set TF_CONFIG in every task."
             )
     try:
-        config = json.loads(text)
-    except ValueError as exc:
+        config = json.loads(text, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as exc:
         raise ClusterConfigError(
             f"TF_CONFIG is not JSON: {exc}. Expected: text like {_EXAMPLE}. Received: {text!r}. Correct the text; "
             "in a shell, put it in single quotes."
@@ -131,11 +133,28 @@ def read_tf_config(text: str | None = None) -> ClusterDescription:
     task = config.get("task")
     if not isinstance(task, dict) or "type" not in task:
         _reject("TF_CONFIG does not say which task this is", 'a "task" entry like {"type": "chief", "index": 0}', task)
+    if config.get("rpc_layer") not in (None, "grpc"):
+        _reject("The rpc_layer in TF_CONFIG is none that tasks speak", '"grpc", or no such entry', repr(config["rpc_layer"]))
     index = task.get("index", 0)
-    if isinstance(index, str) and index.isdecimal():
+    if isinstance(index, str) and index.isdecimal() and len(index) < _MAX_DIGITS:
         # Schedulers fill the index in from an environment variable, which leaves it in quotes; TensorFlow accepts that too.
         index = int(index)
-    return _checked(cluster, task["type"], index, source="TF_CONFIG")
+    description = _checked(cluster, task["type"], index, source="TF_CONFIG")
+    num_tasks = len(description.jobs.get(description.task_type, ()))
+    if "index" not in task and num_tasks > 1:
+        expected = f'an "index" from 0 to {num_tasks - 1} in "task", since {num_tasks} {description.task_type} tasks are listed'
+        _reject("TF_CONFIG does not say which of several tasks this is", expected, task)
+    return description
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON takes the last of several entries with one name, and forgets the tasks in the others.
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        _reject("TF_CONFIG has an entry twice", "each name once in an object", json.dumps(twice))
+    return entries
 
 
 def check_cluster_resolver(resolver: Any) -> ClusterDescription:
@@ -273,7 +292,9 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
+    is_port = port.isascii() and port.isdecimal() and len(port) < _MAX_DIGITS and 0 < int(port) < 65536
+    is_host = host and not any(character.isspace() for character in host) and (":" not in host or bracketed)
+    if not colon or not is_port or not is_host:
         raise ValueError(f"not an address: {address!r}")
     return (host[1:-1] if bracketed else host), int(port)
 
@@ -355,6 +376,9 @@ def _addresses(job: str, tasks: Any, source: str) -> tuple[str, ...]:
 
 
 def _check_task(jobs: Mapping[str, tuple[str, ...]], task_type: Any, task_index: Any, source: str) -> None:
+    if not isinstance(task_type, str):
+        expected = f"one of {', '.join(jobs)}, or {EVALUATOR}, as text"
+        _reject(f"The task type in {source} is not a name", expected, repr(task_type), source=source)
     if isinstance(task_index, bool) or not isinstance(task_index, int) or task_index < 0:
         _reject(f"The task index in {source} is not an index", "a whole number from 0", repr(task_index), source=source)
     if task_type == EVALUATOR:

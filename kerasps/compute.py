@@ -23,8 +23,11 @@ import keras
 import tensorflow as tf
 
 from kerasps import variables
+from kerasps.coupled import CoupledUpdate
 from kerasps.errors import UnsupportedError
-from kerasps.optimizers import check_optimizer, shared_state
+from kerasps.optimizers import check_optimizer, is_known_to_treat_rows_alone, shared_state
+from kerasps.traced_update import trace_update
+from kerasps.updating import UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable
 
 # How often a trace may meet news before it is given up; each round can only add to the inventory, two are usual.
@@ -36,6 +39,8 @@ SEEDS_PER_STEP_OF_A_LOOP = 2**20
 # A table that is read whole all the same costs its size in each step; below this nobody would notice.
 _WARN_BYTES = 2**24
 
+_READ_AGAIN = "the step reads it again after an update of it"
+
 _IN_ANOTHER_WAY = "the step does not only look rows up, or does so inside a loop or a condition"
 
 # Regularizers that are a sum over elements, of which a table's rows have theirs.
@@ -46,19 +51,23 @@ class Inventory:
     """The variables that a step touches, by how they reach it."""
 
     def __init__(self) -> None:
+        self.optimizers: dict[int, Any] = {}
         self.optimizer_state: set[int] = set()
+        self.ahead: set[int] = set()
         self.pulled: dict[int, ParameterServerVariable] = {}
         self.metrics: dict[int, ParameterServerVariable] = {}
         self.seeds: dict[int, ParameterServerVariable] = {}
         self.scratch: dict[Hashable, tf.TensorSpec] = {}
         self.tables: dict[int, ParameterServerVariable] = {}
         self.num_lookups: dict[int, int] = {}
+        self.coupled: dict[Hashable, CoupledUpdate] = {}
         self.grew = False
         self._presumes = True
         self._warned: set[int] = set()
 
     def add_optimizers(self, optimizers: Sequence[Any]) -> None:
-        """Notes the optimizers of the model: their state is pushed in its own way (see `Compute.state_changes`)."""
+        """Notes the optimizers of the step: their state is pushed in its own way (see `Compute.state_changes`)."""
+        self.optimizers = {id(optimizer): optimizer for optimizer in optimizers}
         self.optimizer_state = {id(v) for optimizer in optimizers for v in optimizer.variables if v.name != "iteration"}
 
     def add(self, variable: ParameterServerVariable) -> None:
@@ -94,6 +103,19 @@ class Inventory:
             )
         self.add(table)
 
+    def meet(self, optimizer: Any) -> None:
+        """Notes that the step applies `optimizer`, which may be none that can be reached from the model."""
+        if id(optimizer) not in self.optimizers:
+            self.optimizers[id(optimizer)] = optimizer
+            self.grew = True
+
+    def look_ahead(self, variable: ParameterServerVariable) -> None:
+        """Notes a variable that the step looks at again after an update: the worker then works the update out too."""
+        if id(variable) not in self.ahead:
+            self.ahead.add(id(variable))
+            self.read_whole(variable, _READ_AGAIN)
+            self.grew = True
+
     def settle(self, phase: Compute) -> None:
         """Replaces what was presumed before the first trace, that every variable is read whole, by what that trace saw."""
         if not self._presumes:
@@ -102,7 +124,7 @@ class Inventory:
         for key, variable in list(self.pulled.items()):
             if key in phase.read_whole:
                 if key in phase.looked_up:
-                    self.read_whole(variable, _IN_ANOTHER_WAY)
+                    self.read_whole(variable, phase.read_whole[key])
             elif key in phase.looked_up:
                 self.add_table(variable, len(phase.lookups[key]))
             else:
@@ -124,7 +146,8 @@ class Inventory:
 class Update:
     """One `optimizer.apply`: what the push needs to carry it out on the ps tasks.
 
-    `scalars` are the learning rate and the shared optimizer state (iterations and the like), `gradients` one per variable.
+    `tensors` are scalars (learning rate, shared optimizer state such as the iterations, the scale of clipping), a gradient per
+    variable, and what is sent of the whole of those that are `coupled` (by their `id`), in that order.
     """
 
     optimizer: Any
@@ -133,10 +156,29 @@ class Update:
     tensors: list[tf.Tensor] = field(default_factory=list)
     applied: tf.Tensor | None = None
     has_clip_scale: bool = False
+    coupled: dict[int, CoupledUpdate] = field(default_factory=dict)
+    num_sent: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_scalars(self) -> int:
         return 1 + len(self.shared) + self.has_clip_scale
+
+    def of(self, tensors: Sequence[tf.Tensor]) -> UpdateTensors:
+        """What `tensors`, laid out as its own are, say."""
+        remaining = iter(tensors)
+        scalars = [next(remaining) for _ in range(self.num_scalars)]
+        gradients = {id(variable): next(remaining) for variable in self.variables}
+        sent = {key: [next(remaining) for _ in range(count)] for key, count in self.num_sent.items()}
+        return UpdateTensors(scalars, gradients, sent)
+
+
+@dataclass(frozen=True)
+class UpdateTensors:
+    """The tensors of an `Update`: `gradients` by the `id` of their variables, as what is `sent` of the whole of some."""
+
+    scalars: list[tf.Tensor]
+    gradients: dict[int, tf.Tensor]
+    sent: dict[int, list[tf.Tensor]]
 
 
 def spec_of(variable: ParameterServerVariable) -> tf.TensorSpec:
@@ -164,6 +206,30 @@ class InputNames:
     tables: dict[int, list[str]]
 
 
+class _Ahead(UpdatePhase):
+    """The phase in which a worker does for itself what the ps will do: the update of a variable that the step reads again.
+
+    The ps are pushed the gradient as ever. What changes here are tensors of the step: of the variable, and of its slots.
+    """
+
+    def __init__(self, compute: Compute, update: Update, learning_rate: tf.Tensor, shared: Sequence[tf.Tensor]) -> None:
+        super().__init__(update.optimizer, learning_rate, {id(v): t for v, t in zip(update.shared, shared, strict=True)})
+        self._compute = compute
+
+    def current(self, variable: ParameterServerVariable) -> tf.Tensor:
+        """The value of `variable` as it stands in the step."""
+        return self._compute.read(variable)
+
+    def held(self, variable: ParameterServerVariable) -> ValueOf:
+        return ValueOf(self, variable)
+
+    def assign_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        self._compute.set_ahead(variable, value)
+
+    def add_to_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        self._compute.set_ahead(variable, self.current(variable) + value)
+
+
 class Compute:
     """The phase in which variables are the tensors of one step (see `variables.Phase`)."""
 
@@ -179,18 +245,21 @@ class Compute:
     ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._inventory = inventory
-        self._initial = {id(v): t for v, t in zip(inventory.start_values(), values, strict=True)}
+        self._initial: dict[Hashable, tf.Tensor] = {id(v): t for v, t in zip(inventory.start_values(), values, strict=True)}
         self._values = dict(self._initial)
         self._tables = dict(zip(inventory.tables, tables, strict=True))
         self._scratch = dict(zip(inventory.scratch, scratch, strict=True))
+        self._scratch_reads: dict[Hashable, dict[Any, tf.Tensor]] = {}
         self._assigned: dict[int, ParameterServerVariable] = {}
         self._applying: tuple[Any, ...] | None = None
+        # Variables that an update in this step changes, as far as the trace has come.
+        self._updated: set[int] = set()
         self.inputs = InputNames(
             _names(leaves_of(data)),
             _names(values),
             {key: _names([table.rows, *table.positions]) for key, table in self._tables.items()},
         )
-        self.read_whole: set[int] = set()
+        self.read_whole: dict[int, str] = {}
         self.looked_up: dict[int, ParameterServerVariable] = {}
         self.lookups: dict[int, list[tf.Tensor]] = {}
         self.draws: dict[int, int] = {}
@@ -200,7 +269,8 @@ class Compute:
 
     def read(self, variable: ParameterServerVariable) -> tf.Tensor:
         key = id(variable)
-        self.read_whole.add(key)
+        self.read_whole.setdefault(key, _IN_ANOTHER_WAY)
+        self._look_ahead(variable)
         if key in self._tables:
             self._inventory.read_whole(variable, _IN_ANOTHER_WAY)
             return tf.zeros(variable.storage.shape, variable.storage.dtype)
@@ -225,9 +295,10 @@ class Compute:
         number = len(self.lookups.setdefault(key, []))
         self.lookups[key].append(ids)
         self.looked_up[key] = variable
+        self._look_ahead(variable)
         if key not in self._tables and (key in self._values or key in self._scratch):
             if self._in_control_flow():
-                self.read_whole.add(key)
+                self.read_whole.setdefault(key, _IN_ANOTHER_WAY)
             return tf.gather(self._current(key), ids)
         row_shape = variable.storage.shape[1:]
         if self._in_control_flow():
@@ -244,6 +315,7 @@ class Compute:
     def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
         key = id(variable)
         if type(regularizer) in _SUMS_OVER_ELEMENTS and (key in self._tables or key in self._values):
+            self._look_ahead(variable)
             return lambda _: regularizer(self.source(variable))
         return regularizer
 
@@ -256,33 +328,67 @@ class Compute:
             )
         if key not in self._values:
             self._inventory.add(variable)
-        self.read_whole.add(key)
+        self.read_whole.setdefault(key, _IN_ANOTHER_WAY)
+        self._look_ahead(variable)
         self._assigned[key] = variable
-        self.draws[key] = self.draws.get(key, 0) + 1
-        if key in self._scratch:
-            self.draws[key] = SEEDS_PER_STEP_OF_A_LOOP
-            tf.raw_ops.AssignVariableOp(resource=self._scratch[key], value=value)
-        elif self._in_control_flow():
-            self._inventory.add_scratch(key, spec_of(variable))
-        else:
-            self._values[key] = value
+        self.draws[key] = self.draws.get(key, 0) + 1 if key not in self._scratch else SEEDS_PER_STEP_OF_A_LOOP
+        self._set(key, spec_of(variable), value)
 
     def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         self.assign(variable, self.read(variable) + value)
 
-    def _current(self, key: int) -> tf.Tensor:
-        return self._read_scratch(key) if key in self._scratch else self._values[key]
+    def set_ahead(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        """Takes the value that an update on the ps will give `variable`; it is not pushed."""
+        key, spec = id(variable), spec_of(variable)
+        if key in self._assigned:  # what the step itself has changed before is pushed all the same
+            self._set(("pending", key), spec, self._difference(variable))
+        value = tf.stop_gradient(value)  # an assignment, to a GradientTape
+        self._set(key, spec, value)
+        self._set(("base", key), spec, value)
+
+    def _difference(self, variable: ParameterServerVariable) -> tf.Tensor:
+        """What the step has added to `variable`, beside the updates of optimizers."""
+        key = id(variable)
+        if key not in self._initial:  # met in this trace, so there will be another
+            return tf.zeros(variable.storage.shape, variable.storage.dtype)
+        difference = self._current(key) - self._current(("base", key), self._initial[key])
+        pending = ("pending", key)
+        return difference + self._current(pending) if pending in self._values or pending in self._scratch else difference
+
+    def _look_ahead(self, variable: ParameterServerVariable) -> None:
+        if id(variable) in self._updated:
+            self._inventory.look_ahead(variable)
+
+    def _set(self, key: Hashable, spec: tf.TensorSpec, value: tf.Tensor) -> None:
+        if key in self._scratch:
+            tf.raw_ops.AssignVariableOp(resource=self._scratch[key], value=value)
+            self._scratch_reads.pop(key, None)
+        elif self._in_control_flow():
+            self._inventory.add_scratch(key, spec)
+        else:
+            self._values[key] = value
+
+    def _current(self, key: Hashable, default: tf.Tensor | None = None) -> tf.Tensor:
+        return self._read_scratch(key) if key in self._scratch else self._values.get(key, default)
 
     def _read_scratch(self, key: Hashable) -> tf.Tensor:
-        spec = self._inventory.scratch[key]
-        value = tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=spec.dtype)
-        value.set_shape(spec.shape)
-        return value
+        # As long as nothing is assigned, one tensor: a GradientTape knows a variable by it.
+        graph = tf.compat.v1.get_default_graph()
+        reads = self._scratch_reads.setdefault(key, {})
+        if graph not in reads:
+            spec = self._inventory.scratch[key]
+            reads[graph] = tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=spec.dtype)
+            reads[graph].set_shape(spec.shape)
+        return reads[graph]
 
     def _in_control_flow(self) -> bool:
         return tf.compat.v1.get_default_graph() is not self._graph
 
     # Optimizers (called by the hooks)
+
+    def meet(self, optimizer: Any) -> None:
+        """Called before `optimizer` is applied."""
+        self._inventory.meet(optimizer)
 
     def apply_gradients(self, optimizer: Any, gradients: Sequence[Any], trainable: Sequence[ParameterServerVariable]) -> None:
         """Stands in for `Optimizer._backend_apply_gradients`: clips, then records what the ps tasks need."""
@@ -315,11 +421,51 @@ class Compute:
         scalars = [tf.cast(tf.convert_to_tensor(learning_rate), tf.float32), *after]
         if clip_scale is not None:
             scalars.append(clip_scale)
-        tensors = [
-            *scalars,
-            *(_shaped(tf.convert_to_tensor(g), self._gradient_shape(v)) for g, v in zip(gradients, trainable, strict=True)),
+        gradients = [
+            _shaped(tf.convert_to_tensor(g), self._gradient_shape(v)) for g, v in zip(gradients, trainable, strict=True)
         ]
-        self._record(update, tensors)
+        sent: list[tf.Tensor] = []
+        for gradient, variable in zip(gradients, trainable, strict=True):
+            sent += self._couple(update, variable, gradient, scalars)
+        self._record(update, [*scalars, *gradients, *sent])
+        ahead = _Ahead(self, update, learning_rate, after)
+        for gradient, variable in zip(gradients, trainable, strict=True):
+            if id(variable) in self._inventory.ahead:
+                finish(ahead, variable, gradient, clip_scale)
+            self._updated.add(id(variable))
+
+    def _couple(
+        self, update: Update, variable: ParameterServerVariable, gradient: tf.Tensor, scalars: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """What is sent of the whole `variable`, where its update may couple rows."""
+        key, optimizer = id(variable), update.optimizer
+        is_whole = variable.sharding is None
+        if (is_whole and key not in self._tables) or is_known_to_treat_rows_alone(optimizer, variable):
+            return []
+        specs = [tf.TensorSpec(scalar.shape, scalar.dtype) for scalar in scalars]
+        cached = (id(optimizer), key, gradient.dtype, *specs)
+        coupled = self._inventory.coupled.get(cached)
+        if coupled is None or not coupled.is_reusable:
+            traced = trace_update(optimizer, variable, gradient.dtype, specs, update.shared, clips=update.has_clip_scale)
+            coupled = CoupledUpdate(traced)
+            self._inventory.coupled[cached] = coupled
+        update.coupled[key] = coupled
+        if is_whole or not coupled.needs_whole:
+            return []
+        if self._needs_whole(
+            variable, f"optimizer {optimizer.name!r}, or its constraint, couples its rows, which are in shards"
+        ):
+            return []
+        sent = coupled.sent(gradient, scalars, {id(v): self.read(v) for v in coupled.pulled})
+        update.num_sent[key] = len(sent)
+        return sent
+
+    def _needs_whole(self, variable: ParameterServerVariable, reason: str) -> bool:
+        """Notes that an update needs the whole `variable`; True where that is news, for which the trace is done again."""
+        self.read_whole.setdefault(id(variable), reason)
+        if id(variable) in self._tables:
+            self._inventory.read_whole(variable, reason)
+        return id(variable) in self._tables
 
     def _gradient_shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
         return self._tables[id(variable)].rows.shape if id(variable) in self._tables else variable.storage.shape
@@ -331,12 +477,8 @@ class Compute:
     def _accumulated_clip_scale(self, optimizer: Any, gradients: Sequence[tf.Tensor], trainable: Sequence[Any]) -> tf.Tensor:
         # The norm is over all variables and so over all ps tasks: the worker, which has every gradient, works it out.
         for variable in trainable:
-            if id(variable) in self._tables:
-                raise UnsupportedError(
-                    "`global_clipnorm` with `gradient_accumulation_steps` needs the norm of the accumulated gradient of "
-                    f"'{variable.path}', of which a step sees rows only. Expected: one of the two, or `clipnorm`. Received: "
-                    f"both, in optimizer {optimizer.name!r}. Clip without accumulating, or make batches larger instead."
-                )
+            if self._needs_whole(variable, "`global_clipnorm` needs the norm of its accumulated gradient"):
+                return tf.ones([])
         accumulated = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in trainable]
         means = [(g + a) / optimizer.gradient_accumulation_steps for g, a in zip(gradients, accumulated, strict=True)]
         norm = tf.linalg.global_norm(means)
@@ -384,8 +526,8 @@ class Compute:
         return {
             "metrics": [self.read(v) for v in self._inventory.metrics.values()],
             "updates": [{"tensors": u.tensors, **({} if u.applied is None else {"applied": u.applied})} for u in self.updates],
-            "deltas": [self.read(v) - self._initial[id(v)] if id(v) in self._initial else self.read(v) for v in deltas],
-            "assigned": [self.read(v) for v in assigned],
+            "deltas": [self._difference(v) for v in deltas],
+            "assigned": [self._current(id(v), self._initial.get(id(v))) for v in assigned],
         }
 
     def _fit_tables(self, update: Update) -> None:

@@ -11,9 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.arguments import check_arrays
 from kerasps.dataset_creator import DatasetCreator
+from kerasps.dataset_order import OrderedGraph, random_choices
 from kerasps.errors import InputError
-from kerasps.inputs import FedInput, Input, WorkerInput, as_graph, dataset_graph, python_calls
+from kerasps.inputs import FedInput, Input, WorkerInput, as_graph, dataset_graph, endless_input, python_calls
 
 # A function that travels to a worker holds the arrays, and TensorFlow's limit for a message is 2 GiB.
 MAX_ARRAY_BYTES = 2**31 - 2**20
@@ -31,14 +33,16 @@ def make_input(
     class_weight: Mapping[int, float] | None = None,
     batch_size: int | None = None,
     shuffle: bool | str = False,
-    limit: int | None = None,
+    steps: int | None = None,
+    goes_on: bool = False,
     in_order: bool = False,
 ) -> Input:
     """The `Input` of what a method of a model was given; arguments as `keras.Model.fit` takes them.
 
     Args:
-        limit: use no more than so many batches of the input; a `DatasetCreator` for training or evaluation has no order, and so
-            no first ones.
+        steps: how many batches are asked for; None for one pass. No more than so many are used of the input; a `DatasetCreator`
+            for training or evaluation has no order, and so no first ones.
+        goes_on: the next `steps` go on where these ended, so that the input is not cut.
         in_order: number the batches as one process would read them. A `DatasetCreator` then makes one dataset, of which each
             worker takes every so-manieth batch.
 
@@ -51,9 +55,16 @@ def make_input(
             f"the workers here. Received: {type(data).__name__}. Pass the dataset as it was before "
             "`experimental_distribute_dataset`."
         )
-    if isinstance(data, (DatasetCreator, tf.data.Dataset)):
+    limit = None if goes_on else steps
+    if isinstance(data, DatasetCreator):
         _reject_beside_dataset(data, y=y, sample_weight=sample_weight, batch_size=batch_size)
-        return _from_datasets(data, num_workers, class_weight, limit, in_order)
+        return _from_creator(data, num_workers, class_weight, steps, goes_on=goes_on, in_order=in_order)
+    if isinstance(data, tf.data.Dataset):
+        _reject_beside_dataset(data, y=y, sample_weight=sample_weight)
+        if steps is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise endless_input()
+        limited = data if limit is None else data.take(limit)
+        return _from_whole(data, _weighted(limited, class_weight), num_workers)
     if isinstance(data, keras.utils.PyDataset) or hasattr(data, "__next__") or _is_foreign_loader(data):
         return _from_adapter(data, y, sample_weight, class_weight, shuffle)
     if callable(data):
@@ -65,8 +76,10 @@ def make_input(
     if class_weight is not None:
         if sample_weight is not None:
             raise InputError("Give `class_weight` or `sample_weight`. Received: both.")
+        if y is None:
+            raise InputError("`class_weight` gives examples weights by their y. Expected: y. Received: y=None.")
         sample_weight = _compat.class_weight_to_sample_weights(y, class_weight)
-    return _from_arrays((data, y, sample_weight), num_workers, batch_size or 32, bool(shuffle), limit)
+    return _from_arrays((data, y, sample_weight), num_workers, batch_size, bool(shuffle), steps, limit)
 
 
 def _reject_beside_dataset(data: Any, **arguments: Any) -> None:
@@ -78,28 +91,67 @@ def _reject_beside_dataset(data: Any, **arguments: Any) -> None:
             )
 
 
+def _reject_empty(num_batches: int | None, data: Any) -> None:
+    if num_batches == 0:
+        raise InputError(
+            f"The input is empty. Expected: at least one batch. Received: x of type {type(data).__name__} without any."
+        )
+
+
 # Datasets
 
 
-def _from_datasets(
-    data: Any, num_workers: int, class_weight: Mapping[int, float] | None, limit: int | None, in_order: bool
-) -> Input:
-    def weighted(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        return dataset if class_weight is None else dataset.map(_compat.make_class_weight_map_fn(class_weight))
+def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float] | None) -> tf.data.Dataset:
+    return dataset if class_weight is None else dataset.map(_compat.make_class_weight_map_fn(class_weight))
 
-    if isinstance(data, DatasetCreator):
-        make = _shared_creator(data, num_workers, limit) if in_order else _creator(data, num_workers)
-        worker_input = WorkerInput(lambda worker, epoch: weighted(make(worker, epoch)), num_workers)
-        worker_input.reject_python_calls()
-        return worker_input
-    data = weighted(data if limit is None else data.take(limit))
-    cardinality = int(data.cardinality())
+
+def _from_creator(
+    data: DatasetCreator,
+    num_workers: int,
+    class_weight: Mapping[int, float] | None,
+    steps: int | None,
+    *,
+    goes_on: bool,
+    in_order: bool,
+) -> Input:
+    limit = None if goes_on else steps
+    make = _shared_creator(data, num_workers, limit) if in_order else _creator(data, num_workers)
+    worker_input = WorkerInput(lambda worker, epoch: _weighted(make(worker, epoch), class_weight), num_workers)
+    worker_input.reject_python_calls()
+    if steps is None and worker_input.never_ends:
+        raise endless_input()
+    if in_order and worker_input.leaves_order_open:
+        # Made here, once: its graph goes to all workers, with one order.
+        dataset = data(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
+        return _from_whole(data, dataset if limit is None else dataset.take(limit), num_workers)
+    return worker_input
+
+
+def _from_whole(given: Any, dataset: tf.data.Dataset, num_workers: int) -> Input:
+    """The input of a dataset that all workers read, each keeping its share of the batches; `given` is what the user gave."""
+    cardinality = int(dataset.cardinality())
     num_batches = cardinality if cardinality >= 0 else None
-    if python_calls(dataset_graph(data)):
+    _reject_empty(num_batches, given)
+    graph_def = dataset_graph(dataset)
+    if python_calls(graph_def):
         _warn_of_feeding("The dataset calls Python functions of this process (`from_generator`, `py_function`)")
-        return FedInput(data, num_batches=num_batches)
-    shards = [as_graph(data.shard(num_workers, worker)) for worker in range(num_workers)]
-    return WorkerInput(lambda worker, epoch: shards[worker](), num_workers, num_batches=num_batches)
+        return FedInput(dataset, num_batches=num_batches)
+    choices = random_choices(graph_def)
+    if choices:
+        _warn_of_feeding(
+            f"The dataset draws numbers at random by which {', '.join(choices)} decides on examples, so two workers that read "
+            "it would not find the same ones"
+        )
+        return FedInput(dataset, num_batches=num_batches)
+    graph = OrderedGraph(graph_def, given)
+    make = as_graph(dataset, graph.fill)
+    return WorkerInput(
+        lambda worker, seeds: make(seeds).shard(num_workers, worker),
+        num_workers,
+        num_batches=num_batches,
+        key_spec=graph.seeds_spec,
+        key_of=lambda epoch: graph.next_pass(),
+    )
 
 
 def _creator(creator: DatasetCreator, num_workers: int) -> _MakeDataset:
@@ -134,8 +186,10 @@ def _from_adapter(data: Any, y: Any, sample_weight: Any, class_weight: Any, shuf
         adapter = _compat.data_adapters.get_data_adapter(
             data, y, sample_weight=sample_weight, class_weight=class_weight, shuffle=bool(shuffle)
         )
+    _reject_empty(adapter.num_batches, data)
     _warn_of_feeding(f"x, of type {type(data).__name__}, lives in this process")
-    return FedInput(adapter.get_tf_dataset(), num_batches=adapter.num_batches, adapter=adapter)
+    reads_once = hasattr(data, "__next__")
+    return FedInput(adapter.get_tf_dataset(), num_batches=adapter.num_batches, adapter=adapter, reads_once=reads_once)
 
 
 def _warn_of_feeding(why: str) -> None:
@@ -150,8 +204,14 @@ def _warn_of_feeding(why: str) -> None:
 
 
 def _from_arrays(
-    arrays: tuple[Any, Any, Any], num_workers: int, batch_size: int, shuffle: bool, limit: int | None
+    arrays: tuple[Any, Any, Any],
+    num_workers: int,
+    batch_size: int | None,
+    shuffle: bool,
+    steps: int | None,
+    limit: int | None,
 ) -> WorkerInput:
+    check_arrays(x=arrays[0], y=arrays[1], sample_weight=arrays[2])
     x, y, sample_weight = keras.tree.map_structure(_as_array, arrays)
     # To a dataset a list is a tensor.
     batch = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
@@ -170,6 +230,8 @@ def _from_arrays(
             f"which is TensorFlow's limit. Received: {length} examples, {num_bytes:,} bytes. Read larger data in a "
             "`kerasps.DatasetCreator`."
         )
+    # As in Keras, steps without a batch size divide the examples.
+    batch_size = batch_size or (-(-length // steps) if steps else 32)
     num_batches = -(-length // batch_size)
     num_batches = num_batches if limit is None else min(limit, num_batches)
     seed = int(keras.random.randint((), 0, 2**31 - 1)) if shuffle else 0

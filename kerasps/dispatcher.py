@@ -10,32 +10,35 @@ complete, workers whose data has ended, and a limit to the wait for workers that
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import time_limit
-from kerasps.errors import WorkerLostError
-from kerasps.failures import translated_errors
+from kerasps.errors import KeraspsError, WorkerLostError
+from kerasps.failures import SessionFailures, comes_from, lost_ps, translated_errors
+from kerasps.flights import Flight, aboard, uninterrupted, worker_timeout
 from kerasps.inputs import Execution, Input, WorkerSource
+from kerasps.reuse import CALLS, NAMES
 from kerasps.step_function import ExecutionResult, StepFunction
 
 # How often a wait looks whether the coordinator has failed; only failures wait for it, results do not.
 _POLL_S = 0.1
-# A lost worker that is restarted by a scheduler takes a minute or two; longer than this, someone should look.
-_WORKER_TIMEOUT_S = 600.0
 _WARN_AFTER_S = 10.0
 # Executions that a worker has at a time: one runs, and the next is there when it ends.
 EXECUTIONS_AHEAD = 2
-# The executions that run when an epoch ends in an error get this long to finish; a worker that is gone would take for ever.
+# When an epoch ends in an error, this long is waited for executions that run; afterwards, whoever looks at a variable waits.
 _ABANDON_S = 10.0
+# When a worker has failed, the executions of others get this long before they are cancelled: cut off, one has pushed a part.
+_DRAIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -72,20 +75,60 @@ class _Event:
 
 
 class _Epoch:
-    """What the sessions of one epoch share: executions to take (None wakes a session up), events, and whether it is over.
+    """What the sessions of one flight share: executions to take (None wakes a session up), events, and whether it is over.
 
-    A session without data waits at `news`: the epoch is over, or a lost worker has left a part of the input.
+    A session without data waits at `news`: the epoch is over, or a lost worker has left a part of the input. `error` is what
+    ends the epoch. Its lock is for the threads of sessions and of the flight; the one that runs `fit` keeps away from it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: tuple[str, ...]) -> None:
         self.executions: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self.over = threading.Event()
         self.news = threading.Condition()
+        self._is_over = False
+        self.error: BaseException | None = None
+        self.wake: Callable[[], None] = lambda: None
+        self._addresses = addresses
+        # How many sessions, and executors of sessions that failed, may have something on each worker.
+        self._at_work: Counter[int] = Counter()
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to begin."""
+        return self._is_over
+
+    def enter(self, worker: int) -> bool:
+        """A session begins; False when the epoch is over before."""
+        with self.news:
+            if not self._is_over:
+                self._at_work[worker] += 1
+            return not self._is_over
+
+    def leave(self, worker: int) -> None:
+        """Nothing of a session is on its worker any more."""
+        with self.news:
+            self._at_work[worker] -= 1
+            self.news.notify_all()
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Waits until nothing of any session is on a worker."""
+        with self.news:
+            return self.news.wait_for(lambda: not any(self._at_work.values()), timeout)
+
+    def holders(self) -> str:
+        """Says who something is on, for a message."""
+        at_work = [worker for worker, count in list(self._at_work.items()) if count]
+        names = ", ".join(f"worker {worker} at {self._addresses[worker]}" for worker in at_work)
+        return f"{names} does not answer, or waits for a ps that does not" if names else "a ps does not answer"
+
+    def fail(self, worker: int, error: BaseException) -> None:
+        """The epoch is to end in `error`, if it has none yet."""
+        self.error = self.error or error
+        self.events.put(_Event("failed", worker))
+        self.wake()
 
     def end(self, num_sessions: int) -> None:
         """The epoch is over."""
-        self.over.set()
+        self._is_over = True
         for _ in range(num_sessions):
             self.executions.put(None)
         self.tell()
@@ -119,14 +162,19 @@ class Dispatcher:
         self._coordinator = strategy.coordinator
         self._function = function
         self._inputs = inputs
-        self._epoch = _Epoch()
+        self._addresses = strategy.description.jobs["worker"]
+        self._epoch = _Epoch(self._addresses)
+        self._owner = threading.Lock()
+        self._flight: Flight | None = None
+        self._failures = SessionFailures()
         self._parked: set[int] = set()
-        self._failed: set[int] = set()
+        # A worker that was lost before is not there to read its part of the input.
+        self._failed = {i for i, worker in enumerate(self._coordinator._cluster.workers) if worker._is_dead_with_error}
         self._sent = 0
         self._backlog: deque[Progress] = deque()
-        self._suspended = False
+        self._suspended = self._is_suspending = False
         self._collect_interval = collect_interval
-        self._timeout = time_limit(None, variable="KERASPS_WORKER_TIMEOUT", default=_WORKER_TIMEOUT_S)
+        self._timeout = worker_timeout()
         self._iterators: Any = None
         self._sources: dict[int, WorkerSource] = {}
         self.num_failures = 0
@@ -151,29 +199,75 @@ class Dispatcher:
         self._inputs.start_pass(epoch, must_end=must_end)
         for worker in self._failed:
             self._inputs.release(worker)  # which it may take, as may the others
-        self._iterators = self._coordinator._create_per_worker_resources(self._start_worker)
+        # An interrupt within TensorFlow's queues leaves them locked.
+        self._iterators = uninterrupted(lambda: self._coordinator._create_per_worker_resources(self._start_worker))
+
+    def hold(self) -> threading.Lock:
+        """A lock to hold, in a `with` statement, from `start_epoch` to the end of the epoch: no steps run when it is free."""
+        self._owner = threading.Lock()
+        return self._owner
 
     def start_epoch(self) -> None:
         """Starts the workers' sessions, which wait for executions."""
         self._sent = 0
         self._backlog.clear()
-        self._start_sessions()
+        self._take_off()
 
-    def _start_sessions(self) -> None:
-        self._epoch = _Epoch()
+    def _take_off(self) -> None:
+        self._epoch = _Epoch(self._addresses)
         self._parked.clear()
         self._suspended = False
-        self._make_cancellable()
-        with translated_errors(self._strategy):
-            self._function.begin()
-            for _ in range(self._strategy.num_workers):
+        self._flight = Flight(self._owner, functools.partial(self._fly, self._epoch, self._iterators), self._epoch.holders)
+        self._flight.start()
+
+    def _fly(self, epoch: _Epoch, iterators: Any, flight: Flight) -> None:
+        """Has sessions run until `flight` is over; in its thread, from where values rest to where they rest again."""
+        epoch.wake = flight.wake
+        num_sessions = self._strategy.num_workers
+        self._function.load()
+        # Executions that wait for a lost ps end only if they are cancelled. The context that makes a call cancellable is global
+        # to the process, so it is left when no thread is about to make a call.
+        cancellation = _compat.CancellationManager()
+        _compat.CancellationManagerContext(cancellation).__enter__()
+        try:
+            for _ in range(num_sessions):
                 # `ClusterCoordinator.schedule` takes a `tf.function` alone; its cluster takes what runs in the worker's thread.
-                self._coordinator._cluster.schedule(self._session, args=(self._iterators, self._epoch), kwargs=None)
+                self._coordinator._cluster.schedule(self._session, args=(iterators, epoch), kwargs=None)
+            flight.wait_until_over(lambda: self._has_failed(epoch))
+        finally:
+            epoch.end(num_sessions)
+            self._wait_until_idle(epoch, cancellation)
+            _compat.CancellationManagerContext(None).__enter__()
+            self._function.store()
+        if epoch.error is not None:
+            raise epoch.error
+
+    def _has_failed(self, epoch: _Epoch) -> bool:
+        return epoch.error is not None or self._coordinator._cluster.closure_queue._error is not None
+
+    def _wait_until_idle(self, epoch: _Epoch, cancellation: Any) -> None:
+        """Waits, in the flight's thread, for what is on the workers; where something has failed, it is cancelled in the end."""
+        failed_at: float | None = None
+        while not epoch.wait_until_idle(_POLL_S):
+            if self._has_failed(epoch):
+                failed_at = failed_at or time.monotonic()
+                is_ps_lost = epoch.error is None or lost_ps(epoch.error) is not None
+                if is_ps_lost or time.monotonic() > failed_at + _DRAIN_S:
+                    cancellation.start_cancel()
+        if self._coordinator._cluster.closure_queue._error is not None:
+            try:
+                self._coordinator.done()  # which raises what it has, and is ready for the next epoch then
+            except Exception as exc:
+                epoch.error = epoch.error or exc
 
     def send(self, execution: Execution) -> None:
         """Puts an execution into flight."""
+        self._check_suspended()
+        self._put(execution)
+
+    def _put(self, execution: Execution) -> None:
         if self._suspended:
-            self._start_sessions()
+            self._take_off()
         self._sent += 1
         self._epoch.executions.put(execution)
 
@@ -185,6 +279,7 @@ class Dispatcher:
             WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
             Exception: what `train_step` or the input pipeline raised on a worker.
         """
+        self._check_suspended()
         return self._backlog.popleft() if self._backlog else self._handle(self._next_event())
 
     def _handle(self, event: _Event) -> Progress:
@@ -193,7 +288,7 @@ class Dispatcher:
             self._failed.add(event.worker)
             self._raise_if_failed()
             for execution in event.lost:
-                self.send(execution)
+                self._put(execution)
             return event.progress
         self._failed.discard(event.worker)
         if event.kind == "parked":
@@ -223,7 +318,6 @@ class Dispatcher:
                 warned = True
                 warnings.warn(self._waiting_text(waited), stacklevel=2)
             if waited > self._timeout:
-                self._end_sessions()
                 raise WorkerLostError(self._waiting_text(waited))
 
     def collect(self) -> bool:
@@ -235,13 +329,20 @@ class Dispatcher:
         return bool(self._backlog) or not self._epoch.events.empty() or (self.in_flight > 0 and not self.all_exhausted)
 
     def _fetch(self) -> None:
-        for worker, source in self._sources.items():
+        # Not in this thread: an interrupt within `tf.device` would leave it on that device.
+        for execution in uninterrupted(self._fetch_all):
+            self._put(execution)
+
+    def _fetch_all(self) -> list[Execution]:
+        """Fetches what the workers still hold; returns the executions whose results are lost."""
+        lost: list[Execution] = []
+        for worker, source in list(self._sources.items()):
             try:
-                with tf.device(f"/job:worker/replica:0/task:{worker}"):
+                with tf.device(worker_device(worker)):
                     self._collect(worker, source)
             except tf.errors.OpError:
-                for execution in source.take_uncollected():
-                    self.send(execution)
+                lost += source.take_uncollected()
+        return lost
 
     def suspend(self) -> None:
         """Waits for what is in flight and ends the sessions: the variables rest, and the workers are free for something else.
@@ -250,13 +351,19 @@ class Dispatcher:
         """
         if self._suspended:
             return
+        self._is_suspending = True
         while (self._sent and not self.all_exhausted) or self._has_news():
             self._backlog.append(self._handle(self._next_event()))
-        self._end_sessions()
-        with translated_errors(self._strategy):
-            self._coordinator.join()
-            self._function.end()
+        self._land()
         self._suspended = True
+        self._is_suspending = False
+
+    def _check_suspended(self) -> None:
+        if self._is_suspending:
+            raise KeraspsError(
+                "A callback caught what interrupted it while the steps in flight were waited for, so it is not known which of "
+                "them are done. Expected: an interrupt that ends `fit`. Received: a callback that goes on. Let it through."
+            )
 
     def _has_news(self) -> bool:
         self._fetch()
@@ -264,29 +371,24 @@ class Dispatcher:
 
     def finish_epoch(self) -> None:
         """Ends the sessions and drops executions that none has taken."""
-        self._end_sessions()
-        with translated_errors(self._strategy):
-            self._coordinator.join()
-            self._function.end()
-        _compat.CancellationManagerContext(None).__enter__()
+        self._land()
 
-    def _make_cancellable(self) -> None:
-        # When a ps is lost, executions that wait for it end only if they are cancelled, and TensorFlow's coordinator waits for
-        # them before it raises. The context that makes a call cancellable is global to the process and leaving it in one
-        # worker's thread would take it from a call that another is about to make, so it is left when the epoch is over.
-        _compat.CancellationManagerContext(self._coordinator._cluster.closure_queue._cancellation_mgr).__enter__()
+    def _land(self) -> None:
+        """Ends the flight, and raises what it has ended in."""
+        if self._flight is not None:
+            self._flight.end()
+            self._flight.wait()
+            if self._flight.error is not None:
+                with translated_errors(self._strategy):
+                    raise self._flight.error
 
     def abandon(self) -> None:
         """Ends what is in flight when an epoch ends in an error; executions that wait are dropped."""
-        self._end_sessions()
-        deadline = time.monotonic() + _ABANDON_S
-        # What fails now says nothing that the error which ended the epoch does not.
-        with contextlib.suppress(Exception):
-            while not self._coordinator.done() and time.monotonic() < deadline:
-                time.sleep(_POLL_S / 10)
-        _compat.CancellationManagerContext(None).__enter__()
-        with contextlib.suppress(tf.errors.OpError):
-            self._function.end()  # what steps have done is not lost, unless with a ps
+        NAMES.retire()
+        if self._flight is not None:
+            self._flight.end()
+            # What fails now says nothing that the error which ended the epoch does not.
+            self._flight.wait(_ABANDON_S)
 
     def _start_worker(self) -> WorkerSource:
         """Runs on the coordinator, on the device of a worker that is new or that came back."""
@@ -297,39 +399,51 @@ class Dispatcher:
     def _session(self, source: WorkerSource, epoch: _Epoch) -> None:
         """Runs on the coordinator, in the thread of one worker and on that worker's device, until the epoch is over."""
         worker = _compat.get_current_dispatch_context().worker_index
+        if not epoch.enter(worker):
+            return
         self._sources[worker] = source
         running: deque[_Sent] = deque()
         # Where each result is fetched before the next execution is sent, there is nothing to send ahead.
         executor = _compat.new_executor(self._collect_interval > 0, in_flight_nodes_limit=EXECUTIONS_AHEAD)
         try:
-            with _compat.executor_scope(executor):
+            with aboard(), _sending_through(executor):
                 while True:
                     self._work(worker, source, epoch, executor, running)
                     if not self._wait_for_data(worker, source, epoch):
-                        return
-        except BaseException:
-            threading.Thread(target=_drain, args=[executor], daemon=True).start()
+                        break
+        except BaseException as exc:
+            NAMES.retire()  # what was sent to the worker may still run there
+            threading.Thread(target=_drain, args=[executor, epoch, worker], daemon=True).start()
             # Whatever failed, what the worker holds cannot be told from what it is about to do again.
             source.lost = True
-            epoch.events.put(_Event("failed", worker, lost=source.take_uncollected()))
-            for sent in running:
-                epoch.executions.put(sent.asked)
-            self._inputs.release(source.part)
-            epoch.tell()
-            raise
+            if self._failures.may_be_loss(exc):
+                epoch.events.put(_Event("failed", worker, lost=source.take_uncollected()))
+                for sent in running:
+                    epoch.executions.put(sent.asked)
+                self._inputs.release(source.part)
+                epoch.tell()
+                retry = self._failures.retry(exc, worker)
+                if retry is not None and epoch.is_over():
+                    return  # nothing is missed
+                if retry is not None:
+                    raise retry from None
+            comes_from(exc, worker)
+            epoch.fail(worker, exc)
+            return
+        epoch.leave(worker)
 
     def _wait_for_data(self, worker: int, source: WorkerSource, epoch: _Epoch) -> bool:
         """A worker whose data have ended waits here until there is a part for it; False when the epoch is over before.
 
         A session that ended instead would leave its worker free to take that of a worker which is lost.
         """
-        if epoch.over.is_set():
+        if epoch.is_over():
             return False
         epoch.events.put(_Event("parked", worker))
         while not source.has_data:
             with epoch.news:
-                epoch.news.wait_for(lambda: epoch.over.is_set() or self._inputs.has_released)
-            if epoch.over.is_set():
+                epoch.news.wait_for(lambda: epoch.is_over() or self._inputs.has_released)
+            if epoch.is_over():
                 return False
             source.become(self._inputs.make_source())
         epoch.events.put(_Event("resumed", worker))
@@ -350,6 +464,7 @@ class Dispatcher:
                 sent = running.popleft()
                 if sent.progress.result is None:
                     source.uncollected.append(sent.part)
+                self._failures.forget(worker)
                 epoch.events.put(_Event("done", worker, sent.progress))
 
         def wait() -> None:
@@ -369,7 +484,7 @@ class Dispatcher:
             if epoch.executions.empty():
                 wait()
             execution = epoch.executions.get()
-            if execution is None or epoch.over.is_set():
+            if execution is None or epoch.is_over():
                 wait()
                 return
             if source.lost:
@@ -389,9 +504,6 @@ class Dispatcher:
             self._inputs.release(source.part)
             self._function.start()
             source.become(self._inputs.make_source())
-
-    def _end_sessions(self) -> None:
-        self._epoch.end(self._strategy.num_workers)
 
     def _advance(self, worker: int, source: WorkerSource, execution: Execution, *, keeps_totals: bool) -> _Sent:
         """Sends an execution to the worker, as far as there are data for it."""
@@ -434,11 +546,8 @@ class Dispatcher:
             self._epoch.events.put(_Event("collected", worker, Progress(missing, result)))
 
     def _raise_if_failed(self) -> None:
-        if self._coordinator._cluster.closure_queue._error is None:
-            return
-        self._end_sessions()  # the coordinator waits for everything that runs before it raises
-        with translated_errors(self._strategy):
-            self._coordinator.done()
+        if self._flight is not None and (self._flight.has_landed or self._has_failed(self._epoch)):
+            self._land()
 
     def _waiting_text(self, waited: float) -> str:
         gone = ", ".join(f"worker {i}" for i in sorted(self._failed))
@@ -449,9 +558,32 @@ class Dispatcher:
         )
 
 
-def _drain(executor: Any) -> None:
-    # What is left in an executor that has failed fails too, when the coordinator cancels it; until then nobody may wait for it.
+def worker_device(worker: int) -> str:
+    """The name of a worker's device."""
+    return f"/job:worker/replica:0/task:{worker}"
+
+
+@contextlib.contextmanager
+def _sending_through(executor: Any) -> Iterator[None]:
+    """While active, this thread's operations go through `executor`."""
+    context = _compat.eager_context()
+    before = context.executor
+    context.executor, CALLS.are_waited_for = executor, False
+    try:
+        yield
+    finally:
+        context.executor, CALLS.are_waited_for = before, True
+        # What is deleted when a task is gone, and was on it, leaves an error that nobody asked for, and that would be printed.
+        before.clear_error()
+
+
+def _drain(executor: Any, epoch: _Epoch, worker: int) -> None:
+    # What is left in an executor that has failed fails too, at the latest when it is cancelled; until then no session may wait.
     # TensorFlow prints errors that are still there when the executor is deleted.
-    with contextlib.suppress(Exception):
-        executor.wait()
-    executor.clear_error()
+    for _ in range(2 * EXECUTIONS_AHEAD + 1):
+        try:
+            executor.wait()
+            break
+        except tf.errors.OpError:
+            executor.clear_error()
+    epoch.leave(worker)

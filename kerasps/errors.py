@@ -45,7 +45,7 @@ class _TaskError(KeraspsError, RuntimeError):
 
 
 class TaskStartError(_TaskError):
-    """The process of a task ended, or stayed silent, before it was ready."""
+    """The process of a task ended, or stayed silent, before it was ready; or the chief's port is in use."""
 
 
 class TaskLostError(_TaskError):

@@ -8,7 +8,8 @@ before and stays there (`WorkerTotals`), which spares the coordinator a fetch pe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,12 +18,14 @@ import tensorflow as tf
 
 from kerasps.compute import InputNames, Inventory, Update, leaves_of, spec_of
 from kerasps.load import StepTraffic, TableTraffic
+from kerasps.lookup_tables import LookupTables
 from kerasps.packing import Packing
 from kerasps.parts import Part, parts_of
 from kerasps.placement import ps_index
 from kerasps.pull import PulledStep, RoundPull
 from kerasps.push import DevicePush
-from kerasps.storage import Lookup, unique_name
+from kerasps.reuse import NAMES
+from kerasps.storage import Lookup, anonymous_handle, call_with
 from kerasps.variables import ParameterServerVariable
 from kerasps.vectors import Vectors
 
@@ -30,9 +33,6 @@ from kerasps.vectors import Vectors
 # worker some 0.5 ms an operation, so a deep model, whose steps are slow enough not to feel the loop, is unrolled less.
 MAX_UNROLLED_STEPS = 10
 MAX_UNROLLED_OPERATIONS = 6000
-
-# The name that makes a resource anonymous: each execution gets a new one, freed when the execution ends.
-_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 
 class WorkerTotals:
@@ -45,7 +45,11 @@ class WorkerTotals:
     def __init__(self, packing: Packing) -> None:
         self._packing = packing
         # The name is the same on each worker, so one graph serves all.
-        self._names = [unique_name() for _ in packing.carrier_specs]
+        kinds = [("totals", spec.dtype.name, tuple(spec.shape)) for spec in packing.carrier_specs]
+        self._names = [NAMES.take(kind) for kind in kinds]
+        for kind, name in zip(kinds, self._names, strict=True):
+            # Whoever gets it next clears what is there.
+            weakref.finalize(self, NAMES.give_back, kind, name).atexit = False
         self.clear = tf.function(self._clear, autograph=False).get_concrete_function()
         self.collect = tf.function(self._collect, autograph=False).get_concrete_function()
 
@@ -83,7 +87,8 @@ class WorkerTotals:
 class StepPlan:
     """All that an execution needs to know of the traced step.
 
-    `compute` is the concrete function of the compute phase and `inputs` the names of its inputs; `pads_rows` whether it is to
+    `compute` is the concrete function of the compute phase, `captures` what it captured, `lookup_tables` those among it, and
+    `inputs` the names of its inputs; `pads_rows` whether it is to
     see tables in a shape that does not change with the number of different ids in a batch; `counter_indices` say which of its
     deltas are counters; `draws` how many seeds a step takes from each generator; `log_names` what the step returned beside
     the metrics; `outputs` the tensors that it predicted, and `joins_outputs` whether those of several steps can be put end to
@@ -92,6 +97,8 @@ class StepPlan:
 
     inventory: Inventory
     compute: Any
+    captures: list[Any]
+    lookup_tables: LookupTables
     inputs: InputNames
     pads_rows: bool
     vectors: Vectors
@@ -178,7 +185,13 @@ class StepPlan:
 
 
 def build_execution(
-    plan: StepPlan, source_spec: tf.data.IteratorSpec | Any, num_steps: int, *, checked: bool, totals: WorkerTotals | None
+    plan: StepPlan,
+    source_spec: tf.data.IteratorSpec | Any,
+    num_steps: int,
+    *,
+    checked: bool,
+    totals: WorkerTotals | None,
+    on_coordinator: bool = False,
 ) -> Any:
     """The concrete function of an execution: from a source of data, and the header that the plan asks for.
 
@@ -191,6 +204,7 @@ def build_execution(
         num_steps: steps to do.
         checked: whether the iterator may end within the execution.
         totals: where the state stays on the worker; None returns it.
+        on_coordinator: whether it is the coordinator that runs it, and not a worker.
     """
     reads = isinstance(source_spec, tf.data.IteratorSpec)
     blocks, rest = divmod(num_steps, plan.max_unrolled_steps)
@@ -198,7 +212,7 @@ def build_execution(
         blocks, rest = 0, num_steps
 
     def steps(source: Any, *headers: tf.Tensor) -> Any:
-        step = _Step(plan, headers[0] if headers else None)
+        step = _Step(plan, headers[0] if headers else None, on_coordinator)
         if reads:
             source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
         state = [tf.zeros(spec.shape, spec.dtype) for spec in plan.state.specs]
@@ -248,11 +262,13 @@ def build_execution(
 class _Step:
     """Adds the operations of one step to the graph of an execution."""
 
-    def __init__(self, plan: StepPlan, header: tf.Tensor | None) -> None:
+    def __init__(self, plan: StepPlan, header: tf.Tensor | None, on_coordinator: bool) -> None:
         self._plan = plan
         self._header = header
         self._handles = plan.lookup()
-        self._scratch = {key: _anonymous_variable(spec) for key, spec in plan.inventory.scratch.items()}
+        if not on_coordinator:
+            self._handles.update(plan.lookup_tables.handles())
+        self._scratch = {key: anonymous_handle(spec.shape, spec.dtype) for key, spec in plan.inventory.scratch.items()}
 
     def __call__(self, data: Any, state: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The state after the step, and what it predicted."""
@@ -264,7 +280,8 @@ class _Step:
         values = [*dense, *started]
         for handle, value in self._scratch_values(values):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        outputs = plan.compute(data, values, tables, list(self._scratch.values()))
+        scratch = list(self._scratch.values())
+        outputs = call_with(self._handles, plan.compute, plan.captures, data, values, tables, scratch)
         if plan.pads_rows:
             outputs = self._without_padding(outputs, pulled)
         for push in plan.pushes:
@@ -330,13 +347,11 @@ class _Step:
         return seeds
 
     def _scratch_values(self, values: list[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        start = {id(v): t for v, t in zip(self._plan.inventory.start_values(), values, strict=True)}
+        start: dict[Hashable, tf.Tensor] = {}
+        for variable, value in zip(self._plan.inventory.start_values(), values, strict=True):
+            start[id(variable)] = start["base", id(variable)] = value
         specs = self._plan.inventory.scratch
         return [
             (handle, start[key] if key in start else tf.zeros([d or 0 for d in specs[key].shape], specs[key].dtype))
             for key, handle in self._scratch.items()
         ]
-
-
-def _anonymous_variable(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.raw_ops.VarHandleOp(dtype=spec.dtype, shape=spec.shape, container="", shared_name=_ANONYMOUS)

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from kerasps import _compat, variables
+from kerasps import _compat, eager, variables
+from kerasps.adoption import adopt_model, adopt_optimizer, adopt_variable, connect, strategy_of
 from kerasps.compute import Compute
-from kerasps.failures import translated_errors
-from kerasps.push import Push
-from kerasps.storage import plain_variable
+from kerasps.failures import connected_to, translated_errors
+from kerasps.forks import take_note_of_forks
+from kerasps.sharding import ShardedStorage
 from kerasps.strategy import ParameterServerStrategy
+from kerasps.updating import UpdatePhase
 from kerasps.variables import ParameterServerVariable
 
 _Result = TypeVar("_Result")
@@ -29,15 +31,75 @@ def install(strategy: ParameterServerStrategy) -> None:
     if _installed:
         return
     _installed = True
-    keras.Variable.__new__ = staticmethod(variables.make_parameter_server_variable)
-    _hook_optimizers()
+    connect(strategy)
+    connected_to(strategy)
+    take_note_of_forks()
+    _hook_variables(strategy)
+    _hook_building(strategy)
+    _hook_optimizers(strategy)
+    _hook_functions()
     _hook_take()
+    _hook_tapes()
     _hook_trainer()
     _hook_saving()
     _hook_checkpoints(strategy)
 
 
-def _hook_optimizers() -> None:
+def _hook_variables(strategy: ParameterServerStrategy) -> None:
+    keras.Variable.__new__ = staticmethod(variables.make_parameter_server_variable)
+
+    def adopts(variable: Any) -> bool:
+        """Adopts a variable that a step touches and that was made elsewhere; returns whether it was one."""
+        return isinstance(variables.phase(), Compute) and variable._value is not None and adopt_variable(strategy, variable)
+
+    value = keras.Variable.value
+    keras.Variable.value = property(lambda self: self.value if adopts(self) else value.fget(self), doc=value.__doc__)
+
+    @_wraps(keras.Variable, "assign")
+    def assign(original: Any, self: Any, value: Any) -> Any:
+        return self.assign(value) if adopts(self) else original(self, value)
+
+
+def _hook_building(strategy: ParameterServerStrategy) -> None:
+    """A model of ours is compiled, and built, in its strategy's scope, wherever it is called."""
+
+    def scope() -> contextlib.AbstractContextManager[Any]:
+        is_current = tf.distribute.get_strategy() is strategy
+        return contextlib.nullcontext() if is_current else strategy.scope()
+
+    @_wraps(_compat.BaseTrainer, "compile")
+    def compile_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        if strategy_of(self) is None:
+            original(self, *args, **kwargs)
+            return
+        with scope():
+            original(self, *args, **kwargs)
+        adopt_model(strategy, self)
+
+    @_wraps(keras.layers.Layer, "_open_name_scope")
+    def open_name_scope(original: Any, self: Any) -> Any:
+        opened = original(self)
+        is_ours = getattr(self, "_distribute_strategy", None) is strategy and tf.distribute.get_strategy() is not strategy
+        if not is_ours or all(layer.built for layer in self._flatten_layers()):
+            return opened
+        return _both(strategy.scope(), opened)
+
+    for name in ("add_variable", "add_variable_from_reference"):
+
+        @_wraps(_compat.TFOptimizer, name)
+        def add_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+            is_ours = getattr(self, "_distribution_strategy", None) is strategy
+            with scope() if is_ours and variables.phase() is None else contextlib.nullcontext():
+                return original(self, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _both(outer: Any, inner: Any) -> Iterator[Any]:
+    with outer, inner as entered:
+        yield entered
+
+
+def _hook_optimizers(strategy: ParameterServerStrategy) -> None:
     base, backend = _compat.BaseOptimizer, _compat.TFOptimizer
 
     @_wraps(base, "_backend_apply_gradients")
@@ -59,32 +121,35 @@ def _hook_optimizers() -> None:
     @_wraps(base, "_get_current_learning_rate")
     def learning_rate(original: Any, self: Any) -> Any:
         phase = variables.phase()
-        return phase.learning_rate if isinstance(phase, Push) and phase.optimizer is self else original(self)
+        return phase.learning_rate if isinstance(phase, UpdatePhase) and phase.optimizer is self else original(self)
 
     @_wraps(base, "apply")
     def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
         trainable_variables = None if trainable_variables is None else list(trainable_variables)
-        if isinstance(variables.phase(), Compute):
+        phase = variables.phase()
+        if isinstance(phase, Compute):
+            adopt_optimizer(strategy, self)
+            phase.meet(self)
             # Of a table, a step has few rows: summed for each of them, a gradient is small, and no longer a special case.
             grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
-        if isinstance(variables.phase(), Compute) and not self.built and trainable_variables is not None:
+        if isinstance(phase, Compute) and not self.built and trainable_variables is not None:
             with tf.init_scope(), variables.entering(None):
                 self.build(trainable_variables)
         original(self, grads, trainable_variables)
 
     @_wraps(keras.optimizers.LossScaleOptimizer, "apply")
     def apply_scaled(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        strategy = tf.distribute.get_strategy()
-        if isinstance(strategy, ParameterServerStrategy) and tf.distribute.in_cross_replica_context():
+        if tf.distribute.get_strategy() is strategy and tf.distribute.in_cross_replica_context():
             # In the scope, but not in a step. Keras refuses this under any strategy; here there are no replicas to agree.
-            with _without_current(strategy):
+            with eager.without_current(strategy):
                 original(self, *args, **kwargs)
         else:
             original(self, *args, **kwargs)
 
     @_wraps(backend, "add_variable_from_reference")
     def add_variable_from_reference(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with variables.entering(None):  # a slot lies beside the storage, not beside the value of a step
+        # A slot lies beside the storage, not beside the value of a step, or of a function that XLA compiles.
+        with tf.init_scope(), variables.entering(None):
             return original(self, *args, **kwargs)
 
     @_wraps(backend, "_var_key")
@@ -93,7 +158,7 @@ def _hook_optimizers() -> None:
 
     @_wraps(backend, "_apply_weight_decay")
     def apply_weight_decay(original: Any, self: Any, trainable_variables: Any) -> None:
-        if isinstance(variables.phase(), Push):  # TensorFlow's takes storages, which in a push may be rows of one
+        if isinstance(variables.phase(), UpdatePhase):  # TensorFlow's takes storages, which in a push may be rows of one
             base._apply_weight_decay(self, trainable_variables)
         else:
             original(self, trainable_variables)
@@ -108,19 +173,21 @@ def _hook_optimizers() -> None:
                 original(self, variable, value)
 
 
-@contextlib.contextmanager
-def _without_current(strategy: ParameterServerStrategy) -> Iterator[None]:
-    """While active, no strategy is current, also inside `strategy.scope()`; new variables belong to `strategy` all the same."""
-    _compat.push_per_thread_mode(_compat.get_default_replica_mode())
-    try:
-        # The next creator would be the strategy's, which works only while it is current.
-        with (
-            tf.variable_creator_scope(lambda next_creator, **kwargs: plain_variable(**kwargs)),
-            variables.creating_under(strategy),
-        ):
-            yield
-    finally:
-        _compat.pop_per_thread_mode()
+def _hook_functions() -> None:
+    @_wraps(_compat.TracedFunction, "__call__")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Keras has its grouped convolutions compiled by XLA, and a CPU can do them in no other way.
+        is_compiled = self._jit_compile and self.python_function.__module__.startswith("keras.")
+        if is_compiled or not isinstance(variables.phase(), Compute):
+            return original(self, *args, **kwargs)
+        # A part of the step: as a function of its own it would keep the tensors of this trace for the next one, and a
+        # GradientTape around it would not see which variables it reads.
+        function = self.python_function
+        if not self._autograph:
+            return function(*args, **kwargs)
+        status = _compat.autograph_context.Status.ENABLED  # the trace of the step has it disabled
+        with _compat.autograph_context.ControlStatusCtx(status):
+            return _compat.py_func_from_autograph(function)(*args, **kwargs)
 
 
 def _hook_take() -> None:
@@ -132,13 +199,42 @@ def _hook_take() -> None:
         num_rows = x.shape[0]
 
         def from_start(ids: tf.Tensor) -> tf.Tensor:
-            return ids if ids.dtype.is_unsigned else tf.where(ids < 0, ids + tf.cast(num_rows, ids.dtype), ids)
+            if ids.dtype.is_unsigned:
+                return ids
+            ids = tf.cast(ids, tf.int32) if ids.dtype.size < 4 else ids  # which may not hold the number of rows
+            # What is out of range stays as it was given, for the error that names it.
+            return tf.where((ids < 0) & (ids >= -num_rows), ids + num_rows, ids)
 
         if isinstance(indices, tf.RaggedTensor):
             return indices.with_flat_values(x.take(from_start(indices.flat_values)))
         if isinstance(indices, tf.SparseTensor):
             indices = tf.sparse.to_dense(indices)  # Keras too looks up id 0 where there is none
         return x.take(from_start(tf.convert_to_tensor(indices)))
+
+
+def _hook_tapes() -> None:
+    # To a tape, a variable in shards is as many variables: it has no handle that stands for all of them.
+    @_wraps(tf.GradientTape, "gradient")
+    def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        flat = tf.nest.flatten(sources)
+        storages = [_storage_in_shards(source) for source in flat]
+        if all(storage is None for storage in storages):
+            return original(self, target, sources, *args, **kwargs)
+        expanded = [source if own is None else own.shards for own, source in zip(storages, flat, strict=True)]
+        gradients = original(self, target, expanded, *args, **kwargs)
+        joined = [g if own is None else own.joined_gradient(g) for own, g in zip(storages, gradients, strict=True)]
+        return tf.nest.pack_sequence_as(sources, joined)
+
+    @_wraps(tf.GradientTape, "watch")
+    def watch(original: Any, self: Any, tensor: Any) -> None:
+        original(self, [t.shards if isinstance(t, ShardedStorage) else t for t in tf.nest.flatten(tensor)])
+
+
+def _storage_in_shards(source: Any) -> ShardedStorage | None:
+    """The storage that a tape sees as several variables; None for other sources, and in a step, which has tensors."""
+    if isinstance(source, ParameterServerVariable) and variables.phase() is None and source.compiled_graph() is None:
+        source = source.storage
+    return source if isinstance(source, ShardedStorage) else None
 
 
 def _hook_trainer() -> None:
@@ -149,7 +245,24 @@ def _hook_trainer() -> None:
 
         @_wraps(_compat.TensorFlowTrainer, name)
         def method(original: Any, self: Any, *args: Any, _ours: Any = ours, **kwargs: Any) -> Any:
-            return _ours(original, self, *args, **kwargs) if trainer.is_ours(self) else original(self, *args, **kwargs)
+            strategy = strategy_of(self)
+            if strategy is None:
+                return original(self, *args, **kwargs)
+            with translated_errors(strategy):
+                return (eager.run if eager.runs_eagerly(self) else _ours)(original, self, *args, **kwargs)
+
+    @_wraps(_compat.TensorFlowTrainer, "_maybe_symbolic_build")
+    def symbolic_build(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        if not eager.is_running(self):  # which builds model and optimizer in its first step, as without a strategy
+            original(self, *args, **kwargs)
+
+    distribute_strategy = _compat.TensorFlowTrainer.distribute_strategy.fget
+
+    def strategy_of_loop(self: Any) -> Any:
+        strategy = distribute_strategy(self)
+        return eager.StrategyOfLoop(strategy) if eager.is_running(self) else strategy
+
+    _compat.TensorFlowTrainer.distribute_strategy = property(strategy_of_loop)
 
 
 def _hook_saving() -> None:

@@ -13,7 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.dataset_order import leaves_order_open
 from kerasps.errors import InputError
+from kerasps.fetch import fetch
+from kerasps.lookup_tables import LookupTables
+from kerasps.storage import call_with
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,16 @@ class Input(Protocol):
     num_batches: int | None
     # Whether batches travel with executions.
     sends_batches: bool
+    # Whether there is one pass over the data, and no second.
+    reads_once: bool
 
     @property
     def element_spec(self) -> Any:
         """The `tf.TypeSpec` structure that fits all batches."""
+
+    @property
+    def differences(self) -> str | None:
+        """In words, what batches workers get, where these have not the same shapes; else None."""
 
     @property
     def all_read(self) -> bool:
@@ -122,16 +132,24 @@ class Input(Protocol):
         """An epoch has ended."""
 
 
+# Operations after which a dataset ends where it did before; beside those that map, batch and shuffle.
+_KEEP_LENGTH = ("Identity", "OptionsDataset", "PrefetchDataset", "ShardDataset")
+_EPOCH_SPEC = tf.TensorSpec([], tf.int64)
+
+
 class WorkerInput:
     """An input in parts, which workers read themselves: each its own, and then those of workers that are lost.
 
     Args:
-        make_dataset: from (worker, epoch as a tensor) to the worker's `tf.data.Dataset`; traced once per worker.
+        make_dataset: from (worker, key of the pass) to the worker's `tf.data.Dataset`; traced once per worker.
         num_workers: the number of workers.
         num_batches: how many batches one pass has in all, where that is known.
+        key_spec: the `tf.TensorSpec` of keys.
+        key_of: from the epoch in which a pass begins to its key, by which all workers know it; called once per pass.
     """
 
     sends_batches = False
+    reads_once = False
 
     def __init__(
         self,
@@ -139,43 +157,65 @@ class WorkerInput:
         num_workers: int,
         *,
         num_batches: int | None = None,
+        key_spec: tf.TensorSpec = _EPOCH_SPEC,
+        key_of: Callable[[int], tf.Tensor] = lambda epoch: tf.constant(epoch, tf.int64),
     ) -> None:
+        self._key_spec, self._key_of = key_spec, key_of
+        self._key: tf.Tensor | None = None
         self._element_specs: list[Any] = [None] * num_workers
-        self._functions = [self._trace(make_dataset, worker) for worker in range(num_workers)]
+        self._not_deterministic = False
+        self._parts = [_Part(self._trace(make_dataset, worker), key_spec) for worker in range(num_workers)]
         self._lock = threading.Lock()
-        self._epoch = 0
         self._must_end = False
         self.num_batches = num_batches
         self._reset()
 
     def _reset(self) -> None:
-        self._consumed: list[int] = [0] * len(self._functions)
+        self._consumed: list[int] = [0] * len(self._parts)
         # A part is "reserved" for its worker, "taken", "released" or "read".
-        self._states = ["reserved"] * len(self._functions)
+        self._states = ["reserved"] * len(self._parts)
 
     def _trace(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], worker: int) -> Any:
         def trace(make: Callable[[tf.Tensor], tf.data.Dataset]) -> Any:
-            def dataset_of_worker(epoch: tf.Tensor) -> Any:
-                dataset = quickly_deleted(make(epoch).prefetch(tf.data.AUTOTUNE))
+            def dataset_of_worker(key: tf.Tensor) -> Any:
+                dataset = quickly_deleted(make(key).prefetch(tf.data.AUTOTUNE))
                 self._element_specs[worker] = dataset.element_spec
+                self._not_deterministic |= _options(dataset).deterministic is False
                 return dataset, dataset.cardinality()
 
-            signature = [tf.TensorSpec([], tf.int64)]
+            signature = [self._key_spec]
             return tf.function(dataset_of_worker, autograph=False, input_signature=signature).get_concrete_function()
 
         function = trace(functools.partial(make_dataset, worker))
         if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
             # It uses a dataset that was made before, and lives here.
-            made_before = make_dataset(worker, tf.constant(0, tf.int64))
+            made_before = make_dataset(worker, tf.zeros(self._key_spec.shape, self._key_spec.dtype))
             _reject_python_calls(dataset_graph(made_before))
             sent = as_graph(made_before)
-            function = trace(lambda _: sent())
+            function = trace(sent)
         return function
 
     def reject_python_calls(self) -> None:
         """Raises `InputError` where a worker's dataset calls Python functions, which live in this process alone."""
-        for function in self._functions:
-            _reject_python_calls(function.graph.as_graph_def())
+        for part in self._parts:
+            _reject_python_calls(part.function.graph.as_graph_def())
+
+    @property
+    def never_ends(self) -> bool:
+        """Whether it can be seen, without asking a worker, that a worker's dataset never ends."""
+        return any(_repeats_for_ever(part.function.graph.outputs[0]) for part in self._parts)
+
+    @property
+    def leaves_order_open(self) -> bool:
+        """Whether a dataset that is made twice may come in two orders."""
+        return self._not_deterministic or any(leaves_order_open(part.function.graph.as_graph_def()) for part in self._parts[:1])
+
+    @property
+    def differences(self) -> str | None:
+        """What the workers' datasets yield, in words, where that is not the same on each worker."""
+        if all(spec == self._element_specs[0] for spec in self._element_specs):
+            return None
+        return ", ".join(f"{spec} on worker {worker}" for worker, spec in enumerate(self._element_specs))
 
     @property
     def element_spec(self) -> Any:
@@ -213,7 +253,7 @@ class WorkerInput:
 
     def start_pass(self, epoch: int, *, must_end: bool) -> None:
         with self._lock:
-            self._epoch, self._must_end = epoch, must_end
+            self._key, self._must_end = self._key_of(epoch), must_end
             self._reset()
 
     def take(self, num_steps: int) -> tuple[int, list[Any] | None, int]:
@@ -258,16 +298,12 @@ class WorkerInput:
 
     def _open(self, part: int) -> WorkerSource:
         """A new iterator on the current device, behind the batches of the part that are done."""
-        dataset, cardinality = self._functions[part](tf.constant(self._epoch, tf.int64))
-        cardinality = int(cardinality)
+        dataset, cardinality = self._parts[part].make(self._key)
+        cardinality = int(fetch([cardinality])[0])
         consumed = self._consumed[part]
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:
-                raise InputError(
-                    "The input never ends, so an epoch of it would not. Expected: `steps_per_epoch`, or a dataset that ends "
-                    "(`evaluate` and `predict`: `steps`). Received: steps_per_epoch=None and an infinite dataset. Pass "
-                    "`steps_per_epoch`, or drop `.repeat()`."
-                )
+                raise endless_input()
             return WorkerSource(iter(dataset), part)
         if consumed:
             dataset = dataset.skip(consumed)
@@ -280,6 +316,50 @@ class WorkerInput:
 
     def on_epoch_end(self) -> None:
         """Workers need no telling."""
+
+
+class _Part:
+    """What makes one part of an input, on whichever worker reads it.
+
+    Args:
+        function: the concrete function, from the key of an epoch to the dataset and its cardinality.
+        key_spec: the spec of the key.
+    """
+
+    def __init__(self, function: Any, key_spec: tf.TensorSpec) -> None:
+        self.function = function
+        self._captures = list(function.captured_inputs)
+        self._lookup_tables = LookupTables(function)
+        make = tf.function(self._make, autograph=False, input_signature=[key_spec])
+        self._make_with_copies = make.get_concrete_function() if self._lookup_tables else function
+
+    def make(self, key: tf.Tensor | None) -> Any:
+        """The dataset, on the device at hand, and its cardinality."""
+        self._lookup_tables.bring()
+        return self._make_with_copies(key)
+
+    def _make(self, key: tf.Tensor) -> Any:
+        return call_with(self._lookup_tables.handles(), self.function, self._captures, key)
+
+
+def endless_input() -> InputError:
+    """The error of data that never end, where one pass over them was asked for."""
+    return InputError(
+        "The input never ends, so an epoch of it would not. Expected: `steps_per_epoch`, or a dataset that ends "
+        "(`evaluate` and `predict`: `steps`; `validation_data`: `validation_steps`). Received: none of them, and an infinite "
+        "dataset. Pass `steps_per_epoch`, or drop `.repeat()`."
+    )
+
+
+def _repeats_for_ever(dataset: tf.Tensor) -> bool:
+    """Whether a dataset in a graph was repeated without end, and not cut since; a look that may miss one."""
+    op = dataset.op
+    while op.type in _KEEP_LENGTH or op.type.startswith(
+        ("Map", "ParallelMap", "Batch", "ParallelBatch", "PaddedBatch", "Shuffle")
+    ):
+        op = op.inputs[0].op
+    count = tf.get_static_value(op.inputs[1]) if op.type == "RepeatDataset" else None
+    return count is not None and int(count) < 0
 
 
 def dataset_graph(dataset: tf.data.Dataset) -> Any:
@@ -305,18 +385,35 @@ def _reject_python_calls(graph_def: Any) -> None:
     )
 
 
-def as_graph(dataset: tf.data.Dataset) -> Callable[[], tf.data.Dataset]:
-    """What makes the same dataset elsewhere: a dataset lives where it was made, its graph can travel."""
-    graph, element_spec = _compat.serialize_dataset_to_graph(dataset), dataset.element_spec
-    cardinality = int(dataset.cardinality())
+def as_graph(
+    dataset: tf.data.Dataset, fill: Callable[[tf.Tensor], tf.Tensor] | None = None
+) -> Callable[[tf.Tensor], tf.data.Dataset]:
+    """What makes the same dataset elsewhere: a dataset lives where it was made, its graph can travel.
 
-    def make() -> tf.data.Dataset:
-        copy = _compat.deserialize_dataset_from_graph(graph, element_spec)
+    Args:
+        dataset: the dataset.
+        fill: from the key of a pass to the serialized graph, where that is not the same in each.
+
+    Returns:
+        From the key of a pass to the dataset.
+    """
+    element_spec, cardinality = dataset.element_spec, int(dataset.cardinality())
+    graph = _compat.serialize_dataset_to_graph(dataset) if fill is None else None
+
+    def make(key: tf.Tensor) -> tf.data.Dataset:
+        copy = _compat.deserialize_dataset_from_graph(graph if fill is None else fill(key), element_spec)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             return copy
         return copy.apply(tf.data.experimental.assert_cardinality(cardinality))  # a graph does not know
 
     return make
+
+
+def _options(dataset: tf.data.Dataset) -> tf.data.Options:
+    with warnings.catch_warnings():
+        # In a graph, TensorFlow knows what Python code has set, and warns that there may be more.
+        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
+        return dataset.options()
 
 
 def quickly_deleted(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -325,11 +422,7 @@ def quickly_deleted(dataset: tf.data.Dataset) -> tf.data.Dataset:
     The thread that tunes an iterator wakes up ever more rarely, in the end once a minute, and who deletes the iterator waits
     for that; so does everything that is sent to its task afterwards. What is left to AUTOTUNE gets a thread per core.
     """
-    with warnings.catch_warnings():
-        # In a graph, TensorFlow knows what Python code has set, and warns that there may be more.
-        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
-        chosen = dataset.options().autotune.enabled
-    if chosen is None:
+    if _options(dataset).autotune.enabled is None:
         options = tf.data.Options()
         options.autotune.enabled = False
         dataset = dataset.with_options(options)
@@ -343,11 +436,15 @@ class FedInput:
         dataset: what to read, batch by batch; a `tf.data.Dataset` that this process alone can read.
         num_batches: how many batches one pass has, where that is known.
         adapter: a data adapter of Keras that wants to be told of epochs.
+        reads_once: whether a second pass finds no more than what Keras keeps of a generator, its first batch.
     """
 
     sends_batches = True
 
-    def __init__(self, dataset: tf.data.Dataset, *, num_batches: int | None, adapter: Any = None) -> None:
+    def __init__(
+        self, dataset: tf.data.Dataset, *, num_batches: int | None, adapter: Any = None, reads_once: bool = False
+    ) -> None:
+        self.reads_once = reads_once
         self._dataset = quickly_deleted(dataset)
         self._adapter = adapter
         self._iterator: Iterator[Any] = iter(())
@@ -358,6 +455,10 @@ class FedInput:
     @property
     def element_spec(self) -> Any:
         return _without_optionals(self._dataset.element_spec)
+
+    @property
+    def differences(self) -> str | None:
+        return None
 
     @property
     def all_read(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import math
 import os
@@ -118,8 +119,8 @@ class LocalCluster:
             task_id=0,
             rpc_layer="grpc",
         )
-        # What a strategy wants to do before the tasks go.
-        resolver.close_callbacks = self._close_callbacks
+        # So `ParameterServerStrategy(LocalCluster(2, 1).cluster_resolver)` has a cluster for as long as the strategy lives.
+        resolver.cluster = self
         return resolver
 
     @property
@@ -163,11 +164,20 @@ class LocalCluster:
         self._explained.discard((task_type, task_index))
         self._wait_until_ready([process], time.monotonic() + self._start_timeout)
 
+    def end_with_process(self, before_close: Callable[[], None]) -> None:
+        """Keeps the cluster until this process ends, and ends it then without a warning, unless it is closed before.
+
+        A strategy calls this. A process that is connected stays so, and whoever made the cluster may have no name for it.
+
+        Args:
+            before_close: What is to be done before the tasks go.
+        """
+        self._close_callbacks.append(before_close)
+        atexit.register(self._end)
+
     def close(self) -> None:
         """Ends all processes and removes the temporary log directory. Can be called again."""
-        while self._close_callbacks:
-            self._close_callbacks.pop()()
-        died = self._end_all()
+        died = self._end()
         if died:
             names = ", ".join(f"{process.task_type} {process.task_index} ({process.describe_exit()})" for process in died)
             warnings.warn(
@@ -198,6 +208,11 @@ class LocalCluster:
         jobs = self._description.jobs
         state = "closed" if self._closed else "open"
         return f"<LocalCluster num_workers={len(jobs['worker'])} num_ps={len(jobs['ps'])} {state}>"
+
+    def _end(self) -> list[TaskProcess]:
+        while self._close_callbacks:
+            self._close_callbacks.pop()()
+        return self._end_all()
 
     def _end_all(self) -> list[TaskProcess]:
         """Ends all processes, frees the ports and the log directory, and returns the tasks that had died by themselves."""

@@ -100,12 +100,28 @@ class Loop:
         if target is None or not self._has_sources:
             dispatcher.make_sources(epoch, must_end=target is None)
             self._has_sources = True
-        dispatcher.start_epoch()
+        failures = dispatcher.num_failures
+        totals = MetricTotals(self._model, self._function)
+        with dispatcher.hold():
+            dispatcher.start_epoch()
+            done = self._run_steps(totals)
+            dispatcher.finish_epoch()
+        self._numbers.settle(done)
+        if dispatcher.num_failures > failures:
+            totals.correct_counters()
+        if dispatcher.is_at_end:
+            self._has_sources = False
+        if target is not None and done < target and not self._stopped:
+            self._has_sources = False
+            warn_of_missing_data()
+        return totals
+
+    def _run_steps(self, totals: MetricTotals) -> int:
+        """Does the steps of an epoch, which it adds to `totals`, and returns how many they are."""
+        dispatcher, target = self._dispatcher, self._steps
         self._inputs.on_epoch_begin()
         done = requested = 0
-        totals = MetricTotals(self._model, self._function)
         report = BatchCallbacks(self._callbacks, self._mode.name, totals, before_access=dispatcher.suspend)
-        failures = dispatcher.num_failures
         meter = self._meter
         meter.resume()
         has_more = True
@@ -135,23 +151,14 @@ class Loop:
                         is_last = target is None or done >= target
                         counted = max(result.steps, self._per_execution) if is_last else result.steps
                         report.add(first, first + counted - 1, result)
+            report.flush()
         except BaseException:
             dispatcher.abandon()
             raise
         finally:
             meter.pause()
             self._inputs.on_epoch_end()
-        report.flush()
-        dispatcher.finish_epoch()
-        self._numbers.settle(done)
-        if dispatcher.num_failures > failures:
-            totals.correct_counters()
-        if dispatcher.is_at_end:
-            self._has_sources = False
-        if target is not None and done < target and not self._stopped:
-            self._has_sources = False
-            _warn_of_missing_data()
-        return totals
+        return done
 
     @property
     def _stopped(self) -> bool:
@@ -162,7 +169,8 @@ class Loop:
         return has_room and not self._stopped and (self._steps is None or requested < self._steps)
 
 
-def _warn_of_missing_data() -> None:
+def warn_of_missing_data() -> None:
+    """Warns, as Keras does, that an epoch ended before its steps were done."""
     warnings.warn(
         "Your input ran out of data; interrupting training. Make sure that your dataset or generator can generate at "
         "least `steps_per_epoch * epochs` batches. You may need to use the `.repeat()` function when building your "

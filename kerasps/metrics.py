@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat, variables
+from kerasps.fetch import fetch
 from kerasps.step_function import ExecutionResult, StepFunction
 
 # Keras's progress bar draws at most every 50 ms; to work out metrics that nobody looks at more often would cost the
@@ -33,11 +34,13 @@ class MetricTotals:
         self._model = model
         self._function = function
         self._totals = [v.storage.numpy() for v in function.metrics]
-        self._counters = [v.storage.numpy() for v in function.counters]
+        self._counters = fetch([v.storage.read_value() for v in function.counters])
         self._last_logs: dict[str, Any] = {}
+        self.steps = 0
 
     def add(self, result: ExecutionResult) -> None:
         """Adds the states of one execution."""
+        self.steps += result.steps
         self._totals = [total + state for total, state in zip(self._totals, result.metrics, strict=True)]
         self._counters = [total + added for total, added in zip(self._counters, result.counters, strict=True)]
         self._last_logs = result.logs

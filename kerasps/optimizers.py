@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,10 +13,38 @@ from kerasps.variables import ParameterServerVariable
 # Shared state travels with every push to every ps, so it must be small; Keras's own is at most three scalars.
 MAX_SHARED_ELEMENTS = 1024
 
-# What they do to one element depends on others: on a norm of the whole variable, its row and column means, its singular values.
-_NOT_ELEMENTWISE = tuple(
-    getattr(keras.optimizers, name) for name in ("Adafactor", "Lamb", "Muon") if hasattr(keras.optimizers, name)
+# What they do to one element depends on that element, its gradient and its slots alone; of others, see `coupled.py`.
+_ELEMENTWISE = tuple(
+    getattr(keras.optimizers, name)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
+        "ScheduleFreeAdamW",
+    )
+    if hasattr(keras.optimizers, name)
 )
+
+
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """The model's optimizer, those that it wraps, and those that a custom model keeps as attributes, also in containers."""
+    found: dict[int, Any] = {}
+
+    def add(value: Any) -> None:
+        if isinstance(value, keras.optimizers.Optimizer):
+            if id(value) not in found:
+                found[id(value)] = value
+                add(getattr(value, "inner_optimizer", None))
+                add(getattr(value, "optimizers", None))
+        elif isinstance(value, Mapping):
+            for inner in value.values():
+                add(inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                add(inner)
+
+    add(getattr(model, "optimizer", None))
+    for value in list(vars(model).values()):
+        add(value)
+    return list(found.values())
 
 
 def shared_state(optimizer: Any) -> list[ParameterServerVariable]:
@@ -46,82 +74,55 @@ def slots_of(optimizer: Any) -> list[list[keras.Variable]]:
 
 
 def check_optimizer(optimizer: Any, trainable: Sequence[Any] = ()) -> None:
-    """Raises UnsupportedError, naming it, if a variable of the optimizer or of what it trains is not on a ps."""
+    """Raises UnsupportedError, naming it, if a variable of the optimizer or of what it trains cannot live on a ps."""
     for variable in [*trainable, *optimizer.variables]:
         if not isinstance(variable, ParameterServerVariable):
             raise UnsupportedError(
-                "A variable of the training step does not live on a ps. Expected: model and optimizer made under "
-                f"`strategy.scope()`. Received: {getattr(variable, 'path', variable)!r} of optimizer {optimizer.name!r}, made "
-                "outside it. Make the optimizer, or call `model.compile`, inside `with strategy.scope():`."
+                "A variable of the training step cannot live on a ps. Expected: variables of Keras (`keras.Variable`, "
+                f"`add_weight`). Received: {getattr(variable, 'name', variable)!r}, a {type(variable).__name__}, of optimizer "
+                f"{optimizer.name!r}. Make it a `keras.Variable`."
             )
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Whether an update of one element depends on that element, its gradient and its slots alone.
-
-    Only then may rows, or shards, be updated by themselves. Of an optimizer that is not Keras's, it is taken to be so where all
-    its slots have the shapes of their variables.
-    """
-    if isinstance(optimizer, _NOT_ELEMENTWISE):
-        return False
-    pairs = zip(optimizer._trainable_variables, slots_of(optimizer), strict=True)
-    return all(slot.storage.shape == variable.storage.shape for variable, slots in pairs for slot in slots)
+    """Whether an update of one element is known to depend on that element, its gradient and its slots alone."""
+    own = type(optimizer)
+    return own._apply_weight_decay is keras.optimizers.SGD._apply_weight_decay and any(
+        own.update_step is known.update_step for known in _ELEMENTWISE
+    )
 
 
 def has_uniform_updates(optimizer: Any) -> bool:
-    """Whether an update of two variables is one of both laid end to end, but for weight decay, which may exclude some.
-
-    So it is for Keras's own elementwise optimizers; another's `update_step` may tell variables apart.
-    """
-    return (
-        str(type(optimizer).update_step.__module__).startswith("keras.")
-        and not optimizer.gradient_accumulation_steps
-        and not optimizer.use_ema
-        and is_elementwise(optimizer)
-    )
+    """Whether an update of two variables is one of both laid end to end, but for weight decay, which may exclude some."""
+    return is_elementwise(optimizer) and not optimizer.gradient_accumulation_steps and not optimizer.use_ema
 
 
-def is_row_wise(constraint: Any) -> bool:
-    """Whether a constraint treats each row of a matrix by itself, so that it may be applied to some of them."""
+def _is_row_wise(variable: ParameterServerVariable) -> bool:
+    """Whether the constraint of `variable`, if any, is known to treat each row by itself."""
+    constraint = variable._constraint
     if constraint is None or type(constraint) is keras.constraints.NonNeg:
         return True
     norms = (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.UnitNorm)
-    return type(constraint) in norms and constraint.axis in (1, -1, [1], [-1], (1,), (-1,))
+    return type(constraint) in norms and len(variable.shape) > 1 and constraint.axis in (1, -1, [1], [-1], (1,), (-1,))
 
 
-def updates_rows(optimizer: Any, variable: ParameterServerVariable, sparse_updates: str) -> bool:
-    """Whether the optimizer may be shown the touched rows of a table alone; False means the whole table."""
+def is_known_to_treat_rows_alone(optimizer: Any, variable: ParameterServerVariable) -> bool:
+    """Whether all that an update does to one row of `variable` is known to follow from that row; else `coupled.py` looks."""
+    clips_accumulated = optimizer.gradient_accumulation_steps and optimizer.clipnorm
+    return is_elementwise(optimizer) and _is_row_wise(variable) and not clips_accumulated
+
+
+def may_update_rows(optimizer: Any, sparse_updates: str) -> bool:
+    """Whether an optimizer whose updates treat rows alone may be shown the touched rows of a table, and no others.
+
+    Keras's that couple rows elsewhere (Muon, but not in embeddings) move all rows everywhere, as in plain Keras.
+    """
     return (
         sparse_updates == "lazy"
+        and (is_elementwise(optimizer) or not str(type(optimizer).update_step.__module__).startswith("keras."))
         and not optimizer.gradient_accumulation_steps
         and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)
-        and is_elementwise(optimizer)
-        and is_row_wise(variable.constraint)
     )
-
-
-def check_shards(optimizer: Any, variable: ParameterServerVariable) -> None:
-    """Raises UnsupportedError, naming what it is, if the optimizer cannot update the shards of `variable` one by one."""
-    if variable.sharding is None:
-        return
-    shards = f"'{variable.path}', which is in {len(variable.shards)} shards"
-    mend = "Leave the variable whole: with a partitioner's `min_bytes` or `min_shard_bytes`, or without `variable_partitioner`"
-    if not is_elementwise(optimizer):
-        raise UnsupportedError(
-            f"Optimizer {optimizer.name!r} updates an element by others of its variable, and no ps has all of a variable in "
-            f"shards. Expected: an elementwise optimizer, such as Adam or Adagrad. Received: {type(optimizer).__name__} for "
-            f"{shards}. {mend}."
-        )
-    if not is_row_wise(variable.constraint):
-        raise UnsupportedError(
-            f"A constraint couples rows that lie on different ps. Expected: one that treats each row by itself (NonNeg, or a "
-            f"norm with axis=1). Received: {type(variable.constraint).__name__} of {shards}. {mend}."
-        )
-    if optimizer.gradient_accumulation_steps and optimizer.clipnorm:
-        raise UnsupportedError(
-            "`clipnorm` with `gradient_accumulation_steps` needs the norm of the accumulated gradient, and no ps has all of "
-            f"it. Expected: one of the two, or `clipvalue`. Received: both, for {shards}. {mend}."
-        )
 
 
 def move_slots(optimizer: Any) -> None:

@@ -10,7 +10,10 @@ from typing import overload
 
 import tensorflow as tf
 
-COORDINATOR_CPU = "/job:chief/replica:0/task:0/device:CPU:0"
+# The coordinator's job as TensorFlow knows it. Any other name than this, which every process begins with, would make TensorFlow
+# forget what the process has made before it connects.
+COORDINATOR_JOB = "localhost"
+COORDINATOR_CPU = f"/job:{COORDINATOR_JOB}/replica:0/task:0/device:CPU:0"
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class RoundPull:
         self, handles: dict[int, tf.Tensor], available: dict[str, tf.Tensor], step: PulledStep
     ) -> tuple[dict[int, tf.Tensor], dict[int, tf.Tensor]]:
         """The values of dense variables and the rows of tables, by the variables' `id`, in the graph of an execution."""
-        requests = self.round.requests(available)
+        requests = self.round.requests(handles, available)
         step.requests.update(requests)
         parts: dict[int, dict[int, tf.Tensor]] = {}
         for pull in self.pulls:

@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from kerasps import variables
 from kerasps.compute import Update
-from kerasps.errors import UnsupportedError
-from kerasps.optimizers import check_shards, updates_rows
+from kerasps.coupled import CoupledUpdate
+from kerasps.optimizers import may_update_rows
 from kerasps.packing import Packing, brought_to
 from kerasps.parts import Part, parts_of
 from kerasps.pull import DevicePull, PulledStep, rows_spec
-from kerasps.sharding import TensorLike
 from kerasps.storage import call_with
+from kerasps.updating import UpdatePhase, ValueOf, finish, step
 from kerasps.variables import ParameterServerVariable
 from kerasps.vectors import Vector
 
@@ -61,37 +61,11 @@ class _ShardRows:
             tf.raw_ops.ResourceScatterUpdate(resource=storage.handle, indices=self._ids, updates=self._rows[key])
 
 
-class _RowsOf(TensorLike):
-    """What a table or a slot of it is to `update_step`; as of a `tf.Variable`, its value is what was assigned last."""
-
-    def __init__(self, rows: _ShardRows, variable: ParameterServerVariable) -> None:
-        self._rows = rows
-        self._variable = variable
-
-    @property
-    def dtype(self) -> tf.DType:
-        """The dtype of the variable."""
-        return self._variable.storage.dtype
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """The shape of the rows."""
-        return self.read_value().shape
-
-    def read_value(self) -> tf.Tensor:
-        """The rows as they stand."""
-        return self._rows.current(self._variable)
-
-
-class Push:
+class Push(UpdatePhase):
     """The phase in which variables are their storage, and shared scalars what the worker sent (see `variables.Phase`)."""
 
-    hides_constraints = False
-
     def __init__(self, optimizer: Any, learning_rate: tf.Tensor, shared: dict[int, tf.Tensor]) -> None:
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self._shared = shared
+        super().__init__(optimizer, learning_rate, shared)
         self._shard = 0
         self._rows: _ShardRows | None = None
         self._stand_ins: dict[int, tf.Variable] = {}
@@ -116,35 +90,18 @@ class Push:
         finally:
             self._shard, self._rows = 0, None
 
-    def read(self, variable: ParameterServerVariable) -> Any:
-        if id(variable) in self._shared:
-            return self._shared[id(variable)]
+    def held(self, variable: ParameterServerVariable) -> Any:
         if self._rows is not None and self._rows.holds(variable):
-            return _RowsOf(self._rows, variable)
+            return ValueOf(self._rows, variable)
         return self._storage(variable)
 
-    def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
-        return self.read(variable).shape
-
-    def source(self, variable: ParameterServerVariable) -> Any:
-        value = self.read(variable)
-        return value.handle if isinstance(value, tf.Variable) else tf.convert_to_tensor(value)
-
-    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
-        return tf.gather(self.read(variable), ids)
-
-    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
-        return regularizer
-
-    def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        self._check(variable)
+    def assign_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         if self._rows is not None and self._rows.holds(variable):
             self._rows.assign(variable, value)
         else:
             self._storage(variable).assign(value, read_value=False)
 
-    def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        self._check(variable)
+    def add_to_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         if self._rows is not None and self._rows.holds(variable):
             self._rows.assign(variable, self._rows.current(variable) + value)
         else:
@@ -154,15 +111,6 @@ class Push:
         if id(variable) in self._stand_ins:
             return self._stand_ins[id(variable)]
         return variable.shards[self._shard if variable.sharding is not None else 0]
-
-    def _check(self, variable: ParameterServerVariable) -> None:
-        if id(variable) in self._shared:
-            raise UnsupportedError(
-                f"Optimizer {self.optimizer.name!r} assigns '{variable.path}' in `update_step`, which runs on every ps, and no "
-                "ps sees another's state. Expected: `update_step` assigns the variable and its slots, kept in lists parallel "
-                f"to the variables. Received: an assignment to shared state of shape {tuple(variable.shape)}. Assign it in "
-                "`_backend_update_step`, as `keras.optimizers.Nadam` does."
-            )
 
 
 @dataclass(frozen=True)
@@ -226,9 +174,6 @@ def build_pushes(plan: PushPlan, pulls: Sequence[DevicePull], mutex: Callable[[s
         pulls: all pulls of the step.
         mutex: the lock of a device, by the device's name.
     """
-    for update in plan.updates:
-        for variable in update.variables:
-            check_shards(update.optimizer, variable)
     parts = parts_of([*plan.deltas, *plan.assigned])
     for update in plan.updates:
         parts += plan.updated(update)
@@ -237,45 +182,13 @@ def build_pushes(plan: PushPlan, pulls: Sequence[DevicePull], mutex: Callable[[s
 
 
 def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Callable[[str], tf.Tensor]) -> DevicePush:
-    def here(parts: Sequence[Part]) -> list[Part]:
-        return [part for part in parts if part.storage.device == device]
-
-    updates = [(i, u) for i, u in enumerate(plan.updates) if here(plan.updated(u))]
-    vectors = {i: [vector for vector in plan.vectors if (vector.update, vector.device) == (i, device)] for i, _ in updates}
-    in_vectors = {i: dict.fromkeys(part for vector in vectors[i] for part in vector.parts) for i, _ in updates}
-    gradients = {i: [part for part in here(parts_of(u.variables)) if part not in in_vectors[i]] for i, u in updates}
-    pulls = [pull for pull in pulls if any(part in pull.tables for parts in gradients.values() for part in parts)]
-    deltas = [(i, part) for i, v in enumerate(plan.deltas) for part in here(parts_of([v]))]
-    assigned = [(i, part) for i, v in enumerate(plan.assigned) for part in here(parts_of([v]))]
+    contents = _Contents(plan, device)
+    pulls = [pull for pull in pulls if set(contents.tables) & set(pull.tables)]
+    sent, received = contents.sent_specs(), contents.received_specs()
+    sent_packing, received_packing = Packing(tf.nest.flatten(sent)), Packing(tf.nest.flatten(received))
 
     def select(outputs: dict[str, Any], pulled: PulledStep) -> list[tf.Tensor]:
-        tensors: list[tf.Tensor] = []
-        for i, update in updates:
-            sent = outputs["updates"][i]["tensors"]
-            tensors += sent[: update.num_scalars]
-            by_variable = {id(v): t for v, t in zip(update.variables, sent[update.num_scalars :], strict=True)}
-            for part in [*in_vectors[i], *gradients[i]]:
-                gradient = by_variable[id(part.variable)]
-                request = pulled.requests[id(part.variable)] if plan.is_table(part.variable) else None
-                tensors.append(part.of(gradient) if request is None else request.part(gradient, part.shard))
-            if "applied" in outputs["updates"][i]:
-                tensors.append(tf.cast(outputs["updates"][i]["applied"], tf.float32))
-        tensors += [part.of(outputs["deltas"][i]) for i, part in deltas]
-        return tensors + [part.of(outputs["assigned"][i]) for i, part in assigned]
-
-    def packing(of_vectors: dict[int, list[tf.TensorSpec]]) -> Packing:
-        specs: list[tf.TensorSpec] = []
-        for i, update in updates:
-            specs += [tf.TensorSpec(t.shape, t.dtype) for t in update.tensors[: update.num_scalars]]
-            specs += of_vectors[i]
-            specs += [rows_spec(part.variable) if plan.is_table(part.variable) else part.spec for part in gradients[i]]
-            if update.applied is not None:
-                specs.append(tf.TensorSpec([], tf.float32))
-        return Packing([*specs, *(part.spec for _, part in [*deltas, *assigned])])
-
-    sent = packing({i: [part.spec for part in parts] for i, parts in in_vectors.items()})
-    # The same, with what is updated in one piece in one piece.
-    received = packing({i: [vector.spec for vector in own] for i, own in vectors.items()})
+        return list(tf.nest.flatten(contents.select(outputs, pulled)))
 
     def take_in(*arguments: tf.Tensor) -> None:
         graph = tf.compat.v1.get_default_graph()
@@ -284,125 +197,175 @@ def _build_push(device: str, plan: PushPlan, pulls: list[DevicePull], mutex: Cal
             ids: dict[Part, tf.Tensor] = {}
             for pull, message in zip(pulls, messages, strict=True):
                 ids.update(zip(pull.tables, pull.ids_in(message), strict=True))
-            tensors = received.unpack(flats, [tf.size(ids[part]) for part in tables])
+            tensors = received_packing.unpack(flats, [tf.size(ids[part]) for part in contents.tables])
             with tf.control_dependencies(list(arguments)):
                 lock = tf.raw_ops.MutexLock(mutex=mutex(device))
             start = len(graph.get_operations())
             with tf.control_dependencies([lock]):
-                remaining = iter(tensors)
-                for i, update in updates:
-                    scalars = [next(remaining) for _ in range(update.num_scalars)]
-                    of_vectors = [(vector, next(remaining)) for vector in vectors[i]]
-                    of_parts = {part: next(remaining) for part in gradients[i]}
-                    apply = _Apply(plan, update, scalars, of_vectors, of_parts, ids, device)
-                    if update.applied is None:
-                        apply()
-                    else:
-                        tf.cond(next(remaining) > 0, apply, lambda: None)
-                for _, part in deltas:
-                    part.storage.assign_add(next(remaining), read_value=False)
-                for _, part in assigned:
-                    part.storage.assign(next(remaining), read_value=False)
+                contents.apply(tf.nest.pack_sequence_as(received, tensors), ids)
             done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
             with tf.control_dependencies(done):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     messages = [spec for pull in pulls for spec in pull.message_specs]
-    tables = [part for i, _ in updates for part in gradients[i] if plan.is_table(part.variable)]
-    function = tf.function(take_in, autograph=False).get_concrete_function(*messages, *sent.carrier_specs)
-    return DevicePush(device, tables, select, sent, pulls, function, list(function.captured_inputs))
+    function = tf.function(take_in, autograph=False).get_concrete_function(*messages, *sent_packing.carrier_specs)
+    return DevicePush(device, contents.tables, select, sent_packing, pulls, function, list(function.captured_inputs))
 
 
-class _Apply:
-    """What follows clipping in `Optimizer.apply`, for the shards on one ps.
+class _Message(NamedTuple):
+    """What one ps is sent of a step: of each update, and the new values of other variables. Holds tensors, or their specs."""
 
-    Args:
-        plan: what the step changes.
-        update: the `Optimizer.apply`.
-        scalars: learning rate, shared state and, where it is sent, the scale of clipping.
-        of_vectors: vectors and their gradients.
-        gradients: those of other shards; of a table, those of its rows.
-        ids: the places of these rows in the shard.
-        device: the device of the ps.
+    updates: list[_UpdateMessage]
+    deltas: list[Any]
+    assigned: list[Any]
+
+
+class _UpdateMessage(NamedTuple):
+    """What one ps is sent of an `Update`.
+
+    `scalars` are its scalars, `of_vectors` the gradients of each vector (part by part as it is sent, in one piece as it is
+    received), `gradients` those of other parts, `sent` what each of these needs of the whole variable, and `applied` whether
+    the optimizer was applied, where that depends.
     """
 
-    def __init__(
-        self,
-        plan: PushPlan,
-        update: Update,
-        scalars: list[tf.Tensor],
-        of_vectors: list[tuple[Vector, tf.Tensor]],
-        gradients: dict[Part, tf.Tensor],
-        ids: dict[Part, tf.Tensor],
-        device: str,
-    ) -> None:
+    scalars: list[Any]
+    of_vectors: list[Any]
+    gradients: list[Any]
+    sent: list[list[Any]]
+    applied: list[Any]
+
+
+class _Contents:
+    """What a push to one ps is made of: selected and packed on the worker, carried out on the ps."""
+
+    def __init__(self, plan: PushPlan, device: str) -> None:
+        def here(variables: Sequence[ParameterServerVariable]) -> list[tuple[int, Part]]:
+            parts = [(number, part) for number, v in enumerate(variables) for part in parts_of([v])]
+            return [(number, part) for number, part in parts if part.storage.device == device]
+
+        self._updates = [_DeviceUpdate(plan, number, device) for number in range(len(plan.updates))]
+        self._updates = [update for update in self._updates if update.changed]
+        self._deltas = here(plan.deltas)
+        self._assigned = here(plan.assigned)
+        self.tables = [part for update in self._updates for part in update.parts if plan.is_table(part.variable)]
+
+    def sent_specs(self) -> _Message:
+        """The specs of what `select` returns."""
+        return self._specs(lambda vector: [part.spec for part in vector.parts])
+
+    def received_specs(self) -> _Message:
+        """The specs of what `apply` takes, which is laid out as what is sent."""
+        return self._specs(lambda vector: vector.spec)
+
+    def _specs(self, of_vector: Callable[[Vector], Any]) -> _Message:
+        updates = [update.specs(of_vector) for update in self._updates]
+        return _Message(updates, [part.spec for _, part in self._deltas], [part.spec for _, part in self._assigned])
+
+    def select(self, outputs: dict[str, Any], pulled: PulledStep) -> _Message:
+        """What the ps needs of the compute phase's `outputs`."""
+        return _Message(
+            [update.select(outputs, pulled) for update in self._updates],
+            [part.of(outputs["deltas"][number]) for number, part in self._deltas],
+            [part.of(outputs["assigned"][number]) for number, part in self._assigned],
+        )
+
+    def apply(self, message: _Message, ids: dict[Part, tf.Tensor]) -> None:
+        """Changes what the ps holds; `ids` are the places of the rows that gradients of `tables` have."""
+        for update, own in zip(self._updates, message.updates, strict=True):
+            update.apply(own, ids)
+        for (_, part), value in zip(self._deltas, message.deltas, strict=True):
+            part.storage.assign_add(value, read_value=False)
+        for (_, part), value in zip(self._assigned, message.assigned, strict=True):
+            part.storage.assign(value, read_value=False)
+
+
+class _DeviceUpdate:
+    """One `Update`, as far as it changes what one ps holds.
+
+    `vectors` are updated in one piece; `parts` are the other shards that have a gradient; `changed` are all shards.
+    """
+
+    def __init__(self, plan: PushPlan, number: int, device: str) -> None:
         self._plan = plan
-        self._update = update
-        self._optimizer = update.optimizer
-        self._of_vectors = of_vectors
-        self._gradients = gradients
-        self._ids = {part: places for part, places in ids.items() if part in gradients}
-        self._device = device
-        self._clip_scale = scalars[-1] if update.has_clip_scale else None
+        self._number = number
+        self._update = plan.updates[number]
+        self.changed = [part for part in plan.updated(self._update) if part.storage.device == device]
+        self.vectors = [vector for vector in plan.vectors if (vector.update, vector.device) == (number, device)]
+        in_vectors = {part for vector in self.vectors for part in vector.parts}
+        own = parts_of(self._update.variables)
+        self.parts = [part for part in own if part.storage.device == device and part not in in_vectors]
+        self._rest = [part for part in self.changed if part not in in_vectors]
+
+    def specs(self, of_vector: Callable[[Vector], Any]) -> _UpdateMessage:
+        """The specs of a message, with those of a vector from `of_vector`."""
+        update = self._update
+        return _UpdateMessage(
+            [tf.TensorSpec(t.shape, t.dtype) for t in update.tensors[: update.num_scalars]],
+            [of_vector(vector) for vector in self.vectors],
+            [rows_spec(part.variable) if self._plan.is_table(part.variable) else part.spec for part in self.parts],
+            [coupled.specs_of(part) if (coupled := self._coupled(part)) else [] for part in self.parts],
+            [] if update.applied is None else [tf.TensorSpec([], tf.float32)],
+        )
+
+    def select(self, outputs: dict[str, Any], pulled: PulledStep) -> _UpdateMessage:
+        """The message, from the outputs of the compute phase."""
+        own = outputs["updates"][self._number]
+        tensors = self._update.of(own["tensors"])
+
+        def gradient(part: Part) -> tf.Tensor:
+            whole = tensors.gradients[id(part.variable)]
+            if self._plan.is_table(part.variable):
+                return pulled.requests[id(part.variable)].part(whole, part.shard)
+            return part.of(whole)
+
+        def sent(part: Part) -> list[tf.Tensor]:
+            coupled = self._coupled(part)
+            return coupled.sent_to(part, tensors.sent.get(id(part.variable), [])) if coupled else []
+
+        return _UpdateMessage(
+            tensors.scalars,
+            [[gradient(part) for part in vector.parts] for vector in self.vectors],
+            [gradient(part) for part in self.parts],
+            [sent(part) for part in self.parts],
+            [tf.cast(own["applied"], tf.float32)] if "applied" in own else [],
+        )
+
+    def apply(self, message: _UpdateMessage, ids: dict[Part, tf.Tensor]) -> None:
+        """What follows clipping in `Optimizer.apply`, for the shards on this ps."""
+        if message.applied:
+            tf.cond(message.applied[0] > 0, lambda: self._carry_out(message, ids), lambda: None)
+        else:
+            self._carry_out(message, ids)
+
+    def _carry_out(self, message: _UpdateMessage, ids: dict[Part, tf.Tensor]) -> None:
+        update, scalars = self._update, message.scalars
         shared = {id(v): t for v, t in zip(update.shared, scalars[1 : 1 + len(update.shared)], strict=True)}
-        self._phase = Push(update.optimizer, scalars[0], shared)
+        phase = Push(update.optimizer, scalars[0], shared)
+        clip_scale = scalars[-1] if update.has_clip_scale else None
+        for vector, gradient in zip(self.vectors, message.of_vectors, strict=True):
+            with variables.entering(phase), phase.on_vector(vector):
+                step(phase, vector.parts[0].variable, gradient)
+        gradients = dict(zip(self.parts, message.gradients, strict=True))
+        sent = dict(zip(self.parts, message.sent, strict=True))
+        for part in self._rest:
+            gradient, rows = gradients.get(part), None
+            if gradient is not None and part in ids:
+                if self._updates_rows(part):
+                    rows = _ShardRows(part, ids[part])
+                else:
+                    gradient = tf.math.unsorted_segment_sum(gradient, ids[part], part.storage.shape[0])
+            coupled = self._coupled(part)
+            if gradient is not None and rows is None and coupled is not None:
+                coupled.apply(part, gradient, scalars, sent[part])
+                continue
+            with phase.on(part, rows):
+                finish(phase, part.variable, gradient, clip_scale)
 
-    def __call__(self) -> None:
-        in_vectors = {part for vector, _ in self._of_vectors for part in vector.parts}
-        parts = [part for part in self._plan.updated(self._update) if part.storage.device == self._device]
-        with variables.entering(self._phase):
-            for vector, gradient in self._of_vectors:
-                with self._phase.on_vector(vector):
-                    self._step(vector.parts[0].variable, gradient)
-            for part in (part for part in parts if part not in in_vectors):
-                gradient, rows = self._gradients.get(part), None
-                if part in self._ids:
-                    if updates_rows(self._optimizer, part.variable, self._plan.sparse_updates):
-                        rows = _ShardRows(part, self._ids[part])
-                    else:
-                        gradient = tf.math.unsorted_segment_sum(gradient, self._ids[part], part.storage.shape[0])
-                with self._phase.on(part, rows):
-                    self._update_part(part.variable, gradient)
+    def _coupled(self, part: Part) -> CoupledUpdate | None:
+        """How the whole of a variable takes part in the update of a shard of it, where it may."""
+        return None if part.variable.sharding is None else self._update.coupled.get(id(part.variable))
 
-    def _update_part(self, variable: ParameterServerVariable, gradient: tf.Tensor | None) -> None:
-        if gradient is not None and self._optimizer.gradient_accumulation_steps:
-            self._accumulate(variable, gradient)
-        elif gradient is not None:
-            self._step(variable, gradient)
-        if self._optimizer.use_ema:
-            self._move_average(variable)
-        if gradient is not None and variable.constraint is not None:
-            variable.assign(variable.constraint(variable))
-
-    def _step(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
-        self._optimizer._apply_weight_decay([variable])
-        self._optimizer.update_step(gradient, variable, self._phase.learning_rate)
-
-    def _accumulate(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
-        optimizer = self._optimizer
-        steps = optimizer.gradient_accumulation_steps
-        accumulator = optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
-
-        def accumulate() -> None:
-            accumulator.assign_add(gradient)
-
-        def update() -> None:
-            mean = (gradient + accumulator) / steps
-            mean = optimizer._clip_gradients([mean])[0] if self._clip_scale is None else mean * self._clip_scale
-            self._step(variable, mean)
-            accumulator.assign(tf.zeros_like(gradient))
-
-        tf.cond(tf.equal((optimizer._iterations.value + 1) % steps, 0), update, accumulate)
-
-    def _move_average(self, variable: ParameterServerVariable) -> None:
-        # As `BaseOptimizer._update_model_variables_moving_average`, which goes through all variables wherever they are.
-        optimizer = self._optimizer
-        average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]
-        if average is None:
-            return
-        frequency = optimizer.ema_overwrite_frequency
-        iterations = tf.convert_to_tensor(optimizer.iterations)
-        momentum = tf.cast(iterations != 0, variable.dtype) * optimizer.ema_momentum
-        average.assign(momentum * average + (1 - momentum) * variable)
-        if frequency:
-            variable.assign(tf.where((iterations + 1) % frequency == 0, average, variable))
+    def _updates_rows(self, part: Part) -> bool:
+        coupled = self._update.coupled.get(id(part.variable))
+        treats_rows_alone = coupled is None or not coupled.couples_rows
+        return treats_rows_alone and may_update_rows(self._update.optimizer, self._plan.sparse_updates)

@@ -15,10 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.compute import Compute, Inventory
+from kerasps.failures import OUT_OF_RANGE
+from kerasps.storage import call_with
 from kerasps.variables import ParameterServerVariable
-
-# Part of the message of the error that ids out of range end in; `failures.translated_errors` looks for it.
-OUT_OF_RANGE = "kerasps: ids out of range"
 
 
 class RowRequest:
@@ -84,18 +83,19 @@ def _in_range(ids: tf.Tensor, table: ParameterServerVariable) -> tf.Tensor:
 class Round:
     """Row requests whose ids are known at the same time, and the function that finds them.
 
-    `inputs` are names of inputs of the compute phase's graph: what the ids follow from.
+    `inputs` are names of inputs of the compute phase's graph: what the ids follow from; `captures` is what `find` captured.
     """
 
     tables: list[ParameterServerVariable]
     inputs: list[str]
     find: Any
+    captures: list[tf.Tensor]
 
-    def requests(self, available: dict[str, tf.Tensor]) -> dict[int, RowRequest]:
-        """The requests, by the `id` of their tables, in the graph of an execution."""
+    def requests(self, handles: dict[int, tf.Tensor], available: dict[str, tf.Tensor]) -> dict[int, RowRequest]:
+        """The requests, by the `id` of their tables, in a graph that has `handles` (see `storage.call_with`)."""
         if not self.tables:
             return {}
-        found = self.find(*[available[name] for name in self.inputs])
+        found = call_with(handles, self.find, self.captures, *[available[name] for name in self.inputs])
         return {id(table): RowRequest(*own) for table, own in zip(self.tables, found, strict=True)}
 
 
@@ -148,7 +148,7 @@ def plan_rounds(compute: Any, phase: Compute, inventory: Inventory) -> list[Roun
 
 def _round(compute: Any, graph_def: Any, phase: Compute, tables: list[ParameterServerVariable]) -> Round:
     if not tables:
-        return Round([], [], None)
+        return Round([], [], None, [])
     lookups = [phase.lookups[id(table)] for table in tables]
     wanted = [tensor for own in lookups for tensor in own]
     inputs = sorted(_inputs_of(graph_def, wanted, compute))
@@ -158,16 +158,18 @@ def _round(compute: Any, graph_def: Any, phase: Compute, tables: list[ParameterS
     specs = [_spec(compute.graph.get_tensor_by_name(f"{name}:0")) for name in inputs]
 
     def find(*values: tf.Tensor) -> list[Any]:
+        capture = tf.compat.v1.get_default_graph().capture
         found = tf.graph_util.import_graph_def(
             subgraph,
-            {**dict(zip(inputs, values, strict=True)), **captured},
+            {**dict(zip(inputs, values, strict=True)), **{name: capture(outer) for name, outer in captured.items()}},
             [tensor.name for tensor in wanted],
             name="ids",
         )
         remaining = iter(found)
         return [_ask(table, [next(remaining) for _ in own]) for table, own in zip(tables, lookups, strict=True)]
 
-    return Round(tables, inputs, tf.function(find, autograph=False).get_concrete_function(*specs))
+    function = tf.function(find, autograph=False).get_concrete_function(*specs)
+    return Round(tables, inputs, function, list(function.captured_inputs))
 
 
 def _inputs_of(graph_def: Any, tensors: Sequence[tf.Tensor], compute: Any) -> set[str]:
@@ -197,6 +199,8 @@ def _leading_to(graph_def: Any, tensors: Sequence[tf.Tensor]) -> Any:
             pending += [source.lstrip("^").split(":")[0] for source in nodes[name].input]
     part = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     part.node.extend(node for node in graph_def.node if node.name in found)
+    for node in part.node:
+        node.attr.pop("_class", None)  # with which node to share a device: one, maybe, that is not in the part
     return part
 
 

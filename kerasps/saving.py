@@ -23,11 +23,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat, variables
-from kerasps.failures import translated_errors
+from kerasps.adoption import strategy_of
+from kerasps.failures import check_ps_of, translated_errors
 from kerasps.pieces import PIECE_BYTES, StoredRows, num_bytes, pieces, read_rows
 from kerasps.placement import COORDINATOR_CPU
 from kerasps.strategy import ParameterServerStrategy
-from kerasps.trainer import is_ours
 from kerasps.variables import ParameterServerVariable, come_to_rest
 
 # The attribute of a weights file in which `BackupAndRestore` finds what training it belongs to.
@@ -73,11 +73,15 @@ def save_weights(
 
 def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
     """Keras's function behind `model.load_weights`."""
-    if not isinstance(model, keras.Model) or not is_ours(model):
+    if not isinstance(model, keras.Model) or strategy_of(model) is None:
         original(model, *args, **kwargs)
         return
     with translated_errors(model._distribute_strategy), _loading(True):
-        original(model, *args, **kwargs)
+        try:
+            original(model, *args, **kwargs)
+        except Exception:
+            check_ps_of(model._distribute_strategy)  # Keras gathers the errors of all layers into one of its own
+            raise
 
 
 def load_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +169,7 @@ def back_up(original: Callable[..., None], callback: Any) -> None:
 
 def restore_backup(original: Callable[..., None], callback: Any) -> None:
     """`BackupAndRestore._load_model`."""
-    if is_ours(callback.model) and os.path.exists(callback._weights_path):
+    if strategy_of(callback.model) is not None and os.path.exists(callback._weights_path):
         with h5py.File(callback._weights_path, "r") as file:
             metadata = file.attrs.get(_METADATA)
         if metadata is not None:
@@ -176,7 +180,7 @@ def restore_backup(original: Callable[..., None], callback: Any) -> None:
 
 def _writes_aside(model: Any, path: Any) -> bool:
     """Whether `model` is ours and `path` in a directory of this machine; other places (gs://, hf://) are for Keras."""
-    if not isinstance(model, keras.Model) or not is_ours(model) or not isinstance(path, str | os.PathLike):
+    if not isinstance(model, keras.Model) or strategy_of(model) is None or not isinstance(path, str | os.PathLike):
         return False
     return "://" not in str(path) and os.path.isdir(os.path.dirname(os.path.realpath(path)))
 

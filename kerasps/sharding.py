@@ -165,6 +165,41 @@ class ShardedStorage(TensorLike):
         """Subtracts a value of the variable's shape; atomic per shard."""
         return self.assign_add(-self._checked(value))
 
+    def scatter_add(self, slices: tf.IndexedSlices) -> ShardedStorage:
+        """Adds slices to their rows; atomic per shard."""
+        return self._scatter("scatter_add", slices)
+
+    def scatter_sub(self, slices: tf.IndexedSlices) -> ShardedStorage:
+        """Subtracts slices from their rows; atomic per shard."""
+        return self._scatter("scatter_sub", slices)
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> ShardedStorage:
+        """Puts slices in the place of their rows."""
+        return self._scatter("scatter_update", slices)
+
+    def _scatter(self, method: str, slices: tf.IndexedSlices) -> ShardedStorage:
+        shard, place = self.sharding.locate(slices.indices)
+        for index, own in enumerate(self.shards):
+            picked = tf.where(shard == index)[:, 0]
+            getattr(own, method)(tf.IndexedSlices(tf.gather(slices.values, picked), tf.gather(place, picked)))
+        return self
+
+    def joined_gradient(self, gradients: Sequence[Any]) -> Any:
+        """The gradient with respect to the whole, from those with respect to the shards; None where they are None.
+
+        `tf.IndexedSlices` of the shards are `tf.IndexedSlices` of the whole, whose indices are its rows.
+        """
+        if all(gradient is None for gradient in gradients):
+            return None
+        if any(not isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            return self.sharding.join([tf.convert_to_tensor(gradient) for gradient in gradients])
+        rows = [self.sharding.rows(shard) for shard in range(len(self.shards))]
+        indices = [own.start + g.indices * own.step for own, g in zip(rows, gradients, strict=True)]
+        values = [g.values for g in gradients]
+        return tf.IndexedSlices(
+            tf.concat(values, 0), tf.concat(indices, 0), tf.constant(self.shape.as_list(), indices[0].dtype)
+        )
+
     def numpy(self) -> Any:
         """The whole value as a NumPy array."""
         return self.read_value().numpy()

@@ -11,14 +11,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps import variables
+from kerasps import _compat, variables
 from kerasps.compute import MAX_TRACES, Compute, Inventory, TableRows, spec_of
-from kerasps.errors import KeraspsError
+from kerasps.errors import KeraspsError, UnsupportedError
 from kerasps.execution import StepPlan, WorkerTotals, build_execution
+from kerasps.fetch import fetch
+from kerasps.flights import Flight
+from kerasps.inputs import python_calls
 from kerasps.load import StepTraffic
-from kerasps.optimizers import move_slots
+from kerasps.lookup_tables import LookupTables
+from kerasps.optimizers import move_slots, optimizers_of
+from kerasps.placement import COORDINATOR_CPU
 from kerasps.pull import build_pulls, captures_of, rows_spec
 from kerasps.push import PushPlan, build_pushes
+from kerasps.reuse import EXECUTIONS
 from kerasps.rows import Round, plan_rounds
 from kerasps.storage import Lookup
 from kerasps.variables import ParameterServerVariable
@@ -50,13 +56,12 @@ class StepFunction:
         strategy: the `ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec` structure of a batch.
         method: the method of the model that is a step: `"train_step"`, `"test_step"` or `"predict_step"`.
-        in_vectors: whether small variables lie in `Vectors` between `begin` and `end`: steps are faster, beginnings slower.
+        in_vectors: whether small variables lie in `Vectors` between `load` and `store`: steps are faster, beginnings slower.
     """
 
     def __init__(self, model: keras.Model, strategy: Any, element_spec: Any, method: str, *, in_vectors: bool) -> None:
         self._model = model
         self._in_vectors = in_vectors
-        self._has_begun = False
         self._method = method
         self._strategy = strategy
         self._element_spec = element_spec
@@ -73,7 +78,10 @@ class StepFunction:
         With `in_vectors`, it must be made so; without, it may be.
         """
         is_fast = self._in_vectors or not in_vectors
-        return is_fast and bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
+        return is_fast and self._plan.lookup_tables.are_current and self._is_for(element_spec)
+
+    def _is_for(self, element_spec: Any) -> bool:
+        return bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
 
     @property
     def metrics(self) -> list[ParameterServerVariable]:
@@ -118,7 +126,9 @@ class StepFunction:
         """How many seeds a step draws from each generator."""
         return self._plan.draws
 
-    def execution(self, source_spec: Any, num_steps: int, *, checked: bool, keeps_totals: bool) -> Any:
+    def execution(
+        self, source_spec: Any, num_steps: int, *, checked: bool, keeps_totals: bool, on_coordinator: bool = False
+    ) -> Any:
         """The concrete function of an execution of `num_steps` steps; traced at the first call for its arguments.
 
         Args:
@@ -126,29 +136,31 @@ class StepFunction:
             num_steps: steps to do.
             checked: whether the data may end within the execution.
             keeps_totals: whether what the steps add up to stays on the worker until `collect`, or is returned.
+            on_coordinator: whether it is the coordinator that runs it, and not a worker.
         """
-        key = (source_spec, num_steps, checked, keeps_totals)
+        key = (source_spec, num_steps, checked, keeps_totals, on_coordinator)
         with self._lock:
             if key not in self._executions:
                 spec = [self._element_spec] * num_steps if source_spec is None else source_spec
                 totals = self._totals if keeps_totals else None
-                self._executions[key] = build_execution(self._plan, spec, num_steps, checked=checked, totals=totals)
+                built = build_execution(
+                    self._plan, spec, num_steps, checked=checked, totals=totals, on_coordinator=on_coordinator
+                )
+                self._executions[key] = EXECUTIONS.shared(built)
             return self._executions[key]
 
-    def begin(self) -> None:
-        """Due before executions are sent: the ps take the values of variables to where executions find them."""
+    def load(self) -> None:
+        """Has the ps take values to where executions find them. Call in a flight, before the first execution."""
         self._plan.vectors.load()
-        self._has_begun = True
 
-    def end(self) -> None:
-        """Due when no execution is in flight, before anyone looks at a variable: the values go back into the variables."""
-        if self._has_begun:
-            self._has_begun = False
-            self._plan.vectors.store()
+    def store(self) -> None:
+        """Brings the values back into the variables. Call in a flight, after `load`, when no execution runs."""
+        self._plan.vectors.store()
 
     def start(self) -> None:
-        """Clears what the worker on whose device this runs holds; due before its first execution that keeps totals."""
+        """Makes the worker on whose device this runs ready: clears what it holds, and fills its lookup tables."""
         self._totals.clear()
+        self._plan.lookup_tables.bring()
 
     def run(self, execution: Any, source: Any, header: np.ndarray) -> ExecutionResult:
         """Runs an execution on the current device, and returns its result.
@@ -165,6 +177,27 @@ class StepFunction:
         result = self._result(flats)
         return replace(result, outputs=self._split(leaves, sizes)[: result.steps])
 
+    def run_alone(self, execution: Any, batches: list[Any], header: np.ndarray) -> ExecutionResult:
+        """As `run`, on the coordinator, when no other execution runs: in a flight of its own."""
+        owner = threading.Lock()
+
+        def work(flight: Flight) -> ExecutionResult:
+            self.load()
+            try:
+                with tf.device(COORDINATOR_CPU):
+                    return self.run(execution, batches, header)
+            finally:
+                self.store()
+
+        flight = Flight(owner, work, lambda: "a ps does not answer")
+        with owner:
+            flight.start()
+            flight.wait()
+        if flight.error is not None:
+            raise flight.error
+        result: ExecutionResult = flight.result
+        return result
+
     def advance(self, execution: Any, source: Any, header: np.ndarray) -> None:
         """As `run`, for an execution that keeps totals: its result is among those that `collect` returns."""
         self._call(execution, source, header)
@@ -180,12 +213,13 @@ class StepFunction:
         """What each step predicted, from the tensors that an execution returned (see `build_execution`)."""
         if not self._plan.joins_outputs:
             return [_to_numpy(tf.nest.pack_sequence_as(self._outputs, leaves, expand_composites=True))]
-        ends = np.cumsum(sizes.numpy(), axis=0)[:-1]
-        parts = [np.split(leaf.numpy(), ends[:, i]) for i, leaf in enumerate(leaves)]
+        lengths, *values = fetch([sizes, *leaves])
+        ends = np.cumsum(lengths, axis=0)[:-1]
+        parts = [np.split(value, ends[:, i]) for i, value in enumerate(values)]
         return [tf.nest.pack_sequence_as(self._outputs, step) for step in zip(*parts, strict=True)]
 
     def _result(self, flats: list[tf.Tensor]) -> ExecutionResult:
-        steps, *arrays = self._plan.state.unpack_numpy([flat.numpy() for flat in flats])
+        steps, *arrays = self._plan.state.unpack_numpy(fetch(flats))
         counters, rows, logs = len(self.metrics), len(self.metrics) + len(self.counters), self._plan.num_sums - 1
         named_logs = dict(zip(self._plan.log_names, arrays[logs:], strict=True))
         return ExecutionResult(int(steps), arrays[:counters], arrays[counters:rows], arrays[rows:logs], named_logs, [])
@@ -220,7 +254,8 @@ class StepFunction:
         )
 
     def _optimizers(self) -> list[Any]:
-        return optimizers_of(self._model) if self._method == "train_step" else []
+        found = optimizers_of(self._model) if self._method == "train_step" else []
+        return list({id(optimizer): optimizer for optimizer in [*found, *self._inventory.optimizers.values()]}.values())
 
     def _settle_optimizers(self) -> None:
         # A step may build an optimizer, so this is due before each trace.
@@ -264,6 +299,8 @@ class StepFunction:
         inventory.settle(phases[-1])
         if inventory.grew:
             return
+        _check_assigned(compute_function.graph, self._method)
+        _check_python_calls(compute_function.graph, self._method)
         rounds = plan_rounds(compute_function, phases[-1], inventory)
         if rounds is None:
             return
@@ -280,6 +317,8 @@ class StepFunction:
         return StepPlan(
             inventory=inventory,
             compute=compute,
+            captures=list(compute.captured_inputs),
+            lookup_tables=LookupTables(compute),
             inputs=phase.inputs,
             pads_rows=self._jit_compile(),
             vectors=vectors,
@@ -304,21 +343,29 @@ def _state_of(model: keras.Model) -> list[tuple[int, bool]]:
     return [(id(v), v.trainable) for v in model.variables]
 
 
-def optimizers_of(model: keras.Model) -> list[Any]:
-    """The model's optimizer, those that it wraps, and those that a custom model keeps as attributes."""
-    found: dict[int, Any] = {}
+def _check_assigned(graph: Any, method: str) -> None:
+    """Raises UnsupportedError, naming it, where a step assigns a variable that is not Keras's: workers would overwrite it."""
+    unchanged = {id(graph.inputs[i]) for i in _compat.get_read_only_resource_input_indices_graph(graph)}
+    assigned = {id(outer) for outer, inner in graph.captures if id(inner) not in unchanged}
+    for variable in graph.variables:
+        # The state of a `tf.random.Generator` is read and moved on in one operation.
+        if id(variable.handle) in assigned and not variable.name.endswith("StateVar:0"):
+            raise UnsupportedError(
+                f"`{method}` assigns the `tf.Variable` '{variable.name}', and several workers would overwrite each other's "
+                f"values. Expected: a variable of Keras. Received: a tf.Variable of shape {tuple(variable.shape)} on "
+                f"{variable.device}. Make it a `keras.Variable`, or a weight of the model: `self.add_weight(shape=..., "
+                "initializer=..., trainable=False)`."
+            )
 
-    def add(optimizer: Any) -> None:
-        if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer) not in found:
-            found[id(optimizer)] = optimizer
-            add(getattr(optimizer, "inner_optimizer", None))
-            for inner in getattr(optimizer, "optimizers", ()):
-                add(inner)
 
-    add(getattr(model, "optimizer", None))
-    for value in vars(model).values():
-        add(value)
-    return list(found.values())
+def _check_python_calls(graph: Any, method: str) -> None:
+    calls = python_calls(graph.as_graph_def())
+    if calls:
+        raise UnsupportedError(
+            f"`{method}` calls Python functions (`tf.py_function`, `tf.numpy_function`), which live in this process, where "
+            f"the workers cannot reach them. Expected: operations of Keras or TensorFlow. Received: {', '.join(calls)}. Write "
+            "it with `keras.ops`, or do it to the data: batches that a generator yields are made in this process."
+        )
 
 
 def _as_tensor(value: Any) -> Any:
@@ -326,7 +373,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _to_numpy(structure: Any) -> Any:
-    return tf.nest.map_structure(lambda t: t.numpy() if isinstance(t, tf.Tensor) else t, structure)
+    return tf.nest.map_structure(lambda t: fetch([t])[0] if isinstance(t, tf.Tensor) else t, structure)
 
 
 def _can_join(outputs: Any) -> bool:

@@ -8,14 +8,21 @@ name on their task, so an execution carries none: its graph looks them up where 
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.failures import naming_lost_ps
+from kerasps.forks import is_fork
+from kerasps.reuse import CALLS, NAMES
+
+# The name that makes a resource anonymous.
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 
 class NamedVariable(_compat.ResourceVariable):
@@ -32,18 +39,45 @@ class NamedVariable(_compat.ResourceVariable):
     def __init__(self, initial_value: Callable[[], Any] | None, *, shape: Any, dtype: Any, trainable: bool, name: str) -> None:
         with tf.init_scope():
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
-            shared_name = unique_name()
-            handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, container="", shared_name=shared_name)
+            kind = (dtype.name, tuple(shape))
+            shared_name = NAMES.take(kind)
+            with naming_lost_ps:
+                handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, container="", shared_name=shared_name)
             # TensorFlow's variables know their names by these two.
-            handle._name, handle._unique_id = f"{name}:0", shared_name
+            # The latter is never given again, not even to a variable that gets the name of another on its task.
+            handle._name, handle._unique_id = f"{name}:0", uuid.uuid4().hex
             _compat.set_handle_data(handle, _compat.create_handle_data(shape, dtype))
             super().__init__(trainable=trainable, shape=shape, dtype=dtype, handle=handle)
             self._distribute_strategy = tf.distribute.get_strategy()
             if initial_value is not None:
-                super().assign(initial_value(), read_value=False)
+                value = initial_value()
+                with naming_lost_ps:
+                    super().assign(value, read_value=False)
             self.shared_name = shared_name
             handle.named_variable = weakref.ref(self)
-            weakref.finalize(self, _destroy, handle).atexit = False
+            weakref.finalize(self, _destroy, handle, kind, shared_name).atexit = False
+
+
+def _naming_lost_ps(method: Any) -> None:
+    @functools.wraps(method)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with naming_lost_ps:
+            return method(*args, **kwargs)
+
+    setattr(NamedVariable, method.__name__, named)
+
+
+# Whatever reads or writes a variable ends in one of these.
+for _method in (
+    NamedVariable._read_variable_op,
+    NamedVariable.numpy,
+    NamedVariable.assign,
+    NamedVariable.assign_add,
+    NamedVariable.assign_sub,
+    NamedVariable.sparse_read,
+    NamedVariable.gather_nd,
+):
+    _naming_lost_ps(_method)
 
 
 def plain_variable(*, use_resource: bool = True, **kwargs: Any) -> tf.Variable:
@@ -116,12 +150,16 @@ def mutex_name(device: str) -> str:
     return f"kerasps/{device}"
 
 
-def unique_name() -> str:
-    """A name for a resource that no other has, in this process or another."""
-    return f"kerasps/{uuid.uuid4().hex}"
+def anonymous_handle(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+    """The handle of a variable that each execution of the current graph has anew; freed when the execution ends."""
+    return tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, container="", shared_name=_ANONYMOUS)
 
 
-def _destroy(handle: tf.Tensor) -> None:
+def _destroy(handle: tf.Tensor, kind: Hashable, shared_name: str) -> None:
+    if is_fork():  # whose parent still has the variable
+        return
     # The task may be gone, and the variable with it.
     with contextlib.suppress(tf.errors.OpError), tf.init_scope(), tf.device(handle.device):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        if CALLS.are_waited_for:
+            NAMES.give_back(kind, shared_name)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat
+from kerasps import _compat, connection
 from kerasps.cluster import ClusterDescription, check_cluster_resolver, read_tf_config, require_chief, wait_until_reachable
 from kerasps.errors import KeraspsError
 from kerasps.load import LoadMeter, LoadReport
+from kerasps.local_cluster import LocalCluster
 from kerasps.placement import COORDINATOR_CPU, Placement, PlacementLedger, ps_device
 from kerasps.sharding import LAYOUTS, ShardedStorage, Sharding
 from kerasps.storage import NamedVariable, mutex_name, plain_variable
@@ -23,8 +25,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     """Trains Keras 3 models on worker and ps tasks, with `model.fit` unchanged.
 
     A model that is made and compiled under `scope()` keeps its variables on the ps tasks; `fit` runs its training steps on the
-    workers. The process that makes the strategy is the coordinator (the `chief` task). A process connects to one cluster in
-    its life, which is TensorFlow's limit. Connecting resets TensorFlow's runtime: make the strategy before any other model.
+    workers. The process that makes the strategy is the coordinator (the `chief` task).
+
+    A process connects to one cluster in its life, which is TensorFlow's limit. A second strategy for the same cluster, as in a
+    notebook's cell that runs again, is the first one; for another cluster it is an error. What was made before the strategy
+    stays as it was: models, variables, lookup tables, datasets, iterators, compiled functions. Queues and file writers of
+    `tf.summary` do not, and a warning names them.
 
     ```python
     with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
@@ -53,12 +59,19 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     Raises:
         ClusterConfigError: the cluster's description is wrong: the message says what and how to mend it.
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
-        KeraspsError: this process is connected to a cluster already.
+        TaskStartError: the chief's port is in use.
+        KeraspsError: this process is connected to another cluster already.
 
     Follows `tf.distribute.ParameterServerStrategy`.
     """
 
-    _connected = threading.Lock()
+    _connecting = threading.Lock()
+    _current: ParameterServerStrategy | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> ParameterServerStrategy:
+        # The constructor that runs next tells whether it is for the same cluster.
+        current = ParameterServerStrategy._current
+        return current if type(current) is cls else super().__new__(cls)
 
     def __init__(
         self,
@@ -81,36 +94,63 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         description = check_cluster_resolver(cluster_resolver)
-        if not ParameterServerStrategy._connected.acquire(blocking=False):
-            raise KeraspsError(
-                "This process is connected to a cluster already, and TensorFlow connects a process once. Expected: one "
-                f"ParameterServerStrategy per process. Received: a second one, for {description}. Start another process."
-            )
-        try:
+        arguments: dict[str, Any] = {
+            "variable_partitioner": variable_partitioner,
+            "shard_layout": shard_layout,
+            "sparse_updates": sparse_updates,
+        }
+        with ParameterServerStrategy._connecting:
+            current = ParameterServerStrategy._current
+            if current is not None:
+                current._check_is_wanted(self, description, arguments)
+                return
             wait_until_reachable(description.server_addresses, connect_timeout)
-        except BaseException:
-            ParameterServerStrategy._connected.release()
-            raise
+            self._description = description
+            self._arguments: dict[str, Any] = arguments
+            self._connect(cluster_resolver, variable_partitioner)
+            ParameterServerStrategy._current = self
+
+    def _check_is_wanted(self, other: object, description: ClusterDescription, arguments: dict[str, Any]) -> None:
+        if description.jobs != self._description.jobs or other is not self:
+            raise KeraspsError(
+                "This process is connected to a cluster already, and TensorFlow connects a process once. Expected: the cluster "
+                f"of its first ParameterServerStrategy, {_tasks(self._description)}. Received: {_tasks(description)}. Go on "
+                "with the first strategy and its cluster: in a notebook, make the cluster in a cell of its own that runs once. "
+                "For another cluster, restart the kernel or start another process."
+            )
+        for name, value in arguments.items():
+            before = self._arguments[name]
+            if not _are_alike(value, before):
+                raise ValueError(
+                    f"Argument `{name}` differs from that of the strategy which this process has for this cluster. Expected: "
+                    f"{name}={before!r}, which gives that strategy back. Received: {name}={value!r}. Give the first value, or "
+                    "restart the process to use another."
+                )
+
+    def _connect(self, cluster_resolver: Any, variable_partitioner: Any) -> None:
         _hide_gpus_of_coordinator()
-        if description.is_on_one_machine:
-            _keep_idle_threads_asleep()
+        for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
+        if for_num_ps is not None:
+            variable_partitioner = for_num_ps(len(self._description.jobs["ps"]))
+        super().__init__(cluster_resolver, variable_partitioner)
+        theirs: Any = self._extended
+        self._extended: _Extended = _Extended(self, cluster_resolver, variable_partitioner, self._arguments["shard_layout"])
+        # What the constructor of a strategy sets; a `tf.function` that is called in the scope asks for it.
+        self._extended._retrace_functions_for_each_device = theirs._retrace_functions_for_each_device
+        self._load_meter = LoadMeter(self.num_ps)
         from kerasps import hooks  # imports the trainer, which knows this module
 
         hooks.install(self)
-        for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
-        if for_num_ps is not None:
-            variable_partitioner = for_num_ps(len(description.jobs["ps"]))
-        super().__init__(cluster_resolver, variable_partitioner)
-        theirs: Any = self._extended
-        self._extended: _Extended = _Extended(self, cluster_resolver, variable_partitioner, shard_layout)
-        # What the constructor of a strategy sets; a `tf.function` that is called in the scope asks for it.
-        self._extended._retrace_functions_for_each_device = theirs._retrace_functions_for_each_device
-        self._sparse_updates = sparse_updates
-        self._load_meter = LoadMeter(self.num_ps)
-        self._description = description
         atexit.register(_leave_remote_functions)
-        # A cluster that ends before this process does says so (`LocalCluster`).
-        getattr(cluster_resolver, "close_callbacks", []).append(_leave_remote_functions)
+        local_cluster = getattr(cluster_resolver, "cluster", None)
+        if isinstance(local_cluster, LocalCluster):
+            local_cluster.end_with_process(_leave_remote_functions)
+
+    def _connect_to_cluster(self, coordinator_name: str) -> None:
+        # What TensorFlow's constructor calls.
+        self._num_workers = len(self._description.jobs["worker"])
+        self._num_ps = len(self._description.jobs["ps"])
+        connection.connect(self._description, protocol=self._cluster_resolver.rpc_layer)
 
     @property
     def description(self) -> ClusterDescription:
@@ -130,7 +170,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     @property
     def sparse_updates(self) -> str:
         """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
-        return self._sparse_updates
+        return str(self._arguments["sparse_updates"])
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
@@ -236,6 +276,11 @@ class _Extended(_compat.ParameterServerStrategyV2Extended):
         # TensorFlow wraps variables for caching and aggregation; pull and push do both.
         return next_creator
 
+    def _resource_creator_scope(self) -> list[Any]:
+        # TensorFlow would put a copy of each StaticHashTable that is made in the scope on each worker, for good, whether or not
+        # it asks. `lookup_tables` brings tables, made anywhere, where they are asked, and as long as they are there.
+        return []
+
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         placing = self._placing
         if not placing.active:
@@ -287,23 +332,30 @@ def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
         )
 
 
+def _tasks(description: ClusterDescription) -> str:
+    return "; ".join(f"{job} at {', '.join(addresses)}" for job, addresses in description.jobs.items())
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether two arguments mean the same: a cell that runs again makes its partitioner, or its function, anew."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, types.FunctionType):
+        return _function_parts(one) == _function_parts(other)
+    return bool(one == other) or (hasattr(one, "__dict__") and vars(one) == vars(other))
+
+
+def _function_parts(function: types.FunctionType) -> tuple[Any, ...]:
+    code = function.__code__
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return code.co_code, code.co_consts, code.co_names, function.__defaults__, function.__kwdefaults__, cells
+
+
 def _hide_gpus_of_coordinator() -> None:
     # The coordinator dispatches; were its GPUs visible, its TensorFlow would take their memory from a worker beside it.
     # Too late when TensorFlow has been initialised: then its owner wants the GPU, and keeps it.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-
-
-def _keep_idle_threads_asleep() -> None:
-    # A thread of TensorFlow's that has nothing to do spins for a while before it sleeps, ready for what may come. Where tasks
-    # share the cores of one machine it spins in the way of the others: a sixth of a small step's time. Tasks take this from the
-    # configuration of the process that connects them.
-    context = _compat.eager_context()
-    config = tf.compat.v1.ConfigProto()
-    if context._config is not None:
-        config.CopyFrom(context._config)
-    config.experimental.disable_thread_spinning = True
-    context._config = config
 
 
 def _leave_remote_functions() -> None:

@@ -9,22 +9,18 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.adoption import adopt_model, strategy_of
+from kerasps.arguments import no_batches, whole_number
+from kerasps.dataset_creator import DatasetCreator
 from kerasps.datasets import make_input
-from kerasps.errors import InputError, UnsupportedError
+from kerasps.errors import InputError, KeraspsError
 from kerasps.failures import translated_errors
 from kerasps.inputs import Input
-from kerasps.loop import PREDICT, TEST, TRAIN, Loop, Mode, StepNumbers
+from kerasps.loop import PREDICT, TEST, TRAIN, Loop, Mode, StepNumbers, warn_of_missing_data
 from kerasps.metrics import concatenated, merge_once
-from kerasps.optimizers import check_optimizer
 from kerasps.placement import COORDINATOR_CPU
-from kerasps.step_function import ExecutionResult, StepFunction, optimizers_of
-from kerasps.strategy import ParameterServerStrategy
+from kerasps.step_function import ExecutionResult, StepFunction
 from kerasps.variables import come_to_rest
-
-
-def is_ours(model: keras.Model) -> bool:
-    """Whether `model` was made under a `kerasps.ParameterServerStrategy`."""
-    return isinstance(model._distribute_strategy, ParameterServerStrategy)
 
 
 def fit(
@@ -51,9 +47,12 @@ def fit(
     del original
     model._assert_compile_called("fit")
     come_to_rest()
-    _check_model(model)
-    epochs = _capped("epochs", epochs, _compat.keras_config.max_epochs())
-    steps_per_epoch = _capped("steps_per_epoch", steps_per_epoch, _compat.keras_config.max_steps_per_epoch())
+    _prepare(model)
+    epochs = _capped("epochs", whole_number("epochs", epochs, least=0), _compat.keras_config.max_epochs())
+    steps_per_epoch = _steps("steps_per_epoch", steps_per_epoch)
+    batch_size = whole_number("batch_size", batch_size)
+    validation_batch_size = whole_number("validation_batch_size", validation_batch_size)
+    validation_steps = _steps("validation_steps", validation_steps)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = _compat.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split
@@ -67,8 +66,10 @@ def fit(
         class_weight=class_weight,
         batch_size=batch_size,
         shuffle=shuffle,
+        steps=steps_per_epoch,
+        goes_on=True,
     )
-    function = _step_function(model, TRAIN, inputs.element_spec)
+    function = _step_for(model, TRAIN, inputs)
     callbacks = _callback_list(model, callbacks, verbose, epochs, steps_per_epoch or inputs.num_batches, add_history=True)
     validation = None
     if validation_data is not None:
@@ -83,7 +84,12 @@ def fit(
         for epoch in range(initial_epoch, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            logs = dict(_compat.pythonify_logs(loop.run_epoch(epoch).logs()))
+            totals = loop.run_epoch(epoch)
+            if not totals.steps and not model.stop_training:
+                raise no_batches("fit")
+            if epoch > initial_epoch and inputs.reads_once and steps_per_epoch is None:
+                warn_of_missing_data()
+            logs = dict(_compat.pythonify_logs(totals.logs()))
             if validation is not None and model._should_eval(epoch, validation_freq):
                 logs.update({f"val_{name}": value for name, value in validation.evaluate(callbacks).items()})
             callbacks.on_epoch_end(epoch, logs)
@@ -114,24 +120,27 @@ def evaluate(
     if kwargs:
         raise ValueError(f"Arguments not recognized: {kwargs}")
     come_to_rest()
-    steps = _capped("steps_per_epoch", steps, _compat.keras_config.max_steps_per_epoch())
+    _prepare(model)
+    steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
     inputs = make_input(
-        x, model._distribute_strategy.num_workers, y=y, sample_weight=sample_weight, batch_size=batch_size, limit=steps
+        x, model._distribute_strategy.num_workers, y=y, sample_weight=sample_weight, batch_size=batch_size, steps=steps
     )
     logs = _evaluate(model, inputs, steps, callbacks, verbose)
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
 def _evaluate(model: keras.Model, inputs: Input, steps: int | None, callbacks: Any, verbose: Any) -> dict[str, Any]:
-    _check_model(model)
-    function = _step_function(model, TEST, inputs.element_spec)
+    function = _step_for(model, TEST, inputs)
     callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     with translated_errors(model._distribute_strategy):
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
         loop = Loop(model, TEST, function, inputs, steps=steps, callbacks=callbacks)
-        logs = dict(_compat.pythonify_logs(loop.run_epoch(0).logs()))
+        totals = loop.run_epoch(0)
+        if not totals.steps and not model.stop_evaluating:
+            raise no_batches("evaluate")
+        logs = dict(_compat.pythonify_logs(totals.logs()))
         callbacks.on_test_end(logs)
     return logs
 
@@ -141,17 +150,19 @@ class _Validation:
 
     def __init__(self, model: keras.Model, data: Any, batch_size: int | None, steps: int | None) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        arrays = y is not None
         self._model = model
-        self._steps = _capped("steps_per_epoch", steps, _compat.keras_config.max_steps_per_epoch())
-        self._inputs = make_input(
-            x,
-            model._distribute_strategy.num_workers,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=batch_size if arrays else None,
-            limit=self._steps,
-        )
+        self._steps = steps
+        try:
+            self._inputs = make_input(
+                x,
+                model._distribute_strategy.num_workers,
+                y=y,
+                sample_weight=sample_weight,
+                batch_size=None if isinstance(x, DatasetCreator) else batch_size,
+                steps=steps,
+            )
+        except InputError as exc:
+            raise InputError(f"`validation_data`: {exc}") from exc
 
     def evaluate(self, callbacks: Any) -> dict[str, Any]:
         return _evaluate(self._model, self._inputs, self._steps, callbacks, verbose=0)
@@ -169,10 +180,11 @@ def predict(
     """`keras.Model.predict` on the workers of the model's strategy; rows come in the order of the input."""
     del original
     come_to_rest()
+    _prepare(model)
     strategy = model._distribute_strategy
-    steps = _capped("steps_per_epoch", steps, _compat.keras_config.max_steps_per_epoch())
-    inputs = make_input(x, strategy.num_workers, batch_size=batch_size, limit=steps, in_order=True)
-    function = _step_function(model, PREDICT, inputs.element_spec)
+    steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
+    inputs = make_input(x, strategy.num_workers, batch_size=batch_size, steps=steps, in_order=True)
+    function = _step_for(model, PREDICT, inputs)
     callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     batches: dict[int, Any] = {}
 
@@ -187,7 +199,7 @@ def predict(
         Loop(model, PREDICT, function, inputs, steps=steps, callbacks=callbacks, take=take).run_epoch(0)
         callbacks.on_predict_end()
     if not batches:
-        raise InputError("There is nothing to predict. Expected: at least one batch. Received: x without any.")
+        raise no_batches("predict")
     return concatenated([batches[index] for index in sorted(batches)])
 
 
@@ -232,7 +244,6 @@ def predict_on_batch(original: Any, model: keras.Model, x: Any) -> Any:
 
 
 def _logs_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) -> dict[str, Any]:
-    _check_model(model)
     function, result = _run_on_batch(model, mode, batch)
     model.reset_metrics()
     return dict(_compat.pythonify_logs(merge_once(model, function, result)))
@@ -240,19 +251,16 @@ def _logs_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) 
 
 def _run_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) -> tuple[StepFunction, ExecutionResult]:
     come_to_rest()
+    _prepare(model)
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
-    packed = keras.tree.map_structure(_as_tensor, packed if isinstance(packed, tuple) else (packed,))
+    packed = keras.tree.map_structure(_as_tensor, packed)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     with translated_errors(model._distribute_strategy):
         function = _step_function(model, mode, spec, in_vectors=False)
         numbers = StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
-            execution = function.execution(None, 1, checked=False, keeps_totals=False)
-            function.begin()
-            try:
-                result = function.run(execution, [packed], numbers.take(1))
-            finally:
-                function.end()
+            execution = function.execution(None, 1, checked=False, keeps_totals=False, on_coordinator=True)
+        result = function.run_alone(execution, [packed], numbers.take(1))
         numbers.settle(1)
     return function, result
 
@@ -264,35 +272,46 @@ def _as_tensor(value: Any) -> Any:
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
 
+def _steps(name: str, value: Any) -> int | None:
+    steps: int | None = _capped("steps_per_epoch", whole_number(name, value), _compat.keras_config.max_steps_per_epoch())
+    return steps
+
+
+def _step_for(model: keras.Model, mode: Mode, inputs: Input) -> StepFunction:
+    """The model's step for batches of `inputs`."""
+    try:
+        return _step_function(model, mode, inputs.element_spec)
+    except (TypeError, ValueError) as exc:
+        text = None if isinstance(exc, KeraspsError) else _what_is_wrong(model, mode, inputs)
+        if text is None:
+            raise
+        raise InputError(f"{text} The model's error: {exc}") from exc
+
+
+def _what_is_wrong(model: keras.Model, mode: Mode, inputs: Input) -> str | None:
+    """What may be wrong with the batches for which a step could not be traced."""
+    if inputs.differences is not None:
+        return (
+            "The model takes no batches that are of different shapes on different workers. Received: "
+            f"{inputs.differences}. Make `dataset_fn` return the same on each worker."
+        )
+    _, y, _ = keras.utils.unpack_x_y_sample_weight(inputs.element_spec)
+    if y is None and mode is not PREDICT and model._compile_loss is not None:
+        return (
+            "The model was compiled with a loss, which compares its outputs with y. Expected: y, or a dataset of (x, y). "
+            "Received: x alone. Give y, or compile without a loss where the model adds its own (`add_loss`)."
+        )
+    return None
+
+
 def _step_function(model: keras.Model, mode: Mode, element_spec: Any, *, in_vectors: bool = True) -> StepFunction:
-    """The model's step for batches of `element_spec`; builds model and optimizer where that is still to do."""
+    """The model's step for batches of `element_spec`; its trace builds what is still to be built, as Keras's does."""
     cached = getattr(model, mode.function)  # `compile` clears it
     if isinstance(cached, StepFunction) and cached.serves(element_spec, in_vectors=in_vectors):
         return cached
-    _build(model, mode, element_spec)
     function = StepFunction(model, model._distribute_strategy, element_spec, mode.step, in_vectors=in_vectors)
     setattr(model, mode.function, function)
     return function
-
-
-def _build(model: keras.Model, mode: Mode, element_spec: Any) -> None:
-    batch = keras.tree.map_structure(_symbolic, element_spec)
-    with model._distribute_strategy.scope():
-        if mode is not PREDICT:
-            model._symbolic_build(data_batch=batch)
-        elif not all(layer.built for layer in model._flatten_layers()):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            _compat.compute_output_spec(model, x, training=False)
-
-
-def _symbolic(spec: Any) -> Any:
-    if not hasattr(spec, "shape"):  # that of None
-        return None
-    shape, dtype = tuple(spec.shape), spec.dtype.name
-    if isinstance(spec, tf.RaggedTensorSpec):
-        ragged = {"ragged_rank": spec.ragged_rank, "row_splits_dtype": spec.row_splits_dtype}
-        return keras.KerasTensor(shape, dtype, ragged=True, **ragged)
-    return keras.KerasTensor(shape, dtype, sparse=isinstance(spec, tf.SparseTensorSpec))
 
 
 def _callback_list(
@@ -311,14 +330,9 @@ def _callback_list(
     )
 
 
-def _check_model(model: keras.Model) -> None:
-    for optimizer in optimizers_of(model):
-        check_optimizer(optimizer)
-    if model.run_eagerly:
-        raise UnsupportedError(
-            "A step runs on the workers as a graph. Expected: `run_eagerly=False` in `compile`. Received: "
-            "run_eagerly=True. To debug a step eagerly, run the same model outside `strategy.scope()`."
-        )
+def _prepare(model: keras.Model) -> None:
+    """Makes the model, wherever and by whom it was made, one that the strategy can train."""
+    adopt_model(strategy_of(model), model)
 
 
 def _capped(name: str, value: Any, cap: int | None) -> Any:

@@ -20,9 +20,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps import _compat
+from kerasps import _compat, flights
+from kerasps.errors import UnsupportedError
+from kerasps.failures import naming_lost_ps
+from kerasps.fetch import fetch
+from kerasps.forks import check_not_forked
 from kerasps.initialization import RowInitializer
-from kerasps.pieces import StoredRows, pieces, write_rows
+from kerasps.pieces import PIECE_BYTES, StoredRows, pieces, read_rows, write_rows
 from kerasps.placement import COORDINATOR_CPU
 from kerasps.sharding import ShardedStorage, Sharding, shards_of
 
@@ -94,9 +98,11 @@ def before_access(call: Callable[[], None]) -> contextlib.AbstractContextManager
 
 def come_to_rest() -> None:
     """Sees to it that no step is in flight, as far as this thread can: within a callback that is called while steps are."""
+    check_not_forked()
     call, _STATE.before_access = _STATE.before_access, None
     if call is not None:
         call()
+    flights.come_to_rest()
 
 
 def creating_under(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
@@ -116,6 +122,9 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
     The initial value is computed on the tasks that store it and never travels. `assign_add` and `assign_sub` are atomic (per
     shard): concurrent workers lose nothing.
     """
+
+    # Until there is a value: where a step makes a variable, its shape is asked for before.
+    _value: Any = None
 
     @property
     def storage(self) -> tf.Variable | ShardedStorage:
@@ -162,6 +171,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
         self, shape: tuple[int, ...], initial_value: Callable[[], Any], initial_part: Callable[[Sharding, int], Any]
     ) -> None:
         """Makes the storage, where the strategy says; the values are computed by functions that run where they are stored."""
+        check_not_forked()
         strategy = _strategy_of_new_variables()
         # Current already, in a step too, unless variables are made under another.
         scope = contextlib.nullcontext if _STATE.strategy is None else strategy.scope
@@ -191,6 +201,32 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
         ]
         self._value = ShardedStorage(shards, sharding, self._name)
 
+    def take_over(self, value: tf.Variable) -> None:
+        """Makes the storage of a variable that was made outside the strategy, with `value`, which is what it was."""
+        self._move(value)
+        self._value._unique_id = value._unique_id  # what optimizers know it by
+
+    def _move(self, value: tf.Variable) -> None:
+        shape = tuple(value.shape)
+        if not shape or value.shape.num_elements() * value.dtype.size <= PIECE_BYTES:
+
+            def part(sharding: Sharding, shard: int) -> tf.Tensor:
+                with tf.device(value.device):  # so that a ps is sent its part alone
+                    return sharding.part(value.read_value(), shard)
+
+            self._create_storage(shape, value.read_value, part)
+            return
+
+        def empty(shape: tuple[int, ...]) -> tf.Tensor:
+            return tf.zeros(shape, value.dtype)
+
+        self._create_storage(
+            shape, lambda: empty(shape), lambda sharding, shard: empty((len(sharding.rows(shard)), *shape[1:]))
+        )
+        with tf.init_scope():
+            for rows in pieces(self._value):
+                write_rows(self._value, rows, read_rows(value, rows, COORDINATOR_CPU), COORDINATOR_CPU)
+
     def lies_beside(self, other: ParameterServerVariable) -> bool:
         """Whether each shard is on the device of that shard of `other`; of another shape, whether it is beside the first."""
         if tuple(self.shape) != tuple(other.shape):
@@ -215,13 +251,45 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
             return None
         return current
 
+    def compiled_graph(self, *, in_call: bool = False) -> Any:
+        """The graph of the function that is traced for XLA to compile, so that it cannot reach the storage; None elsewhere.
+
+        With `in_call`, the current graph is not that function, but is about to call one.
+        """
+        if tf.executing_eagerly() or self._value is None or "/job:ps" not in self.device:
+            return None
+        scope = _compat.get_stateless_scope()
+        if scope is not None and scope.get_current_value(self) is not None:
+            return None
+        # TensorFlow marks the graph in which such a function is called, or the function itself where it is not called.
+        graph, inner = tf.compat.v1.get_default_graph(), None
+        while graph is not None:
+            marked = _compat.containing_xla_context(graph._get_control_flow_context()) is not None
+            if marked and not (in_call and inner is None):
+                # A branch or a loop is a graph in the function's.
+                return graph if inner is None or type(inner).__name__ != "FuncGraph" else inner
+            graph, inner = getattr(graph, "outer_graph", None), graph
+        return None
+
+    def _check_assignment(self) -> None:
+        if _compat.get_stateless_scope() is None and self.compiled_graph() is not None:
+            raise UnsupportedError(
+                f"A function that is compiled by XLA assigns to '{self.path}', which is on a ps, and XLA cannot reach another "
+                "machine. Expected: the variable read there, and assigned outside. Received: `jit_compile=True`. Leave it out, "
+                "or train with `model.fit`, whose steps may be compiled."
+            )
+
     @property
     def value(self) -> Any:
         current = self._resolves_through()
         if current is None:
             come_to_rest()
-            return super().value
-        value = current.read(self)
+            compiled = self.compiled_graph()
+            if compiled is None:
+                return super().value
+            value = compiled_value(compiled, self)
+        else:
+            value = current.read(self)
         if self._trainable and not isinstance(value, tf.Variable):
             _compat.record_variable_access(self)
         return self._maybe_autocast(value)
@@ -237,10 +305,13 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
         current = self._resolves_through()
         if current is not None:
             return current.source(self)
+        compiled = self.compiled_graph()
+        if compiled is not None:
+            return compiled_value(compiled, self)
         if isinstance(self._value, ShardedStorage) and tf.executing_eagerly():
             raise AttributeError(
-                f"'{self.path}' is in {len(self.shards)} shards, each with a handle, and has none of its own. Expected: "
-                "gradients taken in `train_step`, under `model.fit`. Train there, or leave the variable whole."
+                f"'{self.path}' is in {len(self.shards)} shards, each with a handle, and has none of its own. Expected: a use "
+                "of its value, or gradients by `tf.GradientTape`. Leave it whole to hand its handle to TensorFlow."
             )
         return self.shards[0].handle  # in a graph, TensorFlow asks where a look-up should be placed
 
@@ -257,7 +328,8 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
         current = self._resolves_through()
         if current is None:
             come_to_rest()
-            return tf.gather(super().value, ids)
+            compiled = self.compiled_graph()
+            return tf.gather(super().value if compiled is None else self.value, ids)
         if self._trainable:
             _compat.record_variable_access(self)  # before the rows are read, or a GradientTape does not see them
         return self._maybe_autocast(current.take(self, ids))
@@ -270,6 +342,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
     def assign(self, value: Any) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
             come_to_rest()
+            self._check_assignment()
             return self._assign_rows(value) if isinstance(value, StoredRows) else super().assign(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         _STATE.phase.assign(self, value)
@@ -293,6 +366,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
+            self._check_assignment()
             self.storage.assign_add(value)  # atomic; Keras's own reads and writes
         else:
             _STATE.phase.assign_add(self, value)
@@ -317,7 +391,8 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # what comes from a ps is a copy
-        return np.asarray(tf.convert_to_tensor(self.value).numpy(), dtype)
+        with naming_lost_ps:
+            return np.asarray(fetch([tf.convert_to_tensor(self.value)])[0], dtype)
 
     @property
     def constraint(self) -> Any:
@@ -337,6 +412,33 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
     @regularizer.setter
     def regularizer(self, value: Any) -> None:
         keras.Variable.regularizer.fset(self, value)
+
+
+def compiled_value(graph: Any, variable: ParameterServerVariable) -> tf.Tensor:
+    """The value of `variable` as it is whenever the function of `graph` is called: a tensor, as XLA takes no resource of a ps.
+
+    A GradientTape that watches the call sees the read.
+    """
+    key = ("kerasps", id(variable))
+    captures = graph._function_captures
+    if key not in captures.by_ref_external:
+
+        def read() -> list[tf.Tensor]:
+            current = variable._resolves_through()
+            if current is not None:
+                return [tf.convert_to_tensor(current.read(variable))]
+            outer = variable.compiled_graph(in_call=True)
+            if outer is None:
+                return [tf.convert_to_tensor(variable._value)]
+            if variable.trainable:
+                _compat.record_variable_access(variable)
+            return [compiled_value(outer, variable)]
+
+        graph.capture_call_time_value(read, tf.TensorSpec(variable._value.shape, variable._value.dtype), key=key)
+        # Where a graph calls the function, TensorFlow would read before that graph runs, and miss what it assigns.
+        read.output_spec = captures.by_ref_external[key].output_spec  # type: ignore[attr-defined]
+        captures.by_ref_external[key] = read
+    return captures.by_ref_internal[key]
 
 
 def is_metric_state(variable: keras.Variable) -> bool:

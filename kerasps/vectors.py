@@ -4,20 +4,22 @@ To start an operation on a small tensor costs a ps more than the operation itsel
 variable. Where one variable is updated like another, an elementwise optimizer does not see where one ends and the next begins:
 so the variables of a ps, laid end to end, are updated as one, and pulled as they lie there.
 
-The vectors hold the values between `Vectors.load` and `Vectors.store` only. The `Dispatcher` sees to both: whoever looks at a
-variable looks when no step is in flight (see `variables.before_access`), and finds the value where it always is.
+The vectors hold the values between `Vectors.load` and `Vectors.store` only, both of which a `flights.Flight` calls: whoever
+looks at a variable looks when no step is in flight (see `variables.come_to_rest`), and finds the value where it always is.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps.compute import Update
+from kerasps.fetch import fetch
 from kerasps.optimizers import has_uniform_updates, slots_of
 from kerasps.parts import Part, parts_of
 from kerasps.storage import NamedVariable
@@ -74,8 +76,8 @@ class Vectors:
         of_devices: dict[str, list[Vector]] = {}
         for vector in self.all:
             of_devices.setdefault(vector.device, []).append(vector)
-        self._loads = [_trace(_load, vectors, updates) for vectors in of_devices.values()]
-        self._stores = [_trace(_store, vectors, updates) for vectors in of_devices.values()]
+        self._loads = {device: _trace(_load, vectors, updates) for device, vectors in of_devices.items()}
+        self._stores = {device: _trace(_store, vectors, updates) for device, vectors in of_devices.items()}
 
     def load(self) -> None:
         """Takes the values of the variables; due before steps are sent."""
@@ -142,7 +144,24 @@ def _trace(move: Callable[..., None], vectors: list[Vector], updates: Sequence[U
     return tf.function(move_all, autograph=False).get_concrete_function()
 
 
-def _call_all(functions: Sequence[Any]) -> None:
+def _call_all(functions: Mapping[str, Any]) -> None:
+    """Calls each on its ps, side by side, and raises the first error when each has done what it can."""
+    errors: list[Exception] = []
+
+    def attempt(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except tf.errors.OpError as exc:
+            errors.append(exc)
+
+    def on(device: str, function: Any) -> Any:
+        # Called on its ps, it leaves nothing there when it is deleted; what the coordinator calls there from here would stay.
+        with tf.device(device):
+            return function()
+
     # A remote call that returns nothing is not waited for.
-    for done in [function() for function in functions]:
-        done.numpy()
+    for done in [attempt(functools.partial(on, device, function)) for device, function in functions.items()]:
+        if done is not None:
+            attempt(functools.partial(fetch, [done]))
+    if errors:
+        raise errors[0]

@@ -95,6 +95,20 @@ def test_the_example_in_the_documentation_runs():
         (tf_config(task={"type": "worker", "index": 2}), "index from 0 to 1, since 2 worker tasks.*Received: worker 2"),
         (tf_config(task={"type": "worker", "index": -1}), "task index in TF_CONFIG is not an index.*Received: -1"),
         (tf_config(task={"type": "worker", "index": True}), "task index in TF_CONFIG is not an index.*Received: True"),
+        (tf_config(task={"type": "worker", "index": "9" * 5000}), "task index in TF_CONFIG is not an index.*Received: '999"),
+        (tf_config(task={"type": "worker", "index": "x"}), "task index in TF_CONFIG is not an index.*Received: 'x'"),
+        (
+            tf_config(task={"type": "worker"}),
+            '"index" from 0 to 1 in "task", since 2 worker tasks are listed.*Received: {\'type\'',
+        ),
+        (
+            tf_config(task={"type": ["chief"], "index": 0}),
+            r"task type .* is not a name\. Expected: one of chief, worker, ps, or evaluator, as text\. Received: \['chief'\]",
+        ),
+        (tf_config(task="chief"), "TF_CONFIG does not say which task this is.*Received: chief"),
+        (tf_config()[:-1] + ', "task": {}}', 'TF_CONFIG has an entry twice.*Received: "task"'),
+        (tf_config()[:-1] + ', "rpc_layer": "http"}', "rpc_layer in TF_CONFIG is none .*Expected: \"grpc\".*Received: 'http'"),
+        ("[" * 100_000, "TF_CONFIG is not JSON"),
     ],
 )
 def test_a_wrong_tf_config_is_refused_by_name(text, message):
@@ -102,7 +116,81 @@ def test_a_wrong_tf_config_is_refused_by_name(text, message):
         read_tf_config(text)
 
 
-@pytest.mark.parametrize("address", ["host3", "host3:", ":2222", "host3:0", "host3:70000", "host3:http", "::1:2222", "", 2222])
+JSON_VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    7,
+    1.5,
+    "",
+    "chief",
+    "host:1",
+    "1",
+    [],
+    ["chief"],
+    [["host:1"]],
+    [7],
+    [None],
+    {},
+    {"0": "host:1"},
+    {"type": "ps"},
+]
+
+
+def places(value, path=()):
+    """The path to every value in a JSON object, itself included."""
+    yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def changed(value, path, new):
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("path", list(places(json.loads(tf_config()))), ids=lambda path: ".".join(map(str, path)) or "all")
+def test_any_value_at_any_place_is_understood_or_refused_in_words(path):
+    valid = json.loads(tf_config())
+    messages = []
+    for new in JSON_VALUES:
+        text = json.dumps(changed(valid, path, new))
+        try:
+            description = read_tf_config(text)
+        except ClusterConfigError as exc:
+            messages.append(str(exc))
+        else:
+            assert description.task_type in (*description.jobs, "evaluator"), text
+            assert description.address is not None, text
+            # What is understood is what TensorFlow reads as well.
+            assert read_tf_config(json.dumps(description.as_tf_config())) == description
+    assert len(messages) >= len(JSON_VALUES) - 4
+    assert [text for text in messages if not re.search(r"TF_CONFIG.*\. Expected: .+\. Received: .*Correct", text)] == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host 3:1",
+        "host3:٣",
+        "host3:" + "9" * 5000,
+        "grpc://host3:1",
+        "host3",
+        "host3:",
+        ":2222",
+        "host3:0",
+        "host3:70000",
+        "host3:http",
+        "::1:2222",
+        "",
+        2222,
+    ],
+)
 def test_a_malformed_address_is_refused(address):
     with pytest.raises(ClusterConfigError, match=rf"address of the ps job in TF_CONFIG is malformed.*Received: {address!r}"):
         read_tf_config(tf_config(ps=[address]))

@@ -7,6 +7,7 @@ import importlib.metadata
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import kerasps
 from kerasps import _compat
@@ -173,3 +174,10 @@ def test_every_private_attribute_that_kerasps_touches_is_listed():
     assert ("hooks.py", "_var_key") in touched, "the search finds no hooks"
     unused = {name for name in listed if name.startswith("_")} - {name for _, name in touched} - own
     assert unused == set()
+
+
+def test_a_lookup_table_is_known_by_its_handle():
+    initializer = tf.lookup.KeyValueTensorInitializer(["a"], [1])
+    table = tf.lookup.StaticHashTable(initializer, 0)
+    assert _compat.owner_of(table.resource_handle) is table
+    assert _compat.owner_of(tf.constant(0)) is None

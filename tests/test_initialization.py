@@ -55,6 +55,15 @@ LAYOUTS = {
 }
 
 
+def pairwise(names, dtypes):
+    """Each name with each layout and with each dtype and, of four names on, each layout with each dtype."""
+    return [
+        (name, layout, dtypes[(row + column) % len(dtypes)])
+        for row, name in enumerate(names)
+        for column, layout in enumerate(LAYOUTS)
+    ]
+
+
 def bits(value):
     """The bytes of each row, so that -0.0 is not 0.0."""
     value = np.ascontiguousarray(np.asarray(value))
@@ -77,27 +86,24 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(initialization, "CHUNK_BYTES", 3 * 7 * 4)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize(("name", "layout", "dtype"), pairwise(RANDOM, ["float16", "bfloat16", "float32", "float64"]))
 def test_random_rows_are_those_of_the_whole(name, layout, dtype):
     initializer = RANDOM[name](SEED)
     make_rows = assert_rows_are_those_of_the_whole(initializer, initializer(SHAPE, dtype=dtype), LAYOUTS[layout], dtype=dtype)
     assert make_rows.is_exact_by_rows
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["RandomNormal", "TruncatedNormal", "RandomUniform"])
+@pytest.mark.parametrize(
+    ("name", "layout", "dtype"),
+    pairwise(["RandomNormal", "TruncatedNormal", "RandomUniform"], ["float16", "bfloat16", "float32", "float64"]),
+)
 @pytest.mark.usefixtures("small_chunks")
 def test_rows_that_are_made_in_several_chunks_are_those_of_the_whole(name, layout, dtype):
     initializer = RANDOM[name](SEED)
     assert_rows_are_those_of_the_whole(initializer, initializer(SHAPE, dtype=dtype), LAYOUTS[layout], dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CONSTANT)
+@pytest.mark.parametrize(("name", "layout", "dtype"), pairwise(CONSTANT, ["float16", "float32", "float64", "int32"]))
 def test_constant_rows_are_those_of_the_whole(name, layout, dtype):
     initializer = CONSTANT[name]
     make_rows = assert_rows_are_those_of_the_whole(initializer, initializer(SHAPE, dtype=dtype), LAYOUTS[layout], dtype=dtype)
@@ -197,27 +203,25 @@ def by_hand(shape, dtype=None):
     return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
 
 
+OTHERS = {
+    "override": lambda: Doubled(seed=SEED),
+    "override of a generator": lambda: Doubled(seed=keras.random.SeedGenerator(5)),
+    "Orthogonal": lambda: keras.initializers.Orthogonal(seed=SEED),
+    "Identity": keras.initializers.Identity,
+    "RandomNormal of means": lambda: keras.initializers.RandomNormal(mean=np.arange(7.0, dtype="float32"), seed=SEED),
+    "array": lambda: keras.initializers.get(np.arange(53 * 7.0).reshape(SHAPE)),
+    "function": lambda: by_hand,
+}
+
+
+# What is sliced is the same for all of them, so one meets every layout.
 @pytest.mark.parametrize(
-    "initializer",
-    [
-        Doubled(seed=SEED),
-        Doubled(seed=keras.random.SeedGenerator(5)),
-        keras.initializers.Orthogonal(seed=SEED),
-        keras.initializers.Identity(),
-        keras.initializers.RandomNormal(mean=np.arange(7.0, dtype="float32"), seed=SEED),
-        keras.initializers.get(np.arange(53 * 7.0).reshape(SHAPE)),
-        by_hand,
-    ],
-    ids=["override", "override of a generator", "Orthogonal", "Identity", "RandomNormal of means", "array", "function"],
+    ("name", "layout"),
+    [*(("function", layout) for layout in LAYOUTS), *((name, "every third") for name in OTHERS if name != "function")],
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_other_initializer_makes_the_whole_value_and_is_sliced(initializer, layout):
-    if isinstance(getattr(initializer, "seed", None), keras.random.SeedGenerator):
-        whole = Doubled(seed=keras.random.SeedGenerator(5))(SHAPE, dtype="float32")
-        initializer = Doubled(seed=keras.random.SeedGenerator(5))
-    else:
-        whole = initializer(SHAPE, dtype="float32")
-    make_rows = assert_rows_are_those_of_the_whole(initializer, whole, LAYOUTS[layout])
+def test_any_other_initializer_makes_the_whole_value_and_is_sliced(name, layout):
+    whole = OTHERS[name]()(SHAPE, dtype="float32")
+    make_rows = assert_rows_are_those_of_the_whole(OTHERS[name](), whole, LAYOUTS[layout])
     assert not make_rows.is_exact_by_rows
 
 

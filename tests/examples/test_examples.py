@@ -20,6 +20,8 @@ LIMIT_S = 240
 RMSE = re.compile(r"^test RMSE: (\d\.\d+) on 10,176 ratings$", re.MULTILINE)
 AUC = re.compile(r"^test AUC: (\d\.\d+) on 2,560 examples$", re.MULTILINE)
 ACCURACY = re.compile(r"^test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
+LINES = re.compile(r"^test accuracy: (\d\.\d+) on 2,000 lines$", re.MULTILINE)
+RECONSTRUCTION = re.compile(r"^test reconstruction: (\d+\.\d+) on 360 digits$", re.MULTILINE)
 EVALUATED = re.compile(r"^\[evaluator\] test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
 
 
@@ -69,6 +71,23 @@ def test_movielens_through_kerasps_launch() -> None:
     output = run(*launch, str(EXAMPLES / "movielens.py"), "--epochs", "1", "--max-steps", "50")
     assert "6,400 examples in" in output
     assert figure(RMSE, output) < 1.1
+
+
+@pytest.mark.integration
+def test_strings_in_csv_files_are_looked_up_on_the_workers() -> None:
+    assert figure(RMSE, python("csv_files.py", "--epochs", "1")) < 1.0
+
+
+@pytest.mark.integration
+def test_docstrings_are_told_apart() -> None:
+    # Guessing the commonest library is right in 0.43 of the lines.
+    assert figure(LINES, python("docstrings.py", "--epochs", "2")) > 0.7
+
+
+@pytest.mark.integration
+def test_digits_are_drawn_by_a_model_without_call() -> None:
+    # A decoder that draws each pixel's mean loses 27.1.
+    assert figure(RECONSTRUCTION, python("vae.py", "--epochs", "10")) < 25.0
 
 
 @pytest.mark.integration

@@ -30,7 +30,17 @@ def arrays():
 def dataset_fn(context):
     dataset = tf.data.Dataset.from_tensor_slices(arrays())
     dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+    if looks_up:
+        dataset = dataset.map(lambda x, y: (tf.strings.as_string(tf.cast(y, tf.int64)), y))
     return dataset.batch(8) if finite else dataset.repeat().batch(8)
+
+
+def whole():
+    """A dataset that each worker reads, in an order that it leaves to chance."""
+    parts = tf.data.Dataset.range(20).shuffle(20)
+    rows = tf.data.Dataset.from_tensor_slices(arrays())
+    parts = parts.interleave(lambda i: rows.shard(20, i).shuffle(30), 4, num_parallel_calls=2, deterministic=False)
+    return parts.shuffle(500).batch(8)
 
 
 class Batches(keras.metrics.Metric):
@@ -38,13 +48,16 @@ class Batches(keras.metrics.Metric):
         super().__init__(name="batches")
         self.count = self.add_variable((), "zeros", name="count")
         self.ids = self.add_variable((), "zeros", dtype="int64", name="ids")
+        self.squares = self.add_variable((), "zeros", dtype="int64", name="squares")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.count.assign_add(1.0)
-        self.ids.assign_add(tf.reduce_sum(tf.cast(y_true, tf.int64)))
+        ids = tf.cast(y_true, tf.int64)
+        self.ids.assign_add(tf.reduce_sum(ids))
+        self.squares.assign_add(tf.reduce_sum(ids * ids))
 
     def result(self):
-        return {"batches": self.count.value * 1, "ids": self.ids.value * 1}
+        return {"batches": self.count.value * 1, "ids": self.ids.value * 1, "squares": self.squares.value * 1}
 
 
 class Slow(keras.layers.Layer):
@@ -103,6 +116,7 @@ class After(keras.callbacks.Callback):
 scenario = sys.argv[1]
 steps_per_execution = int(sys.argv[2])
 finite = "finite" in scenario
+looks_up = scenario.startswith("lookup")
 
 
 def kill_and_restart(cluster):
@@ -146,6 +160,11 @@ actions = {
         OnceBack(2),
         At(2, 20, lambda: cluster.kill("worker", 0)),
     ],
+    "lookup_worker_restarted_then_gone": [
+        At(0, 20, lambda: kill_and_restart(cluster)),
+        OnceBack(2),
+        At(2, 20, lambda: cluster.kill("worker", 0)),
+    ],
     "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
     "all_workers_gone": [At(0, 20, lambda: (cluster.kill("worker", 0), cluster.kill("worker", 1)))],
     "ps_gone": [At(0, 20, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
@@ -155,6 +174,8 @@ actions = {
     "holding_ps_gone": [After(1.0, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
     "holding_worker_restarted_finite": [After(1.0, lambda: kill_and_restart(cluster))],
     "worker_restarted_finite": [At(0, 20, lambda: kill_and_restart(cluster))],
+    "worker_restarted_finite_whole": [At(0, 20, lambda: kill_and_restart(cluster))],
+    "worker_gone_finite_whole": [At(0, 20, lambda: cluster.kill("worker", 1))],
     "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
     "evaluate_worker_restarted": [AtStep(20, lambda: kill_and_restart(cluster))],
     "evaluate_worker_gone": [AtStep(20, lambda: cluster.kill("worker", 1))],
@@ -178,8 +199,18 @@ Dispatcher._session = noted_session
 
 strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
 with strategy.scope():
-    model = keras.Sequential([keras.Input((2,)), Slow(), keras.layers.Dense(4), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.001), "mae", metrics=[Batches()], steps_per_execution=steps_per_execution)
+    if looks_up:  # predicts the number in a word, which it does not unlearn
+        lookup = keras.layers.StringLookup(vocabulary=[str(i) for i in range(NUM_EXAMPLES)], num_oov_indices=0)
+        embedding = keras.layers.Embedding(NUM_EXAMPLES, 1)
+        layers = [keras.Input((1,), dtype="string"), lookup, embedding, keras.layers.Flatten(), Slow()]
+    else:
+        layers = [keras.Input((2,)), Slow(), keras.layers.Dense(4), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    if looks_up:
+        embedding.embeddings.assign(arrays()[1])
+    model.compile(
+        keras.optimizers.SGD(0.0 if looks_up else 0.001), "mae", metrics=[Batches()], steps_per_execution=steps_per_execution
+    )
 report = {}
 start = time.monotonic()
 with warnings.catch_warnings(record=True) as caught:
@@ -196,8 +227,11 @@ with warnings.catch_warnings(record=True) as caught:
         if scenario.startswith(("evaluate", "predict")):
             actions = []  # and the strategy goes on to train
         length = {"epochs": 2} if finite else {"epochs": 4, "steps_per_epoch": 600 if "holding" in scenario else 120}
-        history = model.fit(kerasps.DatasetCreator(dataset_fn), **length, verbose=0, callbacks=actions)
+        data = whole() if "whole" in scenario else kerasps.DatasetCreator(dataset_fn)
+        history = model.fit(data, **length, verbose=0, callbacks=actions)
         report["history"] = history.history
+        if scenario == "worker_gone_finite":
+            report["ids_without_worker"] = model.evaluate(*arrays(), batch_size=8, verbose=0, return_dict=True)["ids"]
         report["iterations"] = int(model.optimizer.iterations.numpy())
         report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))
     except Exception as exc:

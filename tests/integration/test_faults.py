@@ -16,18 +16,27 @@ def run(scenario, steps_per_execution, **environment):
     return run_and_report(SCRIPT, scenario, steps_per_execution, **environment)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 7])
-@pytest.mark.parametrize("scenario", ["worker_restarted", "worker_gone", "worker_restarted_then_gone"])
+@pytest.mark.parametrize(
+    ("scenario", "steps_per_execution"), [("worker_restarted", 1), ("worker_gone", 7), ("worker_restarted_then_gone", 7)]
+)
 def test_a_lost_worker_leaves_counts_exact(scenario, steps_per_execution):
     report = run(scenario, steps_per_execution)
     assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
     assert report["history"]["batches"] == [120.0] * 4
     assert report["iterations"] == 480
     assert report["finite_weights"]
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 7])
-@pytest.mark.parametrize("scenario", ["holding_worker_restarted", "holding_worker_gone"])
+def test_a_worker_that_comes_back_has_its_lookup_tables_again():
+    report = run("lookup_worker_restarted_then_gone", 7)
+    assert "error" not in report, report
+    assert report["failures"] > 1, "a worker was killed when nothing ran"
+    assert report["history"]["batches"] == [120.0] * 4
+    assert report["history"]["loss"] == [0.0] * 4
+
+
+@pytest.mark.parametrize(("scenario", "steps_per_execution"), [("holding_worker_restarted", 7), ("holding_worker_gone", 1)])
 def test_results_that_a_lost_worker_held_are_worked_out_again(scenario, steps_per_execution):
     report = run(scenario, steps_per_execution)
     assert "error" not in report, report
@@ -45,13 +54,18 @@ def test_a_lost_worker_that_held_results_of_finite_data_reads_them_again():
     assert report["iterations"] == 500
 
 
-@pytest.mark.parametrize("scenario", ["worker_restarted_finite", "worker_gone_finite"])
-def test_what_a_lost_worker_has_not_read_is_read_by_it_or_by_others(scenario):
-    report = run(scenario, 7)
+@pytest.mark.parametrize("data", ["finite", "finite_whole"])
+@pytest.mark.parametrize("scenario", ["worker_restarted", "worker_gone"])
+def test_what_a_lost_worker_has_not_read_is_read_by_it_or_by_others(scenario, data):
+    report = run(f"{scenario}_{data}", 7)
     assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
     assert report["history"]["batches"] == [250.0] * 2
     assert report["history"]["ids"] == [sum(range(2000))] * 2
+    assert report["history"]["squares"] == [sum(i * i for i in range(2000))] * 2
     assert report["iterations"] == 500
+    if scenario == "worker_gone_finite":
+        assert report["ids_without_worker"] == sum(range(2000)), "what it would have read was not read by others"
 
 
 @pytest.mark.parametrize("scenario", ["evaluate_worker_restarted", "evaluate_worker_gone"])
@@ -80,6 +94,16 @@ def test_a_lost_ps_ends_fit_with_an_error_that_names_it(scenario):
     assert "Start the ps again" in report["text"]
     assert report["seconds_to_error"] < 10
     assert report["saving"].startswith("PSLostError: ps 1 at 127.0.0.1:")
+
+
+def test_whatever_needs_the_variables_of_a_lost_ps_ends_in_an_error_that_names_it():
+    report = run_and_report(SCRIPT.with_name("lost_ps_calls.py"))
+    assert len(report) == 2 * 26
+    for call, (ended, seconds) in report.items():
+        assert ended.startswith("PSLostError"), (call, ended)
+        assert "ps 1 at 127.0.0.1:" in ended, (call, ended)
+        assert "Start the ps again" in ended, (call, ended)
+        assert seconds < 10, (call, seconds)
 
 
 @pytest.mark.parametrize("scenario", ["all_workers_gone", "holding_all_workers_gone"])

@@ -65,9 +65,9 @@ def test_the_partitioner_decides_what_is_split(report, partitioner):
     assert report["small"]["shapes"] == shards
 
 
-def test_a_second_strategy_in_one_process_is_refused_and_leaves_the_first(report):
+def test_a_second_strategy_with_another_partitioner_is_refused_and_leaves_the_first(report):
     kind, text = report["second_strategy"]
-    assert kind == "KeraspsError"
-    assert "This process is connected to a cluster already" in text
-    assert "Start another process." in text
+    assert kind == "ValueError"
+    assert "Argument `variable_partitioner` differs from that of the strategy which this process has" in text
+    assert "Received: variable_partitioner=None." in text
     assert report["first_still_trains"] == 1

@@ -5,7 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from compare import assert_equal, regression_data, train_both
+
+import kerasps
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.05),
@@ -50,12 +53,12 @@ OPTIONS = {
 }
 
 
-def model_with(optimizer, steps_per_execution=1):
+def model_with(optimizer, steps_per_execution=1, **second):
     model = keras.Sequential(
         [
             keras.Input((8,)),
             keras.layers.Dense(16, activation="tanh"),
-            keras.layers.Dense(12, activation="tanh"),
+            keras.layers.Dense(12, activation="tanh", **second),
             keras.layers.Dense(1),
         ]
     )
@@ -63,8 +66,10 @@ def model_with(optimizer, steps_per_execution=1):
     return model
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 7])
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+# 50 steps in executions of 7 end with one of a single step.
+@pytest.mark.parametrize(
+    ("name", "steps_per_execution"), [*((name, 7) for name in OPTIMIZERS), ("adam", 1), ("adafactor", 1), ("loss_scale", 1)]
+)
 def test_optimizer_equals_plain_keras(strategy, name, steps_per_execution):
     before = model_with(OPTIMIZERS[name]()).get_weights()
     plain, ours = train_both(strategy, lambda: model_with(OPTIMIZERS[name](), steps_per_execution), regression_data())
@@ -97,3 +102,142 @@ def test_history_equals_plain_keras(strategy):
     for name, values in plain.history.history.items():
         assert all(type(value) is float for value in ours.history.history[name])
         np.testing.assert_allclose(ours.history.history[name], values, rtol=1e-5)
+
+
+# A kernel and a bias of each layer but the last are split: by 40 bytes, all have as many rows as there are shards.
+SPLIT_FROM = 40
+NOT_ELEMENTWISE = [name for name in ("adafactor", "lamb", "muon") if name in OPTIMIZERS]
+
+
+@pytest.mark.parametrize(("num_shards", "steps_per_execution"), [(2, 1), (3, 7)])
+@pytest.mark.parametrize("name", NOT_ELEMENTWISE)
+def test_optimizer_that_couples_rows_equals_plain_keras_in_shards(strategy, sharded, name, num_shards, steps_per_execution):
+    sharded(num_shards, SPLIT_FROM)
+    plain, ours = train_both(strategy, lambda: model_with(OPTIMIZERS[name](), steps_per_execution), regression_data())
+    assert [len(v.shards) for v in ours.trainable_variables] == [num_shards] * 5 + [1]
+    assert_equal(plain, ours)
+
+
+class RowRatios(keras.optimizers.Optimizer):
+    """Scales updates by norms, with slots of the variable's shape, of its columns, and of all pairs of columns."""
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._momenta = self.add_optimizer_variables(variables, "momentum")
+        self._columns = [self.add_variable(shape=v.shape[-1:], name="columns") for v in variables]
+        self._pairs = [self.add_variable(shape=(v.shape[-1], v.shape[-1]), name="pairs") for v in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        momentum, columns, pairs = self._momenta[index], self._columns[index], self._pairs[index]
+        flat = keras.ops.reshape(gradient, (-1, variable.shape[-1]))
+        self.assign(momentum, 0.9 * momentum + gradient)
+        self.assign(columns, keras.ops.maximum(0.9 * columns, keras.ops.max(keras.ops.abs(flat), axis=0)))
+        self.assign_add(pairs, keras.ops.matmul(keras.ops.transpose(flat), flat))
+        norm = keras.ops.norm(variable) / (keras.ops.norm(momentum) + 1.0)
+        step = momentum / (columns + 1e-3) * (0.1 + norm) / (1.0 + keras.ops.trace(pairs))
+        self.assign(variable, 0.999 * variable - learning_rate * step)
+
+
+class Lookahead(keras.optimizers.SGD):
+    """Every third step, goes half the way back: it assigns in a condition."""
+
+    def build(self, variables):
+        super().build(variables)
+        self._slow = self.add_optimizer_variables(variables, "slow")
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        slow = self._slow[self._get_variable_index(variable)]
+
+        def meet():
+            self.assign_add(slow, 0.5 * (variable - slow))
+            self.assign(variable, slow)
+
+        tf.cond(tf.convert_to_tensor(self.iterations) % 3 == 2, meet, lambda: None)
+
+
+class ZeroMean(keras.constraints.Constraint):
+    """A user's own: it couples all elements."""
+
+    def __call__(self, w):
+        return w - keras.ops.mean(w)
+
+
+def two_optimizers():
+    inner = keras.optimizers.OptimizerMap(keras.optimizers.Adafactor(0.01), {".*bias": keras.optimizers.Lamb(0.01)})
+    return keras.optimizers.MultiOptimizer(inner)
+
+
+norms = keras.constraints
+COUPLED = {
+    "max_norm": lambda: model_with(OPTIMIZERS["adam"](), 5, kernel_constraint=norms.MaxNorm(0.5)),
+    "min_max_norm": lambda: model_with(OPTIMIZERS["adam"](), 5, kernel_constraint=norms.MinMaxNorm(0.3, 0.6, 0.7)),
+    "unit_norm": lambda: model_with(
+        OPTIMIZERS["momentum"](), 5, kernel_constraint=norms.UnitNorm(None), bias_constraint=norms.UnitNorm(-1)
+    ),
+    "own_constraint": lambda: model_with(OPTIMIZERS["adam"](), 5, kernel_constraint=ZeroMean()),
+    "own_optimizer": lambda: model_with(RowRatios(0.05), 5),
+    "condition": lambda: model_with(Lookahead(0.05, momentum=0.9), 5),
+    "accumulation_clipnorm": lambda: model_with(keras.optimizers.Adam(0.02, gradient_accumulation_steps=4, clipnorm=0.05), 5),
+    "accumulation": lambda: model_with(
+        keras.optimizers.Adafactor(0.02, gradient_accumulation_steps=4, global_clipnorm=0.05, weight_decay=0.1), 5
+    ),
+    "ema": lambda: model_with(
+        keras.optimizers.Lamb(0.02, clipnorm=0.5, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=7), 5
+    ),
+    "loss_scale": lambda: model_with(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.Lamb(0.01), dynamic_growth_steps=10), 5
+    ),
+}
+if hasattr(keras.optimizers, "MultiOptimizer"):
+    COUPLED["multi_optimizer"] = lambda: model_with(two_optimizers(), 5)
+
+
+@pytest.mark.parametrize("name", list(COUPLED))
+def test_what_couples_rows_equals_plain_keras_in_shards(strategy, sharded, name):
+    sharded(3, SPLIT_FROM)
+    plain, ours = train_both(strategy, COUPLED[name], regression_data())
+    assert [len(v.shards) for v in ours.trainable_variables] == [3] * 5 + [1]
+    assert_equal(plain, ours)
+
+
+def test_slots_of_other_shapes_lie_beside_the_first_shard_and_are_saved(strategy, sharded, tmp_path):
+    def fit(model, steps):
+        model.fit(*regression_data(), batch_size=16, shuffle=False, steps_per_epoch=steps, verbose=0)
+
+    sharded(2)
+    plain, ours = train_both(strategy, lambda: model_with(OPTIMIZERS["adafactor"]()), regression_data(), steps=20)
+    kernel = ours.layers[1].kernel
+    index = ours.optimizer._get_variable_index(kernel)
+    rows, columns = ours.optimizer._r[index], ours.optimizer._c[index]
+    held = strategy.placement()
+    for slot in (rows, columns):
+        assert len(slot.shards) == 1
+        assert slot.device == kernel.shards[0].device
+        assert slot.shards[0].name in {task.device: task for task in held}[slot.device].names
+    ours.save(tmp_path / "model.keras")
+    sharded(3)
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(loaded.layers[1].kernel.shards) == 3
+    for model in (plain, loaded):
+        fit(model, 20)
+    assert_equal(plain, loaded)
+
+
+class Neighbours(keras.optimizers.SGD):
+    """Looks at another variable's slot."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient + 0.0 * self.momentums[0][0, 0], variable, learning_rate)
+
+
+def test_an_update_that_needs_another_variable_is_refused_by_name(strategy, sharded):
+    sharded(2)
+    with strategy.scope():
+        model = model_with(Neighbours(0.1, momentum=0.9))
+    with pytest.raises(kerasps.UnsupportedError, match=r"another variable to update '.*/kernel', which is in shards.*parallel"):
+        model.fit(*regression_data(), steps_per_epoch=2, batch_size=16, verbose=0)

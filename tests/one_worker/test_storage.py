@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import kerasps
@@ -65,3 +67,60 @@ def test_a_model_trains_on_when_another_has_gone(strategy):
     second.fit(kerasps.DatasetCreator(lambda _: tf.data.Dataset.from_tensors((x, y)).repeat()), steps_per_epoch=3, verbose=0)
     assert not np.array_equal(second.get_weights()[0], before)
     assert int(second.optimizer.iterations.numpy()) == 5
+
+
+def trained(strategy, activation="relu"):
+    """A model, what it learned, and the execution that taught it."""
+    gc.collect()  # what other tests have left would give back its names in between
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, activation=activation), keras.layers.Dense(1)])
+        model.compile("adam", "mse", steps_per_execution=3)
+    x = np.random.default_rng(0).normal(size=(36, 4)).astype("float32")
+    model.fit(x, x.sum(1, keepdims=True), batch_size=4, shuffle=False, verbose=0)
+    (execution,) = model.train_function._executions.values()
+    return model, model.get_weights(), execution
+
+
+def test_a_model_like_one_that_is_gone_trains_with_its_execution(strategy):
+    model, learned, execution = trained(strategy)
+    names = {variable.storage.shared_name for variable in model.trainable_variables}
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None  # though its execution is kept
+    model, learned_next, execution_next = trained(strategy)
+    assert execution_next is execution
+    assert {variable.storage.shared_name for variable in model.trainable_variables} == names
+    for weights, expected in zip(learned_next, learned, strict=True):
+        np.testing.assert_array_equal(weights, expected)
+
+
+def test_models_that_differ_or_live_at_once_have_executions_of_their_own(strategy):
+    first, learned, execution = trained(strategy)
+    second, learned_second, execution_second = trained(strategy)
+    assert execution_second is not execution
+    for weights, second_weights, expected in zip(first.get_weights(), learned_second, learned, strict=True):
+        np.testing.assert_array_equal(weights, expected)
+        np.testing.assert_array_equal(second_weights, expected)
+    del first, second
+    gc.collect()
+    _, _, execution_third = trained(strategy, activation="tanh")
+    assert execution_third not in (execution, execution_second)
+
+
+def test_names_of_variables_are_new_after_steps_were_given_up(strategy):
+    model, _, execution = trained(strategy)
+    names = {variable.storage.shared_name for variable in model.variables}
+
+    def fail(batch, logs):
+        raise InterruptedError
+
+    x = np.ones((36, 4), "float32")
+    with pytest.raises(InterruptedError):
+        model.fit(x, x[:, :1], callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)], verbose=0)
+    del model
+    gc.collect()
+    model, _, execution_next = trained(strategy)
+    assert names.isdisjoint(variable.storage.shared_name for variable in model.variables)
+    assert execution_next is not execution

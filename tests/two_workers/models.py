@@ -22,19 +22,22 @@ class Batches(keras.metrics.Metric):
 
 
 class Examples(keras.metrics.Metric):
-    """Counts the examples, and adds up their targets, which the tests use as ids."""
+    """Counts the examples, and adds up their targets, which the tests use as ids, and the squares of these."""
 
     def __init__(self, name="examples", **kwargs):
         super().__init__(name=name, **kwargs)
         self.count = self.add_variable((), "zeros", dtype="int64", name="count")
         self.sum = self.add_variable((), "zeros", dtype="int64", name="sum")
+        self.squares = self.add_variable((), "zeros", dtype="int64", name="squares")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.count.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "int64"))
-        self.sum.assign_add(keras.ops.sum(keras.ops.cast(keras.ops.round(y_true), "int64")))
+        ids = keras.ops.cast(keras.ops.round(y_true), "int64")
+        self.sum.assign_add(keras.ops.sum(ids))
+        self.squares.assign_add(keras.ops.sum(ids * ids))
 
     def result(self):
-        return {"examples": self.count.value * 1, "ids": self.sum.value * 1}
+        return {"examples": self.count.value * 1, "ids": self.sum.value * 1, "squares": self.squares.value * 1}
 
 
 def counting_model(strategy, steps_per_execution=1, **compile_arguments):

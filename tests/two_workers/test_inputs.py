@@ -30,8 +30,7 @@ FINITE = {
 }
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-@pytest.mark.parametrize("name", list(FINITE))
+@pytest.mark.parametrize(("name", "steps_per_execution"), [*((name, 4) for name in FINITE), ("creator_of_unknown_length", 1)])
 def test_an_epoch_is_one_pass(strategy, name, steps_per_execution):
     model = counting_model(strategy, steps_per_execution)
     history = model.fit(**FINITE[name](1003), epochs=3, verbose=0)
