@@ -66,7 +66,8 @@ def marked_environment(mark, tmp_path, **variables):
     temporary.mkdir(exist_ok=True)
     env = child_environment(os.environ)
     env.pop("TF_CONFIG", None)
-    return env | {MARK: mark, "TMPDIR": str(temporary), **variables}
+    # TensorFlow imports code that it has written to TMPDIR; what Python keeps of that is not what is looked for here.
+    return env | {MARK: mark, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", **variables}
 
 
 def temporary_files(tmp_path):
