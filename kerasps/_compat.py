@@ -169,6 +169,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "CancellationManager": PrivateName(
         "tensorflow.python.eager.cancellation", "CancellationManager", "cancels the executions that wait for a lost ps"
     ),
+    "execute": PrivateName(
+        "tensorflow.python.eager.execute",
+        "execute",
+        "fetches outside of what makes calls cancellable: a fetch that fails would cancel all that is in flight",
+        ("op_name", "num_outputs", "inputs", "attrs", "ctx"),
+    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from kerasps import __version__
 from kerasps.cluster import read_tf_config
@@ -125,9 +125,20 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _serve() -> int:
+    from kerasps.renewal import start_anew
     from kerasps.server import serve
 
     description = read_tf_config()
+
+    def coordinator_gone() -> NoReturn:
+        print(
+            f"kerasps serve: the coordinator at {description.jobs['chief'][0]} is gone; {description.task_type} "
+            f"{description.task_index} starts anew, without what it held for it",
+            file=sys.stderr,
+            flush=True,
+        )
+        start_anew()
+
     serve(
         description,
         on_ready=lambda port: print(
@@ -135,6 +146,7 @@ def _serve() -> int:
             file=sys.stderr,
             flush=True,
         ),
+        on_coordinator_gone=coordinator_gone,
     )
 
 

@@ -220,6 +220,8 @@ def build_execution(
         outputs: list[list[tf.Tensor]] = []
 
         def unrolled(state: list[tf.Tensor], count: int) -> list[tf.Tensor]:
+            if checked and count > 1 and not plan.outputs:
+                return step.while_data(source, state, count)
             for index in range(count):
                 if checked:
                     state, predicted = step.if_data(source, state)
@@ -305,6 +307,40 @@ class _Step:
 
         state, outputs = tf.cond(batch.has_value(), lambda: self(batch.get_value(), state), skip)
         return list(state), list(outputs)
+
+    def while_data(self, iterator: Any, state: list[tf.Tensor], count: int) -> list[tf.Tensor]:
+        """The state after `count` steps, or after fewer, of which the iterator has batches left.
+
+        One look for all of them: to decide takes a transfer to every task that a step asks. Where the last batch is there, the
+        steps are laid out one after the other; else those that are there, once in an epoch, are looped over.
+        """
+        batches = [iterator.get_next_as_optional() for _ in range(count)]
+
+        def all_steps() -> list[tf.Tensor]:
+            after = state
+            for batch in batches:
+                after, _ = self(batch.get_value(), after)
+            return after
+
+        def steps_left() -> list[tf.Tensor]:
+            spec = tf.OptionalSpec(iterator.element_spec)
+            (variants,) = zip(*(tf.nest.flatten(batch, expand_composites=True) for batch in batches), strict=True)
+            with tf.device("/device:CPU:0"):  # where the iterator is
+                left = tf.stack(variants)
+
+            def batch_at(index: tf.Tensor) -> Any:
+                with tf.device("/device:CPU:0"):
+                    return tf.nest.pack_sequence_as(spec, [tf.gather(left, index)], expand_composites=True)
+
+            (_, *after) = tf.while_loop(
+                lambda index, *_: batch_at(index).has_value(),
+                lambda index, *state: (index + 1, *self(batch_at(index).get_value(), list(state))[0]),
+                (tf.constant(0), *state),
+                parallel_iterations=1,
+            )
+            return list(after)
+
+        return list(tf.cond(batches[-1].has_value(), all_steps, steps_left))
 
     def _pull(self, data: Any, started: list[tf.Tensor], pulled: PulledStep) -> tuple[list[tf.Tensor], list[list[tf.Tensor]]]:
         """The values of dense variables and what tables are, in the order of the compute function's arguments."""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from kerasps import _compat
+from kerasps import _compat, renewal
 from kerasps.cluster import ClusterDescription, read_tf_config, split_address
 from kerasps.errors import ClusterConfigError
 
@@ -34,7 +34,11 @@ _LISTEN_TIMEOUT_S = 10.0
 
 
 def serve(
-    description: ClusterDescription, *, on_ready: Callable[[int], None] | None = None, watch_parent: bool = False
+    description: ClusterDescription,
+    *,
+    on_ready: Callable[[int], None] | None = None,
+    watch_parent: bool = False,
+    on_coordinator_gone: Callable[[], NoReturn] | None = None,
 ) -> NoReturn:
     """Runs the server of one task until SIGTERM or SIGINT, then ends this process with exit code 0.
 
@@ -42,6 +46,7 @@ def serve(
         description: The cluster, and which of its tasks this process is.
         on_ready: Called with the port once the server accepts connections.
         watch_parent: Whether to exit when stdin ends or the parent process changes.
+        on_coordinator_gone: Called when the coordinator that this task served was killed. What it left stays for ten minutes.
 
     Raises:
         ClusterConfigError: Where this task is a chief or an evaluator, which run no server.
@@ -54,7 +59,12 @@ def serve(
     server, port = start_server(description)
     if on_ready is not None:
         on_ready(port)
-    _wait_for_the_end(woken, parent if watch_parent else None)
+    watch = None
+    if on_coordinator_gone is not None and renewal.can_watch():
+        watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
+    _wait_for_the_end(woken, parent if watch_parent else None, watch)
+    if watch is not None and on_coordinator_gone is not None:
+        on_coordinator_gone()
     del server
     _exit()
 
@@ -143,14 +153,15 @@ def _wait_until_listening(port: int) -> None:
             time.sleep(0.02)
 
 
-def _wait_for_the_end(woken: int, parent: int | None) -> None:
-    """Returns when the parent is gone, where one is watched. Signal handlers run meanwhile."""
+def _wait_for_the_end(woken: int, parent: int | None, watch: renewal.CoordinatorWatch | None) -> None:
+    """Returns when the parent is gone, or else the coordinator, where one is watched. Signal handlers run meanwhile."""
     poller = select.poll()
     # A signal that comes between two Python instructions would else be noticed only when the poll ends, which may be never.
     poller.register(woken, select.POLLIN)
     if parent is None:
-        while True:
-            poller.poll(None)
+        while watch is None or not watch.is_over():
+            poller.poll(None if watch is None else renewal.POLL_MS)
+        return
     # Nobody writes to stdin: it becomes readable when its other end is closed, that is when the parent is gone. A process that
     # the parent forked may hold that end too, so the parent's id is looked at as well.
     poller.register(0, select.POLLIN | select.POLLHUP)

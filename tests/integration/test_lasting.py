@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from pathlib import Path
 
 import pytest
@@ -12,21 +14,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 SCRIPT = Path(__file__).with_name("lasting_training.py")
 
 
-def growth(*arguments):
-    """By how much each process has grown, from the first to the last sample."""
-    samples = run_and_report(SCRIPT, *arguments)["samples"]
-    first, last = samples[0], samples[-1]
-    names = [name for name in first if name != "done"]
-    return {name: {key: last[name][key] - first[name][key] for key in last[name]} for name in names}
-
-
-def check(grown, megabytes, threads, files):
-    for name, by in grown.items():
-        assert by["megabytes"] <= megabytes, (name, grown)
-        assert by["threads"] <= threads, (name, grown)
-        assert by["files"] <= files, (name, grown)
-
-
 def test_models_in_turn_leave_nothing_that_adds_up():
-    # Of 8 models, 24 MB would stay on each worker and 32 on the ps, and 80 threads on each worker.
-    check(growth("models", "--warm-up", 3, "--count", 8), megabytes=10, threads=8, files=8)
+    # Each model would leave 3 MB on each worker, 4 on the ps and 10 threads. A worker that meets an
+    # execution for the first time grows too, which depends on who was free when: so what counts is
+    # by how much a process grows at most of the models.
+    samples = run_and_report(SCRIPT, "models", "--warm-up", 3, "--count", 8, "--samples", 8)["samples"]
+    assert len(samples) == 9
+    limits = {"megabytes": 1, "threads": 0, "files": 0}
+    for name in samples[0].keys() - {"done"}:
+        for key, limit in limits.items():
+            grown = [after[name][key] - before[name][key] for before, after in itertools.pairwise(samples)]
+            assert statistics.median(grown) <= limit, (name, key, grown)

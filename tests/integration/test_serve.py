@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
+from pathlib import Path
 
 import pytest
 from process_checks import (
@@ -21,6 +23,8 @@ from process_checks import (
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+TRAINING = Path(__file__).with_name("served_training.py")
 
 
 @pytest.fixture
@@ -38,11 +42,11 @@ def start(cluster, tmp_path):
     mark = str(uuid.uuid4())
     started = []
 
-    def start_task(task_type, *command, **variables):
+    def start_task(task_type, *command, program=None, **variables):
         config = json.dumps({"cluster": cluster, "task": {"type": task_type, "index": 0}})
         env = marked_environment(mark, tmp_path, TF_CONFIG=config, TF_CPP_MIN_LOG_LEVEL="2", **variables)
         process = subprocess.Popen(
-            [sys.executable, "-m", "kerasps", *(command or ("serve",))],
+            [sys.executable, *(program or ["-m", "kerasps", *(command or ("serve",))])],
             env=env,
             # A scheduler gives no stdin: its end means nothing here.
             stdin=subprocess.DEVNULL,
@@ -70,6 +74,25 @@ def wait_until_ready(process):
     pytest.fail(f"the task ended with {process.wait()}: {''.join(seen)}")
 
 
+def start_training(start):
+    """A coordinator that trains, and its lines from then on."""
+    process = start("chief", program=[str(TRAINING)], KERAS_BACKEND="tensorflow")
+    assert process.stdout.readline() == "TRAINS\n", process.communicate()
+    return process
+
+
+def steps_after(process, num_fits):
+    """How many steps are done, after so many calls of `fit` more."""
+    lines = [process.stdout.readline() for _ in range(num_fits)]
+    assert lines[-1], process.communicate()
+    return int(lines[-1].removeprefix("STEPS "))
+
+
+def megabytes(process):
+    fields = dict(line.split(":") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) / 1024
+
+
 @pytest.mark.parametrize("task_type", ["worker", "ps"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_task_serves_at_its_address_until_it_is_asked_to_end(start, cluster, task_type, number):
@@ -83,6 +106,31 @@ def test_a_task_serves_at_its_address_until_it_is_asked_to_end(start, cluster, t
     out, err = process.communicate(timeout=10)
     assert (process.returncode, out, err) == (0, "", "")
     assert is_free(address)
+
+
+def test_what_a_killed_coordinator_left_is_gone_before_the_next_one_comes(start):
+    tasks = {job: start(job) for job in ("ps", "worker")}
+    for task in tasks.values():
+        wait_until_ready(task)
+    empty = megabytes(tasks["ps"])
+    coordinator = start_training(start)
+    assert steps_after(coordinator, 1) == 16
+    # Nobody else's end is taken for the coordinator's.
+    tasks["worker"].kill()
+    tasks["worker"].wait()
+    time.sleep(2)
+    tasks["worker"] = start("worker")
+    wait_until_ready(tasks["worker"])
+    assert steps_after(coordinator, 3) == 64
+    assert megabytes(tasks["ps"]) > empty + 256
+    coordinator.kill()
+    coordinator.wait()
+    for job, task in tasks.items():
+        assert f"is gone; {job} 0 starts anew" in task.stderr.readline()
+        wait_until_ready(task)
+        assert task.poll() is None
+    assert megabytes(tasks["ps"]) < empty + 50
+    assert steps_after(start_training(start), 2) == 32
 
 
 def test_a_port_that_is_taken_is_named(start, cluster):
