@@ -169,6 +169,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "CancellationManager": PrivateName(
         "tensorflow.python.eager.cancellation", "CancellationManager", "cancels the executions that wait for a lost ps"
     ),
+    "eager_mode": PrivateName(
+        "tensorflow.python.eager.context",
+        "eager_mode",
+        "a variable that is collected while TensorFlow builds a graph is destroyed now, and not by the graph",
+    ),
     "execute": PrivateName(
         "tensorflow.python.eager.execute",
         "execute",

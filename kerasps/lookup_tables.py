@@ -10,7 +10,6 @@ A table that can change (`tf.lookup.experimental.MutableHashTable`, `DenseHashTa
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,8 +19,8 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.errors import InputError
 from kerasps.fetch import fetch
-from kerasps.forks import is_fork
 from kerasps.reuse import NAMES
+from kerasps.storage import destroy
 
 _Dtypes = tuple[tf.DType, tf.DType]
 
@@ -149,12 +148,8 @@ def _contents(handle: tf.Tensor, dtypes: _Dtypes) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def _destroy_all(on_devices: dict[str, tf.Tensor]) -> None:
-    if is_fork():  # whose parent still has the table
-        return
     for handle in on_devices.values():
-        # The worker may be gone, and the table with it.
-        with contextlib.suppress(tf.errors.OpError), tf.init_scope(), tf.device(handle.device):
-            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        destroy(handle)
 
 
 def _nodes(graph_def: Any) -> Iterator[Any]:

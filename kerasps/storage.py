@@ -156,10 +156,19 @@ def anonymous_handle(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
 
 
 def _destroy(handle: tf.Tensor, kind: Hashable, shared_name: str) -> None:
-    if is_fork():  # whose parent still has the variable
-        return
-    # The task may be gone, and the variable with it.
-    with contextlib.suppress(tf.errors.OpError), tf.init_scope(), tf.device(handle.device):
+    if destroy(handle) and CALLS.are_waited_for:
+        NAMES.give_back(kind, shared_name)
+
+
+def destroy(handle: tf.Tensor) -> bool:
+    """Frees the resource of a handle on its task, when nobody needs it any more; returns whether the task has done so.
+
+    Python may call this in the middle of anything, such as TensorFlow building a graph.
+    """
+    if is_fork():  # whose parent still has the resource
+        return False
+    # The task may be gone, and the resource with it. ValueError: TensorFlow's words for a handle that was never made.
+    with contextlib.suppress(tf.errors.OpError, ValueError), _compat.eager_mode(), tf.device(handle.device):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-        if CALLS.are_waited_for:
-            NAMES.give_back(kind, shared_name)
+        return True
+    return False
