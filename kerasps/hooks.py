@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -43,6 +44,7 @@ def install(strategy: ParameterServerStrategy) -> None:
     _hook_trainer()
     _hook_saving()
     _hook_checkpoints(strategy)
+    _hook_default_graph()
 
 
 def _hook_variables(strategy: ParameterServerStrategy) -> None:
@@ -287,6 +289,17 @@ def _hook_saving() -> None:
         def exported(original: Any, *args: Any, **kwargs: Any) -> Any:
             with export.exporting():
                 return original(*args, **kwargs)
+
+
+def _hook_default_graph() -> None:
+    # Until somebody imports it, `tf.compat.v1` is another object.
+    @_wraps(importlib.import_module("tensorflow.compat.v1"), "reset_default_graph")
+    def reset_default_graph(original: Any) -> None:
+        # By way of `keras.utils.clear_session`. Of each thread, the default graph holds the strategies whose scopes it is in:
+        # what is built after a new one would be trained in this process, and the scopes could not be left.
+        before = tf.compat.v1.get_default_graph()
+        original()
+        tf.compat.v1.get_default_graph()._thread_local = before._thread_local
 
 
 def _hook_checkpoints(strategy: ParameterServerStrategy) -> None:

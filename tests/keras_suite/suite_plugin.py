@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import importlib.util
 import json
 import sys
@@ -32,7 +30,7 @@ def pytest_sessionstart(session):
 
     session.cluster = kerasps.LocalCluster(config.getoption("num_workers"), config.getoption("num_ps"))
     session.strategy = kerasps.ParameterServerStrategy(session.cluster.cluster_resolver)
-    _set_strategy(tf, session.strategy)
+    tf.distribute.experimental_set_strategy(session.strategy)
 
 
 def pytest_collection_finish(session):
@@ -78,22 +76,3 @@ def _stand_in_for_missing_modules():
         stand_ins["jax"] = types.ModuleType("jax")
     sys.modules.update(stand_ins)
     return stand_ins
-
-
-def _set_strategy(tf, strategy):
-    """Makes `strategy` the global default, also after `keras.utils.clear_session()`, which every test of Keras's begins with.
-
-    TensorFlow keeps the default strategy in its default graph, and that is what is reset then.
-    """
-    # Imported first: until somebody does, `tf.compat.v1` is another object, and the test that does would undo this.
-    importlib.import_module("tensorflow.compat.v1")
-    reset_default_graph = tf.compat.v1.reset_default_graph
-
-    @functools.wraps(reset_default_graph)
-    def reset():
-        tf.distribute.experimental_set_strategy(None)
-        reset_default_graph()
-        tf.distribute.experimental_set_strategy(strategy)
-
-    tf.compat.v1.reset_default_graph = reset
-    tf.distribute.experimental_set_strategy(strategy)

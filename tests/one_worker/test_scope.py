@@ -50,6 +50,23 @@ def test_swapped_averages_are_what_validation_sees(default_strategy):
     np.testing.assert_allclose(ours["val_loss"], train()["val_loss"], rtol=1e-4)
 
 
+def test_a_cleared_session_leaves_the_scope_as_it_was(strategy):
+    # As a tuner does before each trial, while its caller is in the scope.
+    with strategy.scope():
+        keras.utils.clear_session()
+        assert tf.distribute.get_strategy() is strategy
+        model = make_model()
+        assert "/job:ps" in tf.Variable(1.0).device
+    assert not tf.distribute.has_strategy()
+    assert "/job:ps" not in tf.Variable(1.0).device
+    assert all(isinstance(v, ParameterServerVariable) for v in model.variables)
+
+
+def test_a_cleared_session_leaves_the_default_strategy_as_it_was(default_strategy):
+    keras.utils.clear_session()
+    assert tf.distribute.get_strategy() is default_strategy
+
+
 def test_a_loss_scale_optimizer_is_applied_in_the_scope_as_outside_it(strategy):
     def apply_thrice():
         optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=4.0, dynamic_growth_steps=2)
