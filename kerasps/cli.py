@@ -55,7 +55,8 @@ Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
 Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG says
 which task this is and where all the others are; the task listens on the port that
 TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG but
-for its "task".
+for its "task". A task whose chief was killed starts anew, without what it held
+for it.
 
 The server listens on every network interface and has no access control. Keep the
 port inside a network that you trust."""

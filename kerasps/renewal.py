@@ -47,20 +47,17 @@ class CoordinatorWatch:
         self._port = port
         self._coordinator = coordinator
         self._seen: set[str] = set()
-        # Seen twice: who only looks whether somebody listens here is gone by then.
-        self._lasting: set[str] = set()
         self._was_there = False
         self._looks_left = 0
 
     def is_over(self) -> bool:
         """Whether the coordinator was there and is gone. Call every POLL_MS."""
         now = connections_to(self._port)
-        lasting = self._seen & now
-        if lasting - self._lasting and not self._was_there:
+        if now and not self._was_there:
             self._was_there = self._answer() == "listens"
-        if self._lasting - now:
+        if self._seen - now:
             self._looks_left = _LOOKS
-        self._seen, self._lasting = now, lasting
+        self._seen = now
         if not self._was_there or self._looks_left == 0:
             return False
         self._looks_left -= 1
