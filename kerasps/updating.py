@@ -59,7 +59,12 @@ class UpdatePhase:
 
     def __init__(self, optimizer: Any, learning_rate: tf.Tensor, shared: dict[int, tf.Tensor]) -> None:
         self.optimizer = optimizer
-        self.learning_rate = learning_rate
+        variable = getattr(optimizer, "_learning_rate", None)
+        if isinstance(variable, ParameterServerVariable):
+            # Handed on as Keras does: in arithmetic a variable takes a tensor of another dtype, and a tensor does not.
+            self.learning_rate, shared = variable, {**shared, id(variable): learning_rate}
+        else:
+            self.learning_rate = learning_rate
         self._shared = shared
 
     def held(self, variable: ParameterServerVariable) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat, flights
-from kerasps.errors import UnsupportedError
+from kerasps.errors import InputError, UnsupportedError
 from kerasps.failures import naming_lost_ps
 from kerasps.fetch import fetch
 from kerasps.forks import check_not_forked
@@ -152,7 +152,20 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):  # the latt
             self._value = value
             return
         value = tf.cast(value, self._dtype)
+        if not tf.executing_eagerly():
+            value = self._constant(value)
         self._create_storage(tuple(value.shape), lambda: value, lambda sharding, shard: sharding.part(value, shard))
+
+    def _constant(self, value: tf.Tensor) -> Any:
+        """A value that a step made for a variable which it makes; the variable outlives the step, and its tensors do not."""
+        constant = tf.get_static_value(value)
+        if constant is None:
+            raise InputError(
+                f"Variable '{self._name}' is made in a step, from a value that follows from the step's data. Expected: a "
+                f"number, an array or an initializer. Received: {value}. Make the variable in `__init__` or `build`, and "
+                "assign it in the step."
+            )
+        return constant
 
     def _initialize_with_initializer(self, initializer: Any) -> None:
         shape = tuple(self._shape)

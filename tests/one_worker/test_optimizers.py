@@ -118,6 +118,39 @@ def test_optimizer_that_couples_rows_equals_plain_keras_in_shards(strategy, shar
     assert_equal(plain, ours)
 
 
+@pytest.mark.parametrize("policy", ["bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("name", NOT_ELEMENTWISE)
+def test_optimizer_that_couples_rows_trains_in_half_precision_as_plain_keras(strategy, sharded, name, policy):
+    def make():
+        # Not built by whoever compares: the first step builds it, from constants of its own.
+        model = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+        model.compile(OPTIMIZERS[name](), "mse")
+        return model
+
+    sharded(2, SPLIT_FROM)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        plain, ours = train_both(strategy, make, regression_data(), steps=5, epochs=2)
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert len(ours.trainable_variables[0].shards) == 2
+    np.testing.assert_allclose(ours.history.history["loss"], plain.history.history["loss"], rtol=0.02)
+
+
+def test_a_variable_made_in_a_step_from_its_data_is_refused_by_name(strategy):
+    class Making(keras.Model):
+        def train_step(self, data):
+            self.made = keras.Variable(data[0][0], name="made")
+            return {}
+
+    with strategy.scope():
+        model = Making()
+        model.compile()
+    with pytest.raises(kerasps.InputError, match=r"'made' is made in a step, from a value .* Make the variable in `__init__`"):
+        model.fit(*regression_data(), verbose=0)
+
+
 class RowRatios(keras.optimizers.Optimizer):
     """Scales updates by norms, with slots of the variable's shape, of its columns, and of all pairs of columns."""
 
