@@ -109,7 +109,8 @@ def concatenated(outputs: Sequence[Any]) -> Any:
 def _concatenate(parts: list[Any]) -> Any:
     if len(parts) > 1 and isinstance(parts[0], np.ndarray) and len({part.shape[1:] for part in parts}) == 1 and parts[0].ndim:
         return np.concatenate(parts)
-    joined = _compat.potentially_ragged_concat(parts)
+    # Of arrays whose rows differ in shape it makes a ragged tensor, and wants tensors for that.
+    joined = _compat.potentially_ragged_concat([tf.convert_to_tensor(p) if isinstance(p, np.ndarray) else p for p in parts])
     return np.asarray(joined) if isinstance(joined, tf.Tensor) else joined
 
 

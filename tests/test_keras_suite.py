@@ -47,6 +47,13 @@ def test_a_listed_test_that_passes_is_stale(run):
     assert run.compare(plain, ours, listed).stale == ("f::a*", "f::b")
 
 
+def test_a_file_whose_tests_end_the_connection_of_their_process_runs_alone(run, tmp_path):
+    files = [tmp_path / f"{name}_test.py" for name in "abc"]
+    for path, text in zip(files, ("", "context._reset_context()", ""), strict=True):
+        path.write_text(text)
+    assert run.in_groups(files) == [[files[0], files[2]], [files[1]]]
+
+
 @needs_keras_tests
 def test_every_listed_test_is_one_of_keras(run):
     listed = run.listed_tests(run.LISTED_IN.read_text())

@@ -110,14 +110,17 @@ def read_outcomes(path: Path) -> dict[str, Outcome]:
 
 
 def in_groups(files: Sequence[Path]) -> list[list[Path]]:
-    """The files that run in one process each: neighbours of one directory."""
+    """The files that run in one process each: neighbours of one directory, or one that ends its process's connection."""
     groups: list[list[Path]] = []
+    alone: list[list[Path]] = []
     for path in files:
-        if groups and groups[-1][0].parent == path.parent and len(groups[-1]) < FILES_PER_PROCESS:
+        if "_reset_context" in path.read_text(encoding="utf-8"):
+            alone.append([path])
+        elif groups and groups[-1][0].parent == path.parent and len(groups[-1]) < FILES_PER_PROCESS:
             groups[-1].append(path)
         else:
             groups.append([path])
-    return groups
+    return groups + alone
 
 
 def run_files(

@@ -68,6 +68,21 @@ def test_predict_equals_plain_keras(pair):
     assert ours.test_on_batch(x, y) == pytest.approx([float(value) for value in plain.test_on_batch(x, y)])
 
 
+def test_predict_of_batches_whose_rows_differ_in_shape_is_ragged_as_in_plain_keras(strategy):
+    def model():
+        return keras.Sequential([keras.Input((None, 2)), keras.layers.Conv1D(3, 2, kernel_initializer="ones")])
+
+    def batches():
+        for length in (5, 9, 5):
+            yield (np.arange(8 * length, dtype="float32").reshape(4, length, 2),)
+
+    with strategy.scope():
+        ours = model()
+    with pytest.warns(UserWarning, match="lives in this process"):
+        predicted = ours.predict(batches(), verbose=0)
+    assert predicted.to_list() == model().predict(batches(), verbose=0).to_list()
+
+
 def test_train_on_batch_equals_plain_keras(pair):
     plain, ours = pair
     plain.optimizer.build(plain.trainable_variables)
