@@ -217,6 +217,9 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "sends executions to a worker while it runs others, up to a limit",
         ("enable_async", "in_flight_nodes_limit"),
     ),
+    "Executor": PrivateName(
+        "tensorflow.python.eager.executor", "Executor", "hooked: deletes an executor whose task is gone without printing why"
+    ),
     "TracedFunction": PrivateName(
         "tensorflow.python.eager.polymorphic_function.polymorphic_function",
         "Function",

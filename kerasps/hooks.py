@@ -45,6 +45,7 @@ def install(strategy: ParameterServerStrategy) -> None:
     _hook_saving()
     _hook_checkpoints(strategy)
     _hook_default_graph()
+    _hook_executors()
 
 
 def _hook_variables(strategy: ParameterServerStrategy) -> None:
@@ -314,6 +315,19 @@ def _hook_checkpoints(strategy: ParameterServerStrategy) -> None:
         def method(original: Any, *args: Any, _ours: Any = ours, **kwargs: Any) -> Any:
             with translated_errors(strategy):
                 return _ours(original, *args, **kwargs)
+
+
+def _hook_executors() -> None:
+    # TensorFlow waits for an executor before it deletes it, and prints the error that this ends in where a task is gone, behind
+    # the error that told of it, and keeps the executor.
+    @_wraps(_compat.Executor, "__del__")
+    def delete(original: Any, self: Any, _op_error: Any = tf.errors.OpError) -> None:
+        for _ in range(3):
+            try:
+                original(self)
+                return
+            except _op_error:
+                self.clear_error()
 
 
 def _wraps(owner: Any, name: str) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
