@@ -32,6 +32,8 @@ LISTED_IN = HERE.parent.parent / "docs" / "compatibility.md"
 SUITE = (
     "trainers/trainer_test.py",
     "trainers/compile_utils_test.py",
+    "trainers/epoch_iterator_test.py",
+    "trainers/data_adapters",
     "models",
     "callbacks",
     "optimizers",
