@@ -171,8 +171,9 @@ class SessionFailures:
             tf.errors.InternalError,
             tf.errors.UnknownError,
         )
-        wrapped = getattr(error, "original_exception", None) is not None
-        return wrapped or isinstance(error, kinds) or bool(_compat.is_worker_failure(error)) or lost_ps(error) is not None
+        if getattr(error, "original_exception", None) is not None or isinstance(error, kinds) or _is_between(error):
+            return True
+        return bool(_compat.is_worker_failure(error)) or lost_ps(error) is not None
 
     def retry(self, error: BaseException, worker: int) -> BaseException | None:
         """What to hand to TensorFlow's coordinator, so that it starts the session again; None where that would not help.
@@ -188,7 +189,7 @@ class SessionFailures:
             self.forget(worker)
             # Some ways to be lost are none that TensorFlow knows.
             return error if is_known else tf.errors.AbortedError(None, None, f"{device} is lost: {error}")
-        if not is_known and not isinstance(error, tf.errors.CancelledError):
+        if not is_known and not isinstance(error, tf.errors.CancelledError) and not _is_between(error):
             return None
         what = type(error).__name__ + re.sub(r"[0-9]+", "", (str(error).splitlines() or [""])[0])
         with self._lock:
@@ -197,14 +198,20 @@ class SessionFailures:
             self._met[worker] = (what, times)
         if times >= self._MAX_TRIES:
             return None
-        # What was cancelled because its worker ended may not say where that was, and TensorFlow retries what names a task.
-        return error if is_known or "/job:" in str(error) else tf.errors.CancelledError(None, None, f"{device}: {error}")
+        # TensorFlow retries what it knows, and what was cancelled and names a task; that may not say where it was.
+        is_named = isinstance(error, tf.errors.CancelledError) and "/job:" in str(error)
+        return error if is_known or is_named else tf.errors.CancelledError(None, None, f"{device}: {error}")
 
     def forget(self, worker: int) -> None:
         """Takes note that the worker has done something, or is another."""
         if worker in self._met:
             with self._lock:
                 self._met.pop(worker, None)
+
+
+def _is_between(error: BaseException) -> bool:
+    """Whether a call met TensorFlow while it took a worker back: for a moment it has forgotten where workers are."""
+    return isinstance(error, tf.errors.InvalidArgumentError) and "Primary device is not remote" in error.message
 
 
 def answers(device: str) -> bool:

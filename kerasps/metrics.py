@@ -49,7 +49,12 @@ class MetricTotals:
         """Writes the sums to the metrics and returns the logs as they stand now."""
         for variable, total in zip(self._function.metrics, self._totals, strict=True):
             variable.storage.assign(total)
-        return dict(self._model.get_metrics_result()) if self._function.logs_are_metrics else dict(self._last_logs)
+        if not self._function.logs_are_metrics:
+            return dict(self._last_logs)
+        # `result` may return a variable itself. A callback that reads one has the steps in flight end first.
+        results: dict[str, Any] = dict(self._model.get_metrics_result())
+        results = keras.tree.map_structure(lambda value: value.value if isinstance(value, keras.Variable) else value, results)
+        return results
 
     def correct_counters(self) -> None:
         """Sets the counters on the ps to what succeeded; a lost worker may have pushed a part that was then run again."""

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+import kerasps.metrics
+from kerasps.dispatcher import Dispatcher
 from models import Batches, counting_model, endless, ids_data
 
 
@@ -20,6 +22,33 @@ def test_counts_are_exact_in_every_epoch(strategy, steps_per_execution):
     assert history.history["batches"] == [50.0] * 3
     assert history.history["examples"] == [400.0] * 3
     assert history.epoch == [0, 1, 2]
+
+
+class Steps(keras.metrics.Metric):
+    """Counts steps; its result is its variable."""
+
+    def __init__(self):
+        super().__init__(name="steps")
+        self._steps = self.add_weight(shape=(), initializer="zeros", name="steps")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self._steps.assign_add(1.0)
+
+    def result(self):
+        return self._steps
+
+
+def test_a_metric_that_returns_its_variable_does_not_have_steps_wait(strategy, monkeypatch):
+    suspended = []
+    suspend = Dispatcher.suspend
+    monkeypatch.setattr(Dispatcher, "suspend", lambda self: suspended.append(self) or suspend(self))
+    monkeypatch.setattr(kerasps.metrics, "_PROGRESS_INTERVAL_S", 0.0)
+    model = counting_model(strategy, steps_per_execution=1)
+    with strategy.scope():
+        model.compile("sgd", "mse", metrics=[Steps()])
+    history = model.fit(kerasps.DatasetCreator(endless), epochs=2, steps_per_epoch=50, verbose=0)
+    assert history.history["steps"] == [50.0] * 2
+    assert not suspended
 
 
 def test_no_two_workers_draw_the_same_seed(strategy):
