@@ -428,7 +428,7 @@ class Compute:
         for gradient, variable in zip(gradients, trainable, strict=True):
             sent += self._couple(update, variable, gradient, scalars)
         self._record(update, [*scalars, *gradients, *sent])
-        ahead = _Ahead(self, update, learning_rate, after)
+        ahead = _Ahead(self, update, scalars[0], after)
         for gradient, variable in zip(gradients, trainable, strict=True):
             if id(variable) in self._inventory.ahead:
                 finish(ahead, variable, gradient, clip_scale)

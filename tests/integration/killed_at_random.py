@@ -1,4 +1,4 @@
-"""Calls the methods of two models while workers are killed and restarted at random; run by test_killed_at_random.py.
+"""Calls the methods of two models while workers are killed and restarted at random; `tox -e chaos` runs it.
 
     python tests/integration/killed_at_random.py --seconds 600 --seed 3
 
