@@ -1,14 +1,17 @@
-"""Measures how the cost of a step grows with the rows of an embedding table: kerasps, and plain Keras beside it.
+"""Measures how the cost of a step grows with the rows of an embedding table.
 
     python benchmarks/flatness.py --quick
     python benchmarks/flatness.py --rows 10000 100000 1000000 4000000 --used-rows 10000
-    python benchmarks/flatness.py --rows 10000 100000 1000000 4000000 --json benchmarks/results/flatness.json
+    python benchmarks/flatness.py --rows 10000 100000 1000000 4000000 \\
+        --json benchmarks/results/flatness.json
 
-With ids of a power law, a batch has more distinct rows the larger the vocabulary is, and a step that much more to do. With
-`--used-rows` every table serves the same batches, so that what remains is what the height of the table itself costs.
+It measures kerasps, and plain Keras beside it. With ids of a power law, a batch has more distinct
+rows the larger the vocabulary is, and a step has that much more to do. With `--used-rows` every
+table serves the same batches. What remains is the cost of the table's height itself.
 
-The model is that of `embedding_adagrad` and `embedding_adam` in `run.py`. Every measurement is a process and a cluster of
-its own. Bytes per step are those of the whole machine's loopback interface: run nothing else that talks through it.
+The model is that of `embedding_adagrad` and `embedding_adam` in `run.py`. Every measurement is a
+process and a cluster of its own. Bytes per step are those of the whole machine's loopback
+interface: run nothing else that talks through it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ Figures = dict[Key, list[float]]
 
 
 def measure_all(options: argparse.Namespace) -> tuple[dict[Key, Outcome], Figures]:
-    """Every number of rows in turn, once a round. A measurement that fails is reported and does not stop the others."""
+    """Measure every number of rows in turn, once a round.
+
+    A measurement that fails is reported and does not stop the others.
+    """
     outcomes: dict[Key, Outcome] = {}
     bytes_per_step: Figures = {}
     for round_number in range(1, options.rounds + 1):
@@ -47,45 +53,77 @@ def measure_all(options: argparse.Namespace) -> tuple[dict[Key, Outcome], Figure
                     steps = options.plain_steps if peer == "plain" else options.steps
                     extra = ["--rows", str(rows), "--steps-per-epoch", str(steps)]
                     extra += ["--used-rows", str(options.used_rows)] if options.used_rows else []
-                    extra += ["--sparse-updates", options.sparse_updates] if options.sparse_updates else []
+                    extra += (
+                        ["--sparse-updates", options.sparse_updates]
+                        if options.sparse_updates
+                        else []
+                    )
                     start = time.monotonic()
                     try:
                         result = measure(
-                            Configuration(model, 10, workers, peer), *extra, epochs=options.epochs, limit=options.limit
+                            Configuration(model, 10, workers, peer),
+                            *extra,
+                            epochs=options.epochs,
+                            limit=options.limit,
                         )
                     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
                         text = f"{type(exc).__name__}: {last_lines(exc.stderr)}"
                         outcome.problems.append(text)
                     else:
-                        text = f"{statistics.median(result['milliseconds_per_step']):.2f} ms per step"
+                        text = (
+                            f"{statistics.median(result['milliseconds_per_step']):.2f} ms per step"
+                        )
                         outcome.milliseconds += result["milliseconds_per_step"]
-                        outcome.versions = {"tensorflow": result["tensorflow"], "keras": result["keras"]}
+                        outcome.versions = {
+                            "tensorflow": result["tensorflow"],
+                            "keras": result["keras"],
+                        }
                         bytes_per_step.setdefault(key, []).extend(result["bytes_per_step"])
                         if result["counted_steps"] != result["steps"]:
-                            outcome.problems.append(f"the optimizer counted {result['counted_steps']} of {result['steps']}")
+                            outcome.problems.append(
+                                f"the optimizer counted {result['counted_steps']} of "
+                                f"{result['steps']}"
+                            )
                     seconds = time.monotonic() - start
-                    print(f"round {round_number}: {peer}, {model}, {rows:,} rows: {text} ({seconds:.0f} s)", file=sys.stderr)
+                    print(
+                        f"round {round_number}: {peer}, {model}, {rows:,} rows: {text} "
+                        f"({seconds:.0f} s)",
+                        file=sys.stderr,
+                    )
     return outcomes, bytes_per_step
 
 
 def distinct_rows(model: str, rows: int, used_rows: int | None) -> float:
-    """How many distinct rows a batch looks up, on average: what a step has to touch at least."""
+    """Return the mean number of distinct rows of a batch: a step touches so many at least."""
     ids, _ = find(model, rows, used_rows).data()
-    return statistics.mean(len(np.unique(batch)) for batch in ids.reshape(-1, EMBEDDING_BATCH_SIZE * ids.shape[1])[:64])
+    return statistics.mean(
+        len(np.unique(batch)) for batch in ids.reshape(-1, EMBEDDING_BATCH_SIZE * ids.shape[1])[:64]
+    )
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The median, or None of nothing."""
+    """Return the median, None of nothing."""
     return statistics.median(values) if values else None
 
 
-def table(model: str, options: argparse.Namespace, outcomes: dict[Key, Outcome], bytes_per_step: Figures) -> str:
-    """One line for each number of rows, and one with each column's largest number over its smallest, in Markdown."""
+def table(
+    model: str, options: argparse.Namespace, outcomes: dict[Key, Outcome], bytes_per_step: Figures
+) -> str:
+    """Return a line for each number of rows, in Markdown.
+
+    The last line has each column's largest number over its smallest.
+    """
     nothing = Outcome()
     columns: dict[str, tuple[list[float | None], Callable[[float], str]]] = {
-        "distinct rows per batch": ([distinct_rows(model, rows, options.used_rows) for rows in options.rows], "{:,.0f}".format),
+        "distinct rows per batch": (
+            [distinct_rows(model, rows, options.used_rows) for rows in options.rows],
+            "{:,.0f}".format,
+        ),
         "kerasps, ms per step": (
-            [median(outcomes.get((model, "kerasps", rows), nothing).milliseconds) for rows in options.rows],
+            [
+                median(outcomes.get((model, "kerasps", rows), nothing).milliseconds)
+                for rows in options.rows
+            ],
             "{:.2f}".format,
         ),
         "kerasps, loopback bytes per step": (
@@ -93,13 +131,19 @@ def table(model: str, options: argparse.Namespace, outcomes: dict[Key, Outcome],
             "{:,.0f}".format,
         ),
         "plain Keras, ms per step": (
-            [median(outcomes.get((model, "plain", rows), nothing).milliseconds) for rows in options.rows],
+            [
+                median(outcomes.get((model, "plain", rows), nothing).milliseconds)
+                for rows in options.rows
+            ],
             "{:.2f}".format,
         ),
     }
     lines = [f"| {model}: rows | {' | '.join(columns)} |", "| ---: " * (len(columns) + 1) + "|"]
     for index, rows in enumerate(options.rows):
-        cells = ["" if values[index] is None else show(values[index]) for values, show in columns.values()]
+        cells = [
+            "" if values[index] is None else show(values[index])
+            for values, show in columns.values()
+        ]
         lines.append(f"| {rows:,} | {' | '.join(cells)} |")
     cells = []
     for values, _ in columns.values():
@@ -110,20 +154,42 @@ def table(model: str, options: argparse.Namespace, outcomes: dict[Key, Outcome],
 
 
 def main() -> int:
-    """Returns 1 where a measurement failed or steps were lost."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", type=int, default=[10_000, 100_000, 1_000_000, 4_000_000])
-    parser.add_argument("--used-rows", type=int, help="how many rows, evenly spread, the data look up; default: all")
-    parser.add_argument("--models", nargs="+", choices=EMBEDDING_OPTIMIZERS, default=list(EMBEDDING_OPTIMIZERS))
-    parser.add_argument("--peers", nargs="+", choices=("kerasps", "plain"), default=["kerasps", "plain"])
+    """Measure and print; return 1 where a measurement failed or steps were lost."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=[10_000, 100_000, 1_000_000, 4_000_000]
+    )
+    parser.add_argument(
+        "--used-rows", type=int, help="how many rows, evenly spread, the data look up; default: all"
+    )
+    parser.add_argument(
+        "--models", nargs="+", choices=EMBEDDING_OPTIMIZERS, default=list(EMBEDDING_OPTIMIZERS)
+    )
+    parser.add_argument(
+        "--peers", nargs="+", choices=("kerasps", "plain"), default=["kerasps", "plain"]
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=3, help="epochs timed per round, after one that is not timed")
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="epochs timed per round, after one that is not timed"
+    )
     parser.add_argument("--steps", type=int, default=200, help="steps per epoch of kerasps")
-    parser.add_argument("--plain-steps", type=int, default=20, help="steps per epoch of plain Keras")
-    parser.add_argument("--sparse-updates", choices=("lazy", "dense"), help="kerasps's argument; default: its default")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds that one measurement may take")
+    parser.add_argument(
+        "--plain-steps", type=int, default=20, help="steps per epoch of plain Keras"
+    )
+    parser.add_argument(
+        "--sparse-updates",
+        choices=("lazy", "dense"),
+        help="kerasps's argument; default: its default",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds that one measurement may take"
+    )
     parser.add_argument("--json", type=Path, help="also write every single figure to this file")
-    parser.add_argument("--quick", action="store_true", help="a few minutes: one round of 10,000 and 1,000,000 rows")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few minutes: one round of 10,000 and 1,000,000 rows"
+    )
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds, options.epochs = [10_000, 1_000_000], 1, 2
@@ -132,16 +198,28 @@ def main() -> int:
     for model in options.models:
         print(table(model, options, outcomes, bytes_per_step))
         print()
-    print(f"Medians of {options.rounds} rounds x {options.epochs} epochs; 1 worker, 1 ps; 10 steps per execution.", end=" ")
+    print(
+        f"Medians of {options.rounds} rounds x {options.epochs} epochs; 1 worker, 1 ps; 10 steps "
+        "per execution.",
+        end=" ",
+    )
     print(f"Bytes: the whole machine's loopback, TCP's own included. {machine(outcomes.values())}")
-    problems = [f"{key}: {problem}" for key, outcome in outcomes.items() for problem in outcome.problems]
+    problems = [
+        f"{key}: {problem}" for key, outcome in outcomes.items() for problem in outcome.problems
+    ]
     if problems:
         print("\nProblems:\n")
         print("\n".join(f"- {problem}" for problem in problems))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         lines = [
-            {"model": key[0], "peer": key[1], "rows": key[2], "bytes_per_step": bytes_per_step.get(key, [])} | vars(outcome)
+            {
+                "model": key[0],
+                "peer": key[1],
+                "rows": key[2],
+                "bytes_per_step": bytes_per_step.get(key, []),
+            }
+            | vars(outcome)
             for key, outcome in outcomes.items()
         ]
         options.json.write_text(json.dumps(lines, indent=1))

@@ -1,11 +1,12 @@
-"""Measures how evenly the layouts "div" and "mod" spread the look-ups of a power-law vocabulary over shards. NumPy only.
+"""Measures how evenly the layouts "div" and "mod" spread look-ups over shards. NumPy only.
 
     python benchmarks/layouts.py
     python benchmarks/layouts.py --rows 4000000 --exponent 1.2
 
-A shard serves each distinct row of a batch once, so what counts is distinct rows per shard and batch. "div" gives each shard
-a run of neighbouring ids, "mod" gives shard s the ids with id % shards == s. Prints the busiest shard over the mean shard: 1.00
-is even; the number of shards says that one serves all of them. A step waits for the busiest shard.
+The vocabulary follows a power law. A shard serves each distinct row of a batch once, so what counts
+is distinct rows per shard and batch. "div" gives each shard a run of neighbouring ids. "mod" gives
+shard s the ids with id % shards == s. Prints the busiest shard over the mean shard: 1.00 is even;
+the number of shards says that one serves all of them. A step waits for the busiest shard.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from models import EMBEDDING_BATCH_SIZE, IDS_PER_EXAMPLE, zipf_ids
 
 
 def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
-    """Ids as a hashing layer gives them: splitmix64 modulo `rows`, so that neighbours in frequency are strangers in id."""
+    """Return ids as a hashing layer gives them: splitmix64 modulo `rows`.
+
+    Neighbours in frequency are then strangers in id.
+    """
     mixed = ids.astype("uint64") + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -27,13 +31,13 @@ def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
 
 
 def div(ids: np.ndarray, rows: int, shards: int) -> np.ndarray:
-    """The shard of each id: runs of neighbouring ids, of which the first `rows % shards` have one more."""
+    """Return the shard of each id: runs of neighbours, the first `rows % shards` one longer."""
     sizes = np.full(shards, rows // shards) + (np.arange(shards) < rows % shards)
     return np.searchsorted(np.cumsum(sizes), ids, side="right")
 
 
 def mod(ids: np.ndarray, rows: int, shards: int) -> np.ndarray:
-    """The shard of each id: the ids are dealt out in turn."""
+    """Return the shard of each id: the ids are dealt out in turn."""
     return ids % shards
 
 
@@ -41,16 +45,25 @@ LAYOUTS: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {"div": div, 
 
 
 def imbalance(batches: list[np.ndarray], layout: str, rows: int, shards: int) -> float:
-    """The busiest shard's distinct rows over the mean shard's, averaged over batches."""
-    counts = np.stack([np.bincount(LAYOUTS[layout](batch, rows, shards), minlength=shards) for batch in batches])
+    """Return the busiest shard's distinct rows over the mean shard's, averaged over batches."""
+    counts = np.stack(
+        [np.bincount(LAYOUTS[layout](batch, rows, shards), minlength=shards) for batch in batches]
+    )
     return float((counts.max(axis=1) / counts.mean(axis=1)).mean())
 
 
 def main() -> None:
-    """Draws batches, counts, prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Draw batches, count, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--exponent", type=float, default=1.05, help="id k is drawn in proportion to 1 / (k + 1) ** exponent")
+    parser.add_argument(
+        "--exponent",
+        type=float,
+        default=1.05,
+        help="id k is drawn in proportion to 1 / (k + 1) ** exponent",
+    )
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--shards", nargs="+", type=int, default=[2, 3, 4, 8])
     options = parser.parse_args()
@@ -68,7 +81,10 @@ def main() -> None:
         for shards in options.shards:
             cells = [f"{imbalance(unique, layout, options.rows, shards):.2f}" for layout in LAYOUTS]
             print(f"| {name} | {shards} | {distinct:,.0f} | {' | '.join(cells)} |")
-    print(f"\n{options.rows:,} rows, exponent {options.exponent}, {options.batches} batches of {shape[1]:,} ids.")
+    print(
+        f"\n{options.rows:,} rows, exponent {options.exponent}, {options.batches} batches of "
+        f"{shape[1]:,} ids."
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The models and the data that every peer trains; the same code builds them in Keras 3 and in tf_keras."""
+"""The models and the data of every peer; one code builds them in Keras 3 and in tf_keras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Arrays = tuple[Any, np.ndarray]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A model to time: how to build it, its data, its batch size, how many steps one epoch has, and its optimizer."""
+    """A model to time, with its data, batch size, steps per epoch and optimizer."""
 
     # Takes the module `keras` or `tf_keras`; returns a model that is not compiled yet.
     build: Callable[[Any], Any]
@@ -51,7 +51,7 @@ def _build_cnn(keras: Any) -> Any:
 
 
 def _cnn_data() -> Arrays:
-    """Random images; the label is the brightest of ten bands, so that there is something to learn."""
+    """Make random images; the label is the brightest of ten bands, which can be learned."""
     images = np.random.default_rng(0).random((4096, 28, 28, 1), dtype="float32")
     labels = images[:, :20].reshape(4096, 10, -1).sum(axis=2).argmax(axis=1)
     return images, labels.astype("int32")
@@ -80,15 +80,22 @@ def _movielens_data() -> Arrays:
         ids[name] = np.unique(table[column], return_inverse=True)[1].astype("int32")
     # The table is sorted by user.
     order = np.random.default_rng(0).permutation(len(table))
-    return {name: column[order] for name, column in ids.items()}, table["rating"].to_numpy("float32")[order]
+    return {name: column[order] for name, column in ids.items()}, table["rating"].to_numpy(
+        "float32"
+    )[order]
 
 
 IDS_PER_EXAMPLE, EMBEDDING_COLUMNS = 26, 32
 EMBEDDING_BATCH_SIZE = 128
 
 
-def zipf_ids(generator: np.random.Generator, rows: int, shape: tuple[int, ...], exponent: float = 1.05) -> np.ndarray:
-    """int32 ids below `rows`; id k is drawn in proportion to 1 / (k + 1) ** exponent: 0 is the hottest; 0.0 is uniform."""
+def zipf_ids(
+    generator: np.random.Generator, rows: int, shape: tuple[int, ...], exponent: float = 1.05
+) -> np.ndarray:
+    """Draw int32 ids below `rows`, id k in proportion to 1 / (k + 1) ** exponent.
+
+    Id 0 is the hottest. With an exponent of 0.0 they are uniform.
+    """
     cumulative = np.cumsum(np.arange(1, rows + 1, dtype="float64") ** -exponent)
     ids = np.searchsorted(cumulative, generator.random(shape) * cumulative[-1], side="right")
     return np.minimum(ids, rows - 1).astype("int32")
@@ -98,29 +105,39 @@ def _build_embedding(rows: int, keras: Any) -> Any:
     layers = keras.layers
     inputs = layers.Input((IDS_PER_EXAMPLE,), dtype="int32")
     table = layers.Embedding(rows, EMBEDDING_COLUMNS)
-    return keras.Sequential([inputs, table, layers.Flatten(), layers.Dense(8, activation="relu"), layers.Dense(1)])
+    return keras.Sequential(
+        [inputs, table, layers.Flatten(), layers.Dense(8, activation="relu"), layers.Dense(1)]
+    )
 
 
 def _embedding_data(rows: int, used_rows: int) -> Arrays:
-    """512 different batches: enough that a step does not find its rows in the processor's caches from the step before."""
-    ids = zipf_ids(np.random.default_rng(0), used_rows, (512 * EMBEDDING_BATCH_SIZE, IDS_PER_EXAMPLE))
+    """Make 512 different batches.
+
+    So many that a step does not find its rows in the processor's caches from the step before.
+    """
+    ids = zipf_ids(
+        np.random.default_rng(0), used_rows, (512 * EMBEDDING_BATCH_SIZE, IDS_PER_EXAMPLE)
+    )
     targets = np.sin(ids).sum(axis=1, keepdims=True).astype("float32")
     return ids * np.int32(rows // used_rows), targets
 
 
 def _embedding(rows: int, used_rows: int, optimizer: str) -> Benchmark:
     # Fewer steps than the others: a dense update of a million rows takes a good part of a second.
-    build, data = functools.partial(_build_embedding, rows), functools.partial(_embedding_data, rows, used_rows)
+    build, data = (
+        functools.partial(_build_embedding, rows),
+        functools.partial(_embedding_data, rows, used_rows),
+    )
     return Benchmark(build, data, "mse", EMBEDDING_BATCH_SIZE, 100, optimizer)
 
 
 def find(name: str, rows: int, used_rows: int | None = None) -> Benchmark:
-    """The benchmark of this name.
+    """Return the benchmark of this name.
 
     Args:
         name: one of `MODELS`.
-        rows: how many rows the table of the embedding models has.
-        used_rows: how many of them, evenly spread, the data look up; default: all.
+        rows: the rows of the table of the embedding models.
+        used_rows: how many of them, evenly spread, the data look up. Default: all.
     """
     if name in EMBEDDING_OPTIMIZERS:
         return _embedding(rows, used_rows or rows, EMBEDDING_OPTIMIZERS[name])

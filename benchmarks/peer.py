@@ -1,7 +1,7 @@
 """Trains one model in one configuration, times whole epochs of `fit`, and prints one line of JSON.
 
-`run.py` starts one process of this script per measurement, with TF_CONFIG set where there are workers. Only the framework that
-is measured is imported.
+`run.py` starts one process of this script per measurement, with TF_CONFIG set where there are
+workers. Only the framework that is measured is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NETWORK = Path("/proc/net/dev")
 
 
 def dataset_function(benchmark: Benchmark) -> Any:
-    """The `dataset_fn` that every peer uses: each worker reads its part of the data, again and again."""
+    """Return every peer's `dataset_fn`: each worker reads its split, again and again."""
     x, y = benchmark.data()
 
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -33,7 +33,10 @@ def dataset_function(benchmark: Benchmark) -> Any:
 
 
 def loopback_bytes() -> int:
-    """Bytes that this machine's loopback interface has received since it started, from every program, with TCP's own."""
+    """Return the bytes that this machine's loopback interface has received since it started.
+
+    They are those of every program, with TCP's own.
+    """
     for line in NETWORK.read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":
@@ -42,9 +45,9 @@ def loopback_bytes() -> int:
 
 
 def epoch_clock(keras: Any) -> Any:
-    """A callback that notes the time and the loopback's bytes at the start of training and at the end of each epoch.
+    """Return a callback that notes the time and the loopback's bytes around epochs.
 
-    So nothing between epochs is left out.
+    It does so when training starts and when each epoch ends. So nothing between is left out.
     """
 
     class EpochClock(keras.callbacks.Callback):
@@ -67,7 +70,7 @@ def epoch_clock(keras: Any) -> Any:
 
 
 def build(keras: Any, benchmark: Benchmark, options: argparse.Namespace) -> Any:
-    """Builds and compiles the model."""
+    """Build and compile the model."""
     keras.utils.set_random_seed(1)
     model = benchmark.build(keras)
     optimizer = getattr(keras.optimizers, benchmark.optimizer)()
@@ -76,14 +79,18 @@ def build(keras: Any, benchmark: Benchmark, options: argparse.Namespace) -> Any:
 
 
 def prepare_plain(benchmark: Benchmark, options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Keras 3 in this process: the module, the model, and the data."""
+    """Prepare Keras 3 in this process: the module, the model, and the data."""
     import keras
 
-    return keras, build(keras, benchmark, options), dataset_function(benchmark)(tf.distribute.InputContext())
+    return (
+        keras,
+        build(keras, benchmark, options),
+        dataset_function(benchmark)(tf.distribute.InputContext()),
+    )
 
 
 def prepare_tf_keras(benchmark: Benchmark, options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Keras 2 with its own support for parameter servers."""
+    """Prepare Keras 2 with its own support for parameter servers."""
     import tf_keras
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -96,7 +103,7 @@ def prepare_tf_keras(benchmark: Benchmark, options: argparse.Namespace) -> tuple
 
 
 def prepare_kerasps(benchmark: Benchmark, options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Keras 3 with kerasps."""
+    """Prepare Keras 3 with kerasps."""
     import keras
 
     import kerasps
@@ -112,17 +119,33 @@ PREPARE = {"plain": prepare_plain, "tf_keras": prepare_tf_keras, "kerasps": prep
 
 
 def main() -> None:
-    """Measures, and prints what it measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure, and print the measurements."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("peer", choices=PREPARE)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--steps-per-execution", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=3, help="how many epochs are timed, after one that is not")
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="how many epochs are timed, after one that is not"
+    )
     parser.add_argument("--steps-per-epoch", type=int, help="default: the model's own")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table of the embedding models")
-    parser.add_argument("--used-rows", type=int, help="how many of them, evenly spread, the data look up; default: all")
-    parser.add_argument("--shards", type=int, default=1, help="shards of each variable that can be split")
-    parser.add_argument("--sparse-updates", choices=("lazy", "dense"), help="kerasps's argument; default: its default")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="rows of the table of the embedding models"
+    )
+    parser.add_argument(
+        "--used-rows",
+        type=int,
+        help="how many of them, evenly spread, the data look up; default: all",
+    )
+    parser.add_argument(
+        "--shards", type=int, default=1, help="shards of each variable that can be split"
+    )
+    parser.add_argument(
+        "--sparse-updates",
+        choices=("lazy", "dense"),
+        help="kerasps's argument; default: its default",
+    )
     options = parser.parse_args()
 
     benchmark = find(options.model, options.rows, options.used_rows)
@@ -136,9 +159,13 @@ def main() -> None:
         "keras": version("tf_keras" if options.peer == "tf_keras" else "keras"),
         "tensorflow": version("tensorflow"),
         "milliseconds_per_step": [
-            1000 * (end - start) / steps for start, end in zip(clock.times[1:], clock.times[2:], strict=False)
+            1000 * (end - start) / steps
+            for start, end in zip(clock.times[1:], clock.times[2:], strict=False)
         ],
-        "bytes_per_step": [(end - start) / steps for start, end in zip(clock.bytes[1:], clock.bytes[2:], strict=False)],
+        "bytes_per_step": [
+            (end - start) / steps
+            for start, end in zip(clock.bytes[1:], clock.bytes[2:], strict=False)
+        ],
         "steps": epochs * steps,
         "counted_steps": int(model.optimizer.iterations),
         "loss": [float(history.history["loss"][0]), float(history.history["loss"][-1])],

@@ -1,11 +1,14 @@
-"""Measures kerasps, tf_keras with its own parameter-server support, and plain Keras 3 in one process, side by side.
+"""Measures kerasps, tf_keras's own parameter servers, and plain Keras 3, side by side.
 
     python benchmarks/run.py --quick
-    python benchmarks/run.py --models mlp2 movielens --workers 1 2 --steps-per-execution 1 10 50 --rounds 5
-    python benchmarks/run.py --models embedding_adagrad embedding_adam --rows 1000000 --workers 2 --num-ps 2 --shards 2
+    python benchmarks/run.py --models mlp2 movielens --workers 1 2 \\
+        --steps-per-execution 1 10 50 --rounds 5
+    python benchmarks/run.py --models embedding_adagrad embedding_adam --rows 1000000 \\
+        --workers 2 --num-ps 2 --shards 2
 
-Every measurement is a process of its own, and every cluster is fresh. The peers take turns (A B C A B C ...), so that a machine
-that gets slower or faster meanwhile does so for all of them. Prints a table in Markdown.
+Every measurement is a process of its own, and every cluster is fresh. The peers take turns (A B C A
+B C ...), so that a machine that gets slower or faster meanwhile does so for all of them. Prints a
+table in Markdown.
 """
 
 from __future__ import annotations
@@ -54,12 +57,13 @@ class Outcome:
     def __str__(self) -> str:
         if not self.milliseconds:
             return "failed"
-        text = f"{statistics.median(self.milliseconds):.2f} ({min(self.milliseconds):.2f} to {max(self.milliseconds):.2f})"
+        median = statistics.median(self.milliseconds)
+        text = f"{median:.2f} ({min(self.milliseconds):.2f} to {max(self.milliseconds):.2f})"
         return f"{text} [{len(self.problems)} problems]" if self.problems else text
 
 
 def configurations(options: argparse.Namespace) -> Iterator[Configuration]:
-    """One round: the peers in turn, plain Keras once for all numbers of workers."""
+    """Yield one round: the peers in turn, plain Keras once for all numbers of workers."""
     for model in options.models:
         for steps in options.steps_per_execution:
             if "plain" in options.peers:
@@ -70,18 +74,34 @@ def configurations(options: argparse.Namespace) -> Iterator[Configuration]:
                         yield Configuration(model, steps, workers, peer)
 
 
-def measure(configuration: Configuration, *extra: str, epochs: int, limit: float, num_ps: int = 1) -> dict[str, Any]:
-    """Runs one peer, with a cluster where it needs one; returns what it printed. Raises CalledProcessError, TimeoutExpired.
+def measure(
+    configuration: Configuration, *extra: str, epochs: int, limit: float, num_ps: int = 1
+) -> dict[str, Any]:
+    """Run one peer, with a cluster where it needs one, and return what it printed.
 
-    `extra` are further arguments of `peer.py`.
+    Args:
+        extra: further arguments of `peer.py`.
+
+    Raises:
+        CalledProcessError: the peer failed.
+        TimeoutExpired: it did not end in time.
     """
-    arguments = [sys.executable, str(HERE / "peer.py"), configuration.peer, configuration.model, "--epochs", str(epochs)]
+    arguments = [
+        sys.executable,
+        str(HERE / "peer.py"),
+        configuration.peer,
+        configuration.model,
+        "--epochs",
+        str(epochs),
+    ]
     arguments += ["--steps-per-execution", str(configuration.steps_per_execution), *extra]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     environment |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
     def run() -> dict[str, Any]:
-        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=limit, check=True)
+        done = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, timeout=limit, check=True
+        )
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return result
 
@@ -93,7 +113,7 @@ def measure(configuration: Configuration, *extra: str, epochs: int, limit: float
 
 
 def measure_all(options: argparse.Namespace) -> dict[Configuration, Outcome]:
-    """All rounds. A peer that fails is reported and does not stop the others."""
+    """Run all rounds. A peer that fails is reported and does not stop the others."""
     outcomes: dict[Configuration, Outcome] = {}
     extra = ["--rows", str(options.rows), "--shards", str(options.shards)]
     extra += ["--sparse-updates", options.sparse_updates] if options.sparse_updates else []
@@ -102,18 +122,31 @@ def measure_all(options: argparse.Namespace) -> dict[Configuration, Outcome]:
             outcome = outcomes.setdefault(configuration, Outcome())
             start = time.monotonic()
             try:
-                result = measure(configuration, *extra, epochs=options.epochs, limit=options.limit, num_ps=options.num_ps)
+                result = measure(
+                    configuration,
+                    *extra,
+                    epochs=options.epochs,
+                    limit=options.limit,
+                    num_ps=options.num_ps,
+                )
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
                 problem = f"{type(exc).__name__}: {last_lines(exc.stderr)}"
                 outcome.problems.append(problem)
             else:
                 problem = f"{statistics.median(result['milliseconds_per_step']):.2f} ms per step"
                 outcome.milliseconds += result["milliseconds_per_step"]
-                outcome.versions = {"tensorflow": result["tensorflow"], configuration.peer: result["keras"]}
+                outcome.versions = {
+                    "tensorflow": result["tensorflow"],
+                    configuration.peer: result["keras"],
+                }
                 if result["counted_steps"] != result["steps"]:
-                    outcome.problems.append(f"the optimizer counted {result['counted_steps']} of {result['steps']} steps")
+                    outcome.problems.append(
+                        f"the optimizer counted {result['counted_steps']} of {result['steps']} "
+                        "steps"
+                    )
             print(
-                f"round {round_number}/{options.rounds}: {configuration}: {problem} ({time.monotonic() - start:.0f} s)",
+                f"round {round_number}/{options.rounds}: {configuration}: {problem} "
+                f"({time.monotonic() - start:.0f} s)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -126,14 +159,17 @@ def last_lines(output: str | bytes | None, count: int = 8) -> str:
 
 
 def ratio(numerator: Outcome, denominator: Outcome) -> str:
-    """The ratio of two medians; empty where one of them was not measured."""
+    """Return the ratio of two medians, empty where one of them was not measured."""
     if not numerator.milliseconds or not denominator.milliseconds:
         return ""
-    return f"{statistics.median(numerator.milliseconds) / statistics.median(denominator.milliseconds):.2f}"
+    quotient = statistics.median(numerator.milliseconds) / statistics.median(
+        denominator.milliseconds
+    )
+    return f"{quotient:.2f}"
 
 
 def table(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -> str:
-    """The medians, in milliseconds per step, and their ratios, as a Markdown table."""
+    """Return the medians, in milliseconds per step, and their ratios, as a Markdown table."""
     header = ["model", "steps per execution", "workers", "plain Keras", "tf_keras + ps", "kerasps"]
     header += ["kerasps / plain", "kerasps / tf_keras"]
     rows = [f"| {' | '.join(header)} |", f"| --- {'| ---: ' * (len(header) - 1)}|"]
@@ -144,54 +180,98 @@ def table(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -
                 plain = outcomes.get(Configuration(model, steps, 0, "plain"), nothing)
                 tf_keras = outcomes.get(Configuration(model, steps, workers, "tf_keras"), nothing)
                 ours = outcomes.get(Configuration(model, steps, workers, "kerasps"), nothing)
-                shown = ["not run" if outcome is nothing else str(outcome) for outcome in (plain, tf_keras, ours)]
-                cells = [model, str(steps), str(workers), *shown, ratio(ours, plain), ratio(ours, tf_keras)]
+                shown = [
+                    "not run" if outcome is nothing else str(outcome)
+                    for outcome in (plain, tf_keras, ours)
+                ]
+                cells = [
+                    model,
+                    str(steps),
+                    str(workers),
+                    *shown,
+                    ratio(ours, plain),
+                    ratio(ours, tf_keras),
+                ]
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def machine(outcomes: Iterable[Outcome]) -> str:
-    """The cores, the processor and the versions."""
+    """Return the cores, the processor and the versions."""
     versions: dict[str, str] = {"kerasps": kerasps.__version__}
     for outcome in outcomes:
-        versions.update({"keras" if name in ("plain", "kerasps") else name: v for name, v in outcome.versions.items()})
+        versions.update(
+            {
+                "keras" if name in ("plain", "kerasps") else name: v
+                for name, v in outcome.versions.items()
+            }
+        )
     processor = "unknown processor"
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.partition(":")[2].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         processor = names[0] if names else processor
     numbers = ", ".join(f"{name} {number}" for name, number in sorted(versions.items()))
-    return f"{len(os.sched_getaffinity(0))} cores, {processor}; Python {sys.version.split()[0]}, {numbers}."
+    num_cores = len(os.sched_getaffinity(0))
+    return f"{num_cores} cores, {processor}; Python {sys.version.split()[0]}, {numbers}."
 
 
 def conditions(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -> str:
-    """What someone needs to know to compare the figures with others."""
+    """Return what someone needs to know to compare the figures with others."""
     table_rows = ""
     if any(model in EMBEDDING_OPTIMIZERS for model in options.models):
-        updates = f", sparse_updates={options.sparse_updates!r} in kerasps" if options.sparse_updates else ""
+        updates = (
+            f", sparse_updates={options.sparse_updates!r} in kerasps"
+            if options.sparse_updates
+            else ""
+        )
         table_rows = f" A table of {options.rows:,} rows, shards: {options.shards}{updates}."
     return (
-        f"Milliseconds per step: median (least to greatest) of {options.rounds} rounds x {options.epochs} epochs, "
-        f"{options.num_ps} ps.{table_rows} {machine(outcomes.values())}"
+        f"Milliseconds per step: median (least to greatest) of {options.rounds} rounds x "
+        f"{options.epochs} epochs, {options.num_ps} ps.{table_rows} {machine(outcomes.values())}"
     )
 
 
 def main() -> int:
-    """Returns 1 where a peer failed or lost steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and print; return 1 where a peer failed or lost steps."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--steps-per-execution", nargs="+", type=int, choices=(1, 10, 50), default=[1, 10, 50])
+    parser.add_argument(
+        "--steps-per-execution", nargs="+", type=int, choices=(1, 10, 50), default=[1, 10, 50]
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=3, help="epochs timed per round, after one that is not timed")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table of the embedding models")
+    parser.add_argument(
+        "--epochs", type=int, default=3, help="epochs timed per round, after one that is not timed"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="rows of the table of the embedding models"
+    )
     parser.add_argument("--num-ps", type=int, default=1)
-    parser.add_argument("--shards", type=int, default=1, help="shards per variable, of kerasps and of tf_keras")
-    parser.add_argument("--sparse-updates", choices=("lazy", "dense"), help="kerasps's argument; default: its default")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds that one measurement may take")
+    parser.add_argument(
+        "--shards", type=int, default=1, help="shards per variable, of kerasps and of tf_keras"
+    )
+    parser.add_argument(
+        "--sparse-updates",
+        choices=("lazy", "dense"),
+        help="kerasps's argument; default: its default",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds that one measurement may take"
+    )
     parser.add_argument("--json", type=Path, help="also write every single time to this file")
-    parser.add_argument("--quick", action="store_true", help="two to three minutes: mlp2, 1 worker, 1 and 10 steps, 1 round")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two to three minutes: mlp2, 1 worker, 1 and 10 steps, 1 round",
+    )
     options = parser.parse_args()
     if options.quick:
         options.models, options.workers, options.steps_per_execution = ["mlp2"], [1], [1, 10]
@@ -201,7 +281,11 @@ def main() -> int:
     print(table(options, outcomes))
     print()
     print(conditions(options, outcomes))
-    problems = [f"{configuration}: {problem}" for configuration, outcome in outcomes.items() for problem in outcome.problems]
+    problems = [
+        f"{configuration}: {problem}"
+        for configuration, outcome in outcomes.items()
+        for problem in outcome.problems
+    ]
     if problems:
         print("\nProblems:\n")
         print("\n".join(f"- {problem}" for problem in problems))

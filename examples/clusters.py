@@ -1,4 +1,4 @@
-"""Where an example trains: on the cluster that TF_CONFIG names, or else on one that it starts on this machine."""
+"""The cluster of an example: the one that TF_CONFIG names, or else one on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import kerasps
 def strategy(
     num_workers: int = 2, num_ps: int = 1, variable_partitioner: Callable[..., object] | None = None
 ) -> Iterator[kerasps.ParameterServerStrategy]:
-    """Yields the strategy; `kerasps launch` sets TF_CONFIG, `python example.py` does not."""
+    """Yield the strategy; `kerasps launch` sets TF_CONFIG, `python example.py` does not."""
     if "TF_CONFIG" in os.environ:
         yield kerasps.ParameterServerStrategy(None, variable_partitioner)
         return

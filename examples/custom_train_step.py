@@ -3,8 +3,8 @@
     python examples/custom_train_step.py          # starts a cluster on this machine
     kerasps launch examples/custom_train_step.py  # the same, with the cluster around it
 
-The method follows Goodfellow et al., "Explaining and Harnessing Adversarial Examples", 2015. Nothing in the class knows
-about parameter servers: it is what one would write for plain Keras.
+The method follows Goodfellow et al., "Explaining and Harnessing Adversarial Examples", 2015.
+Nothing in the class knows about parameter servers: it is what one would write for plain Keras.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ PIXEL_CHANGE = 0.1
 
 
 class AdversarialModel(keras.Model):
-    """Digits to logits; each training step sees the batch as it is, and once more after the worst small change to it."""
+    """Digits to logits; a step sees a batch as it is, and after the worst small change to it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.network = keras.Sequential(
-            [keras.layers.Flatten(), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)]
+            [
+                keras.layers.Flatten(),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10),
+            ]
         )
 
     def call(self, images: tf.Tensor) -> tf.Tensor:
-        """Returns the logits of a batch of digits."""
+        """Return the logits of a batch of digits."""
         return self.network(images)
 
     def train_step(self, data: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Finds the worst change, then takes one optimizer step on both versions of the batch."""
+        """Find the worst change, then take one optimizer step on both versions of the batch."""
         images, labels = data
         with tf.GradientTape() as tape:
             tape.watch(images)
@@ -45,13 +49,17 @@ class AdversarialModel(keras.Model):
             logits = self(images, training=True)
             loss = self.compute_loss(images, labels, logits)
             loss += self.compute_loss(fooling, labels, self(fooling, training=True))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply(
+            tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        )
         return self.compute_metrics(images, labels, logits)
 
 
 def main() -> None:
-    """Trains, evaluates, prints the test accuracy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Train, evaluate, print the test accuracy."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--max-steps", type=int, default=50, help="steps per epoch")
     options = parser.parse_args()
@@ -62,10 +70,16 @@ def main() -> None:
         with parameter_servers.scope():
             model = AdversarialModel()
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(keras.optimizers.Adam(0.003), loss, metrics=["accuracy"], steps_per_execution=10)
-        creator = kerasps.DatasetCreator(lambda context: digits.training_dataset(train_images, train_labels, context))
+            model.compile(
+                keras.optimizers.Adam(0.003), loss, metrics=["accuracy"], steps_per_execution=10
+            )
+        creator = kerasps.DatasetCreator(
+            lambda context: digits.training_dataset(train_images, train_labels, context)
+        )
         model.fit(creator, epochs=options.epochs, steps_per_epoch=options.max_steps)
-        result = model.evaluate(test_images, test_labels, batch_size=120, verbose=0, return_dict=True)
+        result = model.evaluate(
+            test_images, test_labels, batch_size=120, verbose=0, return_dict=True
+        )
     print(f"test accuracy: {result['accuracy']:.3f} on {len(test_labels)} digits")
 
 

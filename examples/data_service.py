@@ -1,4 +1,4 @@
-"""Digits in many TFRecord files, read by a tf.data service, which hands out batches to the workers as they ask for them.
+"""Digits in many TFRecord files, which a tf.data service reads and hands out to the workers.
 
 python examples/data_service.py               # starts a cluster on this machine
 kerasps launch examples/data_service.py       # the same, with the cluster around it
@@ -23,11 +23,16 @@ from clusters import strategy
 
 @contextlib.contextmanager
 def data_service() -> Iterator[str]:
-    """A tf.data service with two workers in this process; yields its address. Elsewhere it is a job of its own."""
+    """Yield the address of a tf.data service with two workers in this process.
+
+    Elsewhere it is a job of its own.
+    """
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()
     address = dispatcher.target.split("://")[1]
-    workers = [service.WorkerServer(service.WorkerConfig(dispatcher_address=address)) for _ in range(2)]
+    workers = [
+        service.WorkerServer(service.WorkerConfig(dispatcher_address=address)) for _ in range(2)
+    ]
     try:
         yield dispatcher.target
     finally:
@@ -36,8 +41,10 @@ def data_service() -> Iterator[str]:
 
 
 def main() -> None:
-    """Trains, evaluates, prints the test accuracy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Train, evaluate, print the test accuracy."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
@@ -49,11 +56,16 @@ def main() -> None:
         pattern, num_examples = digit_records.write(Path(directory))
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # A job of a service ends with its data and never starts again: so the data repeat, and steps make the epoch.
-            batches = digit_records.batches(tf.data.Dataset.list_files(pattern, shuffle=True).repeat())
+            # A job of a service ends with its data and never starts again: so the data repeat, and
+            # steps make the epoch.
+            batches = digit_records.batches(
+                tf.data.Dataset.list_files(pattern, shuffle=True).repeat()
+            )
             policy = tf.data.experimental.service.ShardingPolicy.DYNAMIC
             # The job has a name, so all workers share it.
-            return batches.apply(tf.data.experimental.service.distribute(policy, target, job_name="digits"))
+            return batches.apply(
+                tf.data.experimental.service.distribute(policy, target, job_name="digits")
+            )
 
         with parameter_servers.scope():
             model = digit_records.build_model()

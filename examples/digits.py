@@ -1,4 +1,7 @@
-"""Handwritten digits, 8 x 8 pixels, split into train and test. Shared by the examples that read digits."""
+"""Handwritten digits, 8 x 8 pixels, split into train and test.
+
+Shared by the examples that read digits.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ BATCH_SIZE = 32
 
 
 def load() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns train images, train labels, test images, test labels; pixels from 0 to 1."""
+    """Return train images, train labels, test images, test labels; pixels from 0 to 1."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).reshape(-1, 8, 8, 1).astype("float32")
     labels = labels.astype("int32")
@@ -21,8 +24,10 @@ def load() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return train_images, train_labels, test_images, test_labels
 
 
-def training_dataset(images: np.ndarray, labels: np.ndarray, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """One worker's part of the training digits, shuffled, without end."""
+def training_dataset(
+    images: np.ndarray, labels: np.ndarray, context: tf.distribute.InputContext
+) -> tf.data.Dataset:
+    """Return one worker's split of the training digits, shuffled, without end."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
     return dataset.shuffle(len(labels)).repeat().batch(BATCH_SIZE, drop_remainder=True).prefetch(2)

@@ -33,8 +33,10 @@ def build_model() -> keras.Model:
 
 
 def main() -> None:
-    """Trains, evaluates, prints the test accuracy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Train, evaluate, print the test accuracy."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--max-steps", type=int, default=50, help="steps per epoch")
     options = parser.parse_args()
@@ -47,8 +49,14 @@ def main() -> None:
     with strategy(num_workers=2, num_ps=1) as parameter_servers:
         with parameter_servers.scope():
             model = build_model()
-        model.fit(kerasps.DatasetCreator(dataset_fn), epochs=options.epochs, steps_per_epoch=options.max_steps)
-        result = model.evaluate(test_images, test_labels, batch_size=120, verbose=0, return_dict=True)
+        model.fit(
+            kerasps.DatasetCreator(dataset_fn),
+            epochs=options.epochs,
+            steps_per_epoch=options.max_steps,
+        )
+        result = model.evaluate(
+            test_images, test_labels, batch_size=120, verbose=0, return_dict=True
+        )
     print(f"test accuracy: {result['accuracy']:.3f} on {len(test_labels)} digits")
 
 

@@ -1,4 +1,4 @@
-"""Says which library a line of documentation comes from: raw strings go in, and the model makes words of them.
+"""Says which library a line of documentation comes from; the model makes words of raw strings.
 
 python examples/docstrings.py                 # starts a cluster on this machine
 kerasps launch examples/docstrings.py         # the same, with the cluster around it
@@ -30,11 +30,20 @@ WORD = re.compile(r"\b[A-Za-z]{2,}\b")
 
 
 def load() -> tuple[list[str], list[int]]:
-    """Returns lines of at least four words, each once, and the number of the library of each."""
+    """Return lines of at least four words, each once, and the number of the library of each."""
     label_of: dict[str, int] = {}
     for label, places in enumerate(LIBRARIES.values()):
-        documented = [getattr(place, name, None) for place in places for name in dir(place) if not name.startswith("_")]
-        lines = [line.strip() for thing in documented for line in str(getattr(thing, "__doc__", "")).splitlines()]
+        documented = [
+            getattr(place, name, None)
+            for place in places
+            for name in dir(place)
+            if not name.startswith("_")
+        ]
+        lines = [
+            line.strip()
+            for thing in documented
+            for line in str(getattr(thing, "__doc__", "")).splitlines()
+        ]
         label_of |= {line: label for line in lines if len(WORD.findall(line)) >= 4}
     lines = sorted(label_of)
     random.Random(1).shuffle(lines)
@@ -42,26 +51,32 @@ def load() -> tuple[list[str], list[int]]:
 
 
 def build_model(lines: list[str]) -> keras.Model:
-    """The mean of the words' vectors, and a layer on it. The vocabulary is that of `lines`."""
+    """Build the mean of the words' vectors, and a layer on it, for the vocabulary of `lines`."""
     vectorize = keras.layers.TextVectorization(VOCABULARY, output_sequence_length=WORDS)
     vectorize.adapt(lines)
     embed = keras.layers.Embedding(VOCABULARY, 32, mask_zero=True)
     dense = [keras.layers.Dense(32, activation="relu"), keras.layers.Dense(len(LIBRARIES))]
     inputs = keras.Input((), dtype="string")
-    model = keras.Sequential([inputs, vectorize, embed, keras.layers.GlobalAveragePooling1D(), *dense])
+    model = keras.Sequential(
+        [inputs, vectorize, embed, keras.layers.GlobalAveragePooling1D(), *dense]
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.003), loss, metrics=["accuracy"], steps_per_execution=10)
     return model
 
 
 def main() -> None:
-    """Trains, evaluates, prints the test accuracy and what the model makes of two lines."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Train, evaluate, print the test accuracy and what the model makes of two lines."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
     lines, labels = load()
-    train = tf.data.Dataset.from_tensor_slices((lines[2000:], labels[2000:])).shuffle(20_000).batch(64)
+    train = (
+        tf.data.Dataset.from_tensor_slices((lines[2000:], labels[2000:])).shuffle(20_000).batch(64)
+    )
     test = tf.data.Dataset.from_tensor_slices((lines[:2000], labels[:2000])).batch(500)
     with strategy(num_workers=2, num_ps=1) as parameter_servers:
         with parameter_servers.scope():

@@ -1,8 +1,9 @@
-"""Predicts movie ratings from user and movie embeddings, trained by two workers that share one parameter server.
+"""Predicts movie ratings from embeddings, trained by two workers that share one parameter server.
 
 python examples/movielens.py                  # starts a cluster on this machine
 kerasps launch examples/movielens.py          # the same, with the cluster around it
-python examples/movielens.py --plain          # the same model and number of steps in one plain Keras process
+python examples/movielens.py --plain          # the same model and number of steps in one
+                                              # plain Keras process
 """
 
 from __future__ import annotations
@@ -22,31 +23,50 @@ STEPS_PER_EXECUTION = 10
 
 
 def build_model(train: ratings.Ratings, dimension: int = 32) -> keras.Model:
-    """Mean rating + user bias + movie bias + how well the user's vector matches the movie's."""
-    # A penalty on the rows in use. A penalty on the table itself would read all of it in every step.
+    """Build mean rating + user bias + movie bias + how well the vectors of the two match."""
+    # A penalty on the rows in use. A penalty on the table itself would read all of it in every
+    # step.
     penalty = keras.regularizers.L2(0.05)
     ids = {name: keras.Input((), dtype="int32", name=name) for name in ("user", "movie")}
-    vectors = [keras.layers.Embedding(train.sizes[name], dimension, activity_regularizer=penalty)(ids[name]) for name in ids]
-    biases = [keras.layers.Embedding(train.sizes[name], 1, embeddings_initializer="zeros")(ids[name]) for name in ids]
+    vectors = [
+        keras.layers.Embedding(train.sizes[name], dimension, activity_regularizer=penalty)(
+            ids[name]
+        )
+        for name in ids
+    ]
+    biases = [
+        keras.layers.Embedding(train.sizes[name], 1, embeddings_initializer="zeros")(ids[name])
+        for name in ids
+    ]
     rating = keras.layers.Add()([keras.layers.Dot(axes=1)(vectors), *biases])
     model = keras.Model(ids, keras.layers.Rescaling(1.0, offset=float(train.rating.mean()))(rating))
     rmse = keras.metrics.RootMeanSquaredError(name="rmse")
-    model.compile(keras.optimizers.Adam(0.002), "mse", metrics=[rmse], steps_per_execution=STEPS_PER_EXECUTION)
+    model.compile(
+        keras.optimizers.Adam(0.002), "mse", metrics=[rmse], steps_per_execution=STEPS_PER_EXECUTION
+    )
     return model
 
 
 def main() -> None:
-    """Trains, evaluates, prints the test error."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Train, evaluate, print the test error."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--max-steps", type=int, help="steps per epoch; default: once through the training ratings")
-    parser.add_argument("--plain", action="store_true", help="train in this process, without a cluster")
+    parser.add_argument(
+        "--max-steps", type=int, help="steps per epoch; default: once through the training ratings"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="train in this process, without a cluster"
+    )
     options = parser.parse_args()
 
     keras.utils.set_random_seed(1)
     train, test = ratings.load()
     # Whole executions only, so that an epoch has the same number of steps everywhere.
-    steps = (options.max_steps or len(train) // BATCH_SIZE) // STEPS_PER_EXECUTION * STEPS_PER_EXECUTION
+    steps = (
+        (options.max_steps or len(train) // BATCH_SIZE) // STEPS_PER_EXECUTION * STEPS_PER_EXECUTION
+    )
 
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensor_slices((train.inputs("user", "movie"), train.rating))
@@ -58,7 +78,9 @@ def main() -> None:
         start = time.perf_counter()
         model.fit(data, epochs=options.epochs, steps_per_epoch=steps)
         seconds = time.perf_counter() - start
-        result = model.evaluate(test.inputs("user", "movie"), test.rating, batch_size=1024, verbose=0, return_dict=True)
+        result = model.evaluate(
+            test.inputs("user", "movie"), test.rating, batch_size=1024, verbose=0, return_dict=True
+        )
         print(f"{int(model.optimizer.iterations) * BATCH_SIZE:,} examples in {seconds:.1f} s")
         print(f"test RMSE: {result['rmse']:.4f} on {len(test):,} ratings")
 

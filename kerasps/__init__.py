@@ -1,4 +1,8 @@
-"""Parameter-server training for Keras 3, with `model.fit` unchanged."""
+"""Parameter-server training for Keras 3, with `model.fit` unchanged.
+
+Contract: the names in `__all__` are public, and nothing else is. Importing the package starts
+nothing, connects to nothing, and imports neither Keras nor TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasps.dataset_creator import DatasetCreator
+    from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess
     from kerasps.errors import (
         CheckpointError,
         ClusterConfigError,
@@ -19,18 +23,27 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerLostError,
     )
-    from kerasps.evaluator import Evaluation, SidecarEvaluator
-    from kerasps.load import LoadReport, TaskLoad
-    from kerasps.local_cluster import LocalCluster
-    from kerasps.model_export import SidecarEvaluatorModelExport
-    from kerasps.partitioners import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
-    from kerasps.placement import Placement, TaskPlacement
+    from kerasps.evaluator import (
+        Evaluation,
+        SidecarEvaluator,
+        SidecarEvaluatorModelExport,
+        TrainingEndMarker,
+    )
+    from kerasps.inputs import DatasetCreator
+    from kerasps.step import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
-    from kerasps.training_end import TrainingEndMarker
+    from kerasps.variables import (
+        FixedShardsPartitioner,
+        MaxSizePartitioner,
+        MinSizePartitioner,
+        Placement,
+        TaskPlacement,
+    )
 
 __all__ = [
     "CheckpointError",
     "ClusterConfigError",
+    "ClusterDescription",
     "DatasetCreator",
     "Evaluation",
     "FixedShardsPartitioner",
@@ -48,6 +61,7 @@ __all__ = [
     "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
+    "TaskProcess",
     "TaskStartError",
     "TaskUnreachableError",
     "TrainingEndMarker",
@@ -58,22 +72,25 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Names are imported when they are first used, so that a task's server and the command line start without Keras.
+# Names are imported when they are first used, so that a task's server and the command line start
+# without Keras.
 _MODULES = {
-    "DatasetCreator": "dataset_creator",
+    "ClusterDescription": "cluster",
+    "DatasetCreator": "inputs",
     "Evaluation": "evaluator",
-    "FixedShardsPartitioner": "partitioners",
-    "LoadReport": "load",
-    "LocalCluster": "local_cluster",
-    "MaxSizePartitioner": "partitioners",
-    "MinSizePartitioner": "partitioners",
+    "FixedShardsPartitioner": "variables",
+    "LoadReport": "step",
+    "LocalCluster": "cluster",
+    "MaxSizePartitioner": "variables",
+    "MinSizePartitioner": "variables",
     "ParameterServerStrategy": "strategy",
-    "Placement": "placement",
+    "Placement": "variables",
     "SidecarEvaluator": "evaluator",
-    "SidecarEvaluatorModelExport": "model_export",
-    "TaskLoad": "load",
-    "TaskPlacement": "placement",
-    "TrainingEndMarker": "training_end",
+    "SidecarEvaluatorModelExport": "evaluator",
+    "TaskLoad": "step",
+    "TaskPlacement": "variables",
+    "TaskProcess": "cluster",
+    "TrainingEndMarker": "evaluator",
 }
 
 

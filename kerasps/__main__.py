@@ -2,7 +2,7 @@
 
 import sys
 
-from kerasps.cli import main
+from kerasps.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

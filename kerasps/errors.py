@@ -1,15 +1,15 @@
 """The exceptions that kerasps raises.
 
     KeraspsError
-    ├── ClusterConfigError     (ValueError)       TF_CONFIG or a cluster description is wrong
+    ├── ClusterConfigError     (ValueError)       TF_CONFIG or a cluster's description is wrong
     ├── TaskUnreachableError   (ConnectionError)  a task did not answer within the time limit
     ├── TaskStartError         (RuntimeError)     a task's process ended before it was ready
     ├── TaskLostError          (RuntimeError)     a task went away while it was in use
     │   ├── PSLostError
     │   └── WorkerLostError
-    ├── CheckpointError        (RuntimeError)     a side-car evaluator cannot read a checkpoint
-    ├── InputError             (ValueError)       `fit`, `evaluate` or `predict` got input that cannot be used
-    └── UnsupportedError       (ValueError)       a feature of Keras that cannot work with parameter servers
+    ├── CheckpointError        (RuntimeError)     an evaluator cannot read a checkpoint
+    ├── InputError             (ValueError)       a method of a model got input it cannot use
+    └── UnsupportedError       (ValueError)       a feature that cannot work with parameter servers
 
 Each is also a built-in exception, so code that knows nothing of kerasps can catch it.
 """
@@ -33,19 +33,25 @@ class _TaskError(KeraspsError, RuntimeError):
     """An error about one task.
 
     Args:
-        message: The text of the error.
+        message: the text of the error. Default: empty.
         task_type: `"worker"` or `"ps"`, where one task is known to be the cause.
-        task_index: The index of that task in its job.
+            Default None.
+        task_index: the index of that task in its job. Default None.
     """
 
-    def __init__(self, message: str = "", *, task_type: str | None = None, task_index: int | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, task_type: str | None = None, task_index: int | None = None
+    ) -> None:
         super().__init__(message)
         self.task_type = task_type
         self.task_index = task_index
 
 
 class TaskStartError(_TaskError):
-    """The process of a task ended, or stayed silent, before it was ready; or the chief's port is in use."""
+    """A task was not ready in time.
+
+    Its process ended or stayed silent before, or the chief's port is in use.
+    """
 
 
 class TaskLostError(_TaskError):

@@ -1,0 +1,11 @@
+"""The `kerasps` command: `launch`, `serve`, `env`.
+
+Contract: the command starts without TensorFlow's Python packages and without Keras, so that its
+help and its errors come at once.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "main",
+]

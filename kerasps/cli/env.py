@@ -1,0 +1,99 @@
+"""`kerasps env`: prints what a bug report needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from kerasps import __version__
+from kerasps.cluster import read_tf_config, unreachable
+from kerasps.errors import ClusterConfigError
+
+# A person waits for it; tasks that are there answer within milliseconds.
+_REACH_TIMEOUT_S = 2.0
+# The first import of TensorFlow on a cold disk takes tens of seconds.
+_DEVICES_TIMEOUT_S = 120.0
+_VARIABLE_PREFIXES = ("KERASPS_", "KERAS_")
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GRPC_DEFAULT_OPTIONS")
+
+_LIST_DEVICES = (
+    "import tensorflow as tf; "
+    "print(*(device.name for device in tf.config.list_physical_devices()), sep=', ')"
+)
+
+
+def report_environment() -> int:
+    """Print versions, platform, devices, environment variables and a check of TF_CONFIG.
+
+    Returns:
+        The exit code: 1 where TF_CONFIG is set and wrong, else 0.
+    """
+    _line("kerasps", __version__)
+    _line("python", f"{platform.python_version()} ({sys.executable})")
+    for package in ("keras", "tensorflow"):
+        _line(package, _version(package))
+    _line("platform", platform.platform())
+    _line("processors", str(len(os.sched_getaffinity(0))))
+    _line("devices", _devices())
+    for name in sorted(os.environ):
+        if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES:
+            _line(name, os.environ[name])
+    return _check_tf_config()
+
+
+def _check_tf_config() -> int:
+    if not os.environ.get("TF_CONFIG"):
+        _line("TF_CONFIG", "not set")
+        return 0
+    try:
+        description = read_tf_config()
+    except ClusterConfigError as exc:
+        _line("TF_CONFIG", f"wrong: {exc}")
+        return 1
+    jobs = ", ".join(f"{len(tasks)} {job}" for job, tasks in description.jobs.items())
+    _line(
+        "TF_CONFIG", f"valid: {jobs}; this task is {description.task_type} {description.task_index}"
+    )
+    addresses = description.server_addresses
+    missing = unreachable(addresses, _REACH_TIMEOUT_S)
+    for task, address in addresses.items():
+        state = f"not reachable ({missing[task]})" if task in missing else "reachable"
+        _line(f"  {task[0]} {task[1]}", f"{address} {state}")
+    return 0
+
+
+def _devices() -> str:
+    """Return the devices that TensorFlow sees, or how it fails.
+
+    It is asked in a process of its own: its log stays out of the way, and it may crash.
+    """
+    env = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LIST_DEVICES],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_DEVICES_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.CalledProcessError as exc:
+        lines = exc.stderr.strip().splitlines() or [f"exit code {exc.returncode}"]
+        return f"TensorFlow fails: {lines[-1]}"
+    except subprocess.TimeoutExpired:
+        return f"TensorFlow did not answer within {_DEVICES_TIMEOUT_S:g} s"
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _line(name: str, value: str) -> None:
+    print(f"{name}: {value}", flush=True)

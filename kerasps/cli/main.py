@@ -1,0 +1,294 @@
+"""Parses the `kerasps` command: `launch` a script, `serve` a task, describe the `env`ironment."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from kerasps import __version__
+from kerasps.checks import count, seconds
+from kerasps.cluster import read_tf_config
+from kerasps.errors import ClusterConfigError, KeraspsError
+
+_T = TypeVar("_T")
+
+_LAUNCH_HELP = """\
+Runs a training script with worker and ps processes around it, all on this machine.
+
+The script is the coordinator. It finds the cluster in TF_CONFIG, which is what
+`kerasps.ParameterServerStrategy()` reads when it gets no arguments.
+It has this terminal for itself; each worker and ps writes to its own log file.
+
+An evaluator is a script beside the training that evaluates checkpoints, with a
+`kerasps.SidecarEvaluator`. It is not part of the cluster; what it prints appears
+here behind "[evaluator]". It ends after the last checkpoint."""
+
+_LAUNCH_EPILOG = """\
+exit code:
+  That of the script, or 128 + N when signal N ended it; 1 when the cluster could
+  not start, or the script ended well and the evaluator failed; 2 when the command
+  line is wrong.
+
+signals:
+  Ctrl-C reaches the script, and the cluster is closed when the script has ended.
+  SIGTERM and SIGHUP are passed on to the script. Whatever ends this command,
+  SIGKILL too, no process is left behind.
+
+environment variables:
+  An option on the command line beats its environment variable.
+  KERASPS_FULL_IMPORT      1: workers and ps import all of TensorFlow, not only its
+                           server; or names of modules to import besides, for
+                           their custom ops, with commas between them
+  KERASPS_CONNECT_TIMEOUT  seconds that the script waits for a task (default: 60)
+  CUDA_VISIBLE_DEVICES     the GPUs to use; several are split among the workers
+
+example:
+  kerasps launch --num-workers 4 --num-ps 2 train.py --epochs 3
+  kerasps launch --evaluator "evaluate.py --steps 100" train.py"""
+
+_SERVE_HELP = """\
+Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
+
+Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG says
+which task this is and where all the others are; the task listens on the port that
+TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG but
+for its "task". A task whose chief was killed starts anew, without what it held
+for it.
+
+The server listens on every network interface and has no access control. Keep the
+port inside a network that you trust."""
+
+_SERVE_EPILOG = """\
+environment variables:
+  TF_CONFIG                the cluster and this task (required)
+  KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
+                           names of modules to import besides, for their custom
+                           ops, with commas between them
+
+example:
+  TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
+    "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
+
+_ENV_HELP = """\
+Prints what a bug report needs: versions, platform, devices, the environment
+variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
+The exit code is 1 when TF_CONFIG is set and wrong, else 0."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the `kerasps` command.
+
+    Args:
+        argv: the arguments after the program's name. None (default) takes those of this process.
+
+    Returns:
+        The exit code.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        if args.command == "launch":
+            return _launch(args)
+        if args.command == "serve":
+            return _serve()
+        # Each command imports its own, so that none waits for another's.
+        from kerasps.cli.env import report_environment
+
+        return report_environment()
+    except (KeraspsError, RuntimeError, OSError) as exc:
+        print(f"kerasps {args.command}: error: {exc}", file=sys.stderr)
+        return 2 if isinstance(exc, ClusterConfigError) else 1
+
+
+def _launch(args: argparse.Namespace) -> int:
+    from kerasps.cli.launch import launch
+
+    parser: argparse.ArgumentParser = args.parser
+    num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
+    num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
+    start_timeout = _setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", _seconds, 60.0)
+    evaluator = _setting(parser, args.evaluator, "KERASPS_EVALUATOR", _command, None)
+    evaluator_timeout = _setting(
+        parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", _seconds, 600.0
+    )
+    log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
+    if not os.path.isfile(args.script):
+        parser.error(
+            f"There is no such script. Expected: a Python file. Received: {args.script!r}. Correct "
+            "the path."
+        )
+    return launch(
+        [sys.executable, args.script, *args.args],
+        num_workers=num_workers,
+        num_ps=num_ps,
+        log_dir=log_dir,
+        start_timeout=start_timeout,
+        evaluator=None if evaluator is None else [sys.executable, *evaluator],
+        evaluator_timeout=evaluator_timeout,
+    )
+
+
+def _serve() -> int:
+    from kerasps.cluster import serve, start_anew
+
+    description = read_tf_config()
+
+    def coordinator_gone() -> NoReturn:
+        print(
+            f"kerasps serve: the coordinator at {description.jobs['chief'][0]} is gone; "
+            f"{description.task_type} {description.task_index} starts anew, without what it held "
+            "for it",
+            file=sys.stderr,
+            flush=True,
+        )
+        start_anew()
+
+    serve(
+        description,
+        on_ready=lambda port: print(
+            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
+            f"{port}",
+            file=sys.stderr,
+            flush=True,
+        ),
+        on_coordinator_gone=coordinator_gone,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kerasps",
+        description="Parameter-server training for Keras 3.",
+        epilog="`kerasps COMMAND --help` explains each command.",
+    )
+    parser.add_argument("--version", action="version", version=f"kerasps {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
+    _add_launch(commands)
+    commands.add_parser(
+        "serve",
+        help="run the server of the worker or ps task in TF_CONFIG",
+        description=_SERVE_HELP,
+        epilog=_SERVE_EPILOG,
+        formatter_class=raw,
+    )
+    commands.add_parser(
+        "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
+    )
+    return parser
+
+
+def _add_launch(commands: Any) -> None:
+    launch = commands.add_parser(
+        "launch",
+        help="run a script with a cluster around it, on this machine",
+        usage="kerasps launch [options] script.py [args ...]",
+        description=_LAUNCH_HELP,
+        epilog=_LAUNCH_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An option that is not ours belongs to the script, and must not be taken for the
+        # abbreviation of one that is.
+        allow_abbrev=False,
+    )
+    launch.set_defaults(parser=launch)
+    launch.add_argument(
+        "--num-workers",
+        type=_count,
+        metavar="N",
+        help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)",
+    )
+    launch.add_argument(
+        "--num-ps",
+        type=_count,
+        metavar="M",
+        help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
+    )
+    launch.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="directory for one log file per process (default: a temporary one, which is kept "
+        "when a task died; environment: KERASPS_LOG_DIR)",
+    )
+    launch.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time limit for all processes to be ready (default: 60; environment: "
+        "KERASPS_START_TIMEOUT)",
+    )
+    launch.add_argument(
+        "--evaluator",
+        type=_command,
+        metavar="COMMAND",
+        help="a script that evaluates checkpoints meanwhile, in quotes where it has arguments "
+        "(default: none; environment: KERASPS_EVALUATOR)",
+    )
+    launch.add_argument(
+        "--evaluator-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time for the evaluator to end when the training has (default: 600; environment: "
+        "KERASPS_EVALUATOR_TIMEOUT)",
+    )
+    launch.add_argument("script", metavar="script.py", help="the training script")
+    launch.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
+    )
+
+
+def _setting(
+    parser: argparse.ArgumentParser,
+    argument: _T | None,
+    variable: str,
+    convert: Callable[[str], _T],
+    default: _T,
+) -> _T:
+    """Return an explicit argument, else an environment variable, else a default."""
+    if argument is not None:
+        return argument
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        return convert(text)
+    except argparse.ArgumentTypeError as exc:
+        parser.error(f"environment variable {variable}: {exc}")
+
+
+def _count(text: str) -> int:
+    value: object = text
+    with contextlib.suppress(ValueError):
+        value = int(text)
+    try:
+        return count("Not a count", value, received=repr(text), advice="Give one like 2.")
+    except (TypeError, ValueError) as exc:
+        # The one error of which argparse prints the text.
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def _command(text: str) -> list[str]:
+    try:
+        command = shlex.split(text)
+    except ValueError:
+        command = []
+    if not command or not os.path.isfile(command[0]):
+        raise argparse.ArgumentTypeError(
+            "Not an evaluation script. Expected: a Python file, and its arguments in the same "
+            f"quotes. Received: {text!r}. Give one like 'evaluate.py --steps 100'."
+        )
+    return command
+
+
+def _seconds(text: str) -> float:
+    value: object = text
+    with contextlib.suppress(ValueError):
+        value = float(text)
+    try:
+        return seconds("Not a time limit", value, received=repr(text), advice="Give one like 60.")
+    except (TypeError, ValueError) as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None

@@ -1,0 +1,119 @@
+"""Describes, starts, reaches and ends the processes of a cluster, and translates their errors.
+
+Contract: everything here speaks of tasks (chief, worker, ps) by job and index, and knows nothing of
+models. A task's server imports this wing, so the wing imports its modules when a name is first
+used. A server that starts without TensorFlow's Python packages is ready in half a second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kerasps._doors import opened_when_used
+
+if TYPE_CHECKING:
+    from kerasps.cluster.connected import connected_strategy, remember_connected
+    from kerasps.cluster.connection import connect_to_tasks
+    from kerasps.cluster.description import (
+        EVALUATOR,
+        ClusterDescription,
+        check_cluster_resolver,
+        read_tf_config,
+        require_chief,
+    )
+    from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
+    from kerasps.cluster.fetching import fetch
+    from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
+    from kerasps.cluster.local import LocalCluster
+    from kerasps.cluster.process import (
+        TaskProcess,
+        child_environment,
+        describe_exit_code,
+        end_with_parent,
+    )
+    from kerasps.cluster.reachability import unreachable, wait_until_reachable
+    from kerasps.cluster.renewal import start_anew
+    from kerasps.cluster.resolver import LocalClusterResolver
+    from kerasps.cluster.server import serve
+    from kerasps.cluster.tf_errors import (
+        OUT_OF_RANGE,
+        answers,
+        check_ps_of,
+        comes_from,
+        lost_ps,
+        naming_lost_ps,
+        translated_errors,
+    )
+
+__all__ = [
+    "COORDINATOR_CPU",
+    "EVALUATOR",
+    "OUT_OF_RANGE",
+    "ClusterDescription",
+    "LocalCluster",
+    "LocalClusterResolver",
+    "TaskProcess",
+    "answers",
+    "check_cluster_resolver",
+    "check_not_forked",
+    "check_ps_of",
+    "child_environment",
+    "comes_from",
+    "connect_to_tasks",
+    "connected_strategy",
+    "describe_exit_code",
+    "end_with_parent",
+    "fetch",
+    "is_fork",
+    "lost_ps",
+    "naming_lost_ps",
+    "ps_device",
+    "ps_index",
+    "read_tf_config",
+    "remember_connected",
+    "require_chief",
+    "serve",
+    "start_anew",
+    "take_note_of_forks",
+    "translated_errors",
+    "unreachable",
+    "wait_until_reachable",
+]
+
+__getattr__ = opened_when_used(
+    __name__,
+    {
+        "COORDINATOR_CPU": "devices",
+        "ClusterDescription": "description",
+        "EVALUATOR": "description",
+        "LocalCluster": "local",
+        "LocalClusterResolver": "resolver",
+        "OUT_OF_RANGE": "tf_errors",
+        "TaskProcess": "process",
+        "answers": "tf_errors",
+        "check_cluster_resolver": "description",
+        "check_not_forked": "forks",
+        "check_ps_of": "tf_errors",
+        "child_environment": "process",
+        "comes_from": "tf_errors",
+        "connect_to_tasks": "connection",
+        "connected_strategy": "connected",
+        "describe_exit_code": "process",
+        "end_with_parent": "process",
+        "fetch": "fetching",
+        "is_fork": "forks",
+        "lost_ps": "tf_errors",
+        "naming_lost_ps": "tf_errors",
+        "ps_device": "devices",
+        "ps_index": "devices",
+        "read_tf_config": "description",
+        "remember_connected": "connected",
+        "require_chief": "description",
+        "serve": "server",
+        "start_anew": "renewal",
+        "take_note_of_forks": "forks",
+        "translated_errors": "tf_errors",
+        "unreachable": "reachability",
+        "wait_until_reachable": "reachability",
+    },
+)

@@ -1,0 +1,174 @@
+"""Makes this process the coordinator of a cluster, and keeps what it made before.
+
+TensorFlow's own connect gives the devices of this process other names, `/job:chief` in place of
+`/job:localhost`. Every variable, iterator and compiled function from before is lost then: its
+device is unknown. Here the coordinator's job is called `localhost`, as the devices are already, and
+it connects in two steps. First this process starts its own server. That one gets the very options
+that TensorFlow runs with, so TensorFlow keeps its devices and all that is on them. Then it adds the
+workers and ps, which are told the functions that were made before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster.description import ClusterDescription, split_address
+from kerasps.cluster.devices import COORDINATOR_JOB
+from kerasps.cluster.earlier_resources import EarlierResources
+from kerasps.errors import TaskStartError, TaskUnreachableError
+
+# As many as TensorFlow's own strategy; a task that is being restarted takes a second or two.
+_ATTEMPTS = 4
+_PAUSE_S = 1.0
+
+# The address at which this process serves. TensorFlow cannot stop a server, so one that a failed
+# attempt left is used again.
+_serving_at: str | None = None
+
+
+def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None) -> None:
+    """Make this process the coordinator of a cluster.
+
+    Call when all tasks accept connections. After an error the process may try again.
+
+    Args:
+        cluster: the cluster, seen from its chief.
+        protocol: TensorFlow's name of the protocol between tasks. Default: gRPC.
+
+    Raises:
+        TaskStartError: the port of the chief is in use.
+        TaskUnreachableError: TensorFlow could not set up the tasks.
+    """
+    context = _compat.eager_context()
+    # TensorFlow's own strategy sets these too: one request to a worker at a time, and no executor
+    # that hides an error.
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
+    os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
+    is_fresh = context._context_handle is None
+    if is_fresh and cluster.is_on_one_machine:
+        _sleep_when_idle(context)
+    context.ensure_initialized()
+    config = context.config
+    own = {COORDINATOR_JOB: cluster.jobs["chief"]}
+    if _serving_at != cluster.jobs["chief"][0]:
+        resources = None if is_fresh else EarlierResources.find()
+        _start_own_server(context, _server_def(own, config, protocol))
+        if resources is not None:
+            resources.restore()
+    if cluster.is_on_one_machine:
+        config.experimental.disable_thread_spinning = True
+    # The second step. The tasks get this process's options, and so the one that was set just now.
+    others = {job: tasks for job, tasks in cluster.jobs.items() if job != "chief"}
+    _add_tasks(context, _server_def({**own, **others}, config, protocol))
+
+
+def _sleep_when_idle(context: Any) -> None:
+    # A thread of TensorFlow's that has nothing to do spins for a while before it sleeps, ready for
+    # what may come. Where tasks share the cores of one machine it spins in the way of the others: a
+    # sixth of a small step's time. A process that has used TensorFlow before cannot change this for
+    # itself; the tasks are told when they are added.
+    config = tf.compat.v1.ConfigProto()
+    if context._config is not None:
+        config.CopyFrom(context._config)
+    config.experimental.disable_thread_spinning = True
+    context._config = config
+
+
+def _server_def(
+    jobs: dict[str, tuple[str, ...]], config: tf.compat.v1.ConfigProto, protocol: str | None
+) -> tf.train.ServerDef:
+    server_def = tf.train.ServerDef(
+        cluster=tf.train.ClusterSpec(
+            {job: list(tasks) for job, tasks in jobs.items()}
+        ).as_cluster_def(),
+        job_name=COORDINATOR_JOB,
+        task_index=0,
+        protocol=protocol or "grpc",
+        default_session_config=config,
+    )
+    # Workers see the ps and not each other, and the other way round; so a lost one stops none of
+    # its like.
+    for job, seen in (("worker", "ps"), ("ps", "worker")):
+        if job in jobs:
+            filters = server_def.cluster_device_filters.jobs.add(name=job)
+            for index in range(len(jobs[job])):
+                filters.tasks[index].device_filters.extend(
+                    [f"/job:{seen}", f"/job:{COORDINATOR_JOB}"]
+                )
+    return server_def
+
+
+def _start_own_server(context: Any, server_def: tf.train.ServerDef) -> None:
+    global _serving_at
+    address = server_def.cluster.job[0].tasks[0]
+    _check_port(address)
+    try:
+        context.set_server_def(server_def)
+    except tf.errors.OpError as exc:
+        # TensorFlow has taken note of a server that it does not have, and would not try again.
+        context._server_def = None
+        raise _no_server(address, exc.message) from exc
+    _serving_at = address
+
+
+def _add_tasks(context: Any, server_def: tf.train.ServerDef) -> None:
+    before = context.get_server_def()
+    for attempt in range(_ATTEMPTS):
+        try:
+            context.update_server_def(server_def)
+            return
+        except tf.errors.OpError as exc:
+            context._server_def = before
+            if attempt == _ATTEMPTS - 1 or not isinstance(exc, tf.errors.UnavailableError):
+                raise TaskUnreachableError(
+                    "TensorFlow could not set up the tasks of the cluster. Expected: a server of "
+                    "this version of TensorFlow, and of this cluster, at the address of each "
+                    f"worker and ps. Received: {exc.message} Start `kerasps serve` anew in the "
+                    "tasks, and make the strategy again."
+                ) from exc
+        time.sleep(_PAUSE_S)
+
+
+def _check_port(address: str) -> None:
+    """Raise `TaskStartError` where no server could listen at the port of `address`.
+
+    TensorFlow's own error says neither which port it was nor why.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            # On all interfaces, as TensorFlow's server listens.
+            probe.bind(("", split_address(address)[1]))
+        except OSError as exc:
+            raise _no_server(
+                address, exc.strerror or str(exc), in_use=exc.errno == errno.EADDRINUSE
+            ) from exc
+
+
+def _no_server(address: str, reason: str, *, in_use: bool = False) -> TaskStartError:
+    port = split_address(address)[1]
+    if in_use:
+        what = f"The port of the chief, {address}, is in use by another process"
+        fix = (
+            f"`ss -ltnp 'sport = :{port}'` or `lsof -i :{port}` shows which one holds it, such as "
+            "an earlier run of this script or another notebook. End that, or give the chief "
+            "another port in the cluster's description; then make the strategy again."
+        )
+    else:
+        what = f"The server of the chief, at {address}, could not start"
+        fix = (
+            "Give the chief another port in the cluster's description, and make the strategy again."
+        )
+    return TaskStartError(
+        f"{what}. Expected: a port on which this process can listen: it serves the workers and ps. "
+        f"Received: {reason}. {fix}",
+        task_type="chief",
+        task_index=0,
+    )

@@ -1,0 +1,20 @@
+"""The devices of the tasks of a cluster, by name."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# The coordinator's job as TensorFlow knows it. Any other name than this, which every process begins
+# with, would make TensorFlow forget what the process has made before it connects.
+COORDINATOR_JOB = "localhost"
+COORDINATOR_CPU = f"/job:{COORDINATOR_JOB}/replica:0/task:0/device:CPU:0"
+
+
+def ps_device(index: int) -> str:
+    """Return the name of the device of a ps task on which variables live."""
+    return f"/job:ps/replica:0/task:{index}/device:CPU:0"
+
+
+def ps_index(device: str) -> int:
+    """Return the index of the ps task that a device belongs to."""
+    return int(tf.DeviceSpec.from_string(device).task)

@@ -1,0 +1,334 @@
+"""A whole cluster on this machine: a process per worker and ps, with this process as the chief."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from kerasps.checks import count, seconds
+from kerasps.cluster.description import ClusterDescription
+from kerasps.cluster.gpus import visible_gpus, worker_gpus
+from kerasps.cluster.process import TaskProcess, child_environment
+from kerasps.errors import TaskStartError
+
+_HOST = "127.0.0.1"
+# Short next to the half second that a server takes to start.
+_POLL_INTERVAL_S = 0.02
+
+
+class LocalCluster:
+    """Worker and ps processes on this machine, with this process as their chief.
+
+    For development, for tests, and for models whose large tables make parameter servers the faster
+    choice on one machine too. The processes end when the cluster is closed and also when this
+    process dies, however it dies. Ports are picked when the cluster starts, and are held until it
+    is closed. So clusters never collide, and a restarted task gets its old address.
+
+    TensorFlow's servers have no access control and listen on every network interface of the
+    machine: on an untrusted network, put a firewall in front.
+
+    ```python
+    import kerasps
+
+    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+    ```
+
+    Args:
+        num_workers: the number of worker processes, at least 1. Default 2.
+        num_ps: the number of ps processes, at least 1. Default 1.
+        log_dir: the directory for one log file per process, made where missing. None (default)
+            takes a temporary directory, which `close` removes unless a task died by itself.
+        start_timeout: the time limit in seconds for all processes to be ready. Default 60.
+
+    Raises:
+        TypeError: an argument is not of its type.
+        ValueError: an argument is out of its range.
+        TaskStartError: a process ended, or was not ready in time. The message names the task and
+            holds the end of its log.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 2,
+        num_ps: int = 1,
+        *,
+        log_dir: str | os.PathLike[str] | None = None,
+        start_timeout: float = 60.0,
+    ) -> None:
+        # Set first, so that a cluster whose arguments are refused can be forgotten in silence.
+        self._closed = True
+        num_workers = _count("num_workers", num_workers)
+        num_ps = _count("num_ps", num_ps)
+        self._start_timeout = seconds("`start_timeout` is not a time limit", start_timeout)
+        self._log_dir_is_ours = log_dir is None
+        self._log_dir = (
+            Path(tempfile.mkdtemp(prefix="kerasps-"))
+            if log_dir is None
+            else Path(log_dir).absolute()
+        )
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        # Tasks whose death the user knows of: killed through `kill`, or named by a TaskStartError.
+        self._explained: set[tuple[str, int]] = set()
+        self._keep_logs = False
+        self._processes: dict[tuple[str, int], TaskProcess] = {}
+        self._ports: list[socket.socket] = []
+        self._close_callbacks: list[Callable[[], None]] = []
+        self._owner = os.getpid()
+        self._closed = False
+        try:
+            self._description = ClusterDescription(
+                {
+                    "chief": self._reserve_addresses(1),
+                    "worker": self._reserve_addresses(num_workers),
+                    "ps": self._reserve_addresses(num_ps),
+                },
+                "chief",
+                0,
+            )
+            self._start_all()
+        except BaseException:
+            # Tasks that died are the subject of the error that is on its way, so no warning.
+            self._end_all()
+            raise
+
+    @property
+    def description(self) -> ClusterDescription:
+        """The `ClusterDescription`: the tasks and their addresses, as the chief sees them."""
+        return self._description
+
+    @property
+    def tf_config(self) -> dict[str, Any]:
+        """The content of TF_CONFIG for the chief of this cluster."""
+        return self._description.as_tf_config()
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The chief's `SimpleClusterResolver`, for `ParameterServerStrategy`."""
+        # Here, so that `kerasps launch` and the tasks start without TensorFlow's Python packages.
+        from kerasps.cluster.resolver import LocalClusterResolver
+
+        return LocalClusterResolver(self)
+
+    @property
+    def log_dir(self) -> Path:
+        """The directory with one log file per process."""
+        return self._log_dir
+
+    @property
+    def processes(self) -> Mapping[tuple[str, int], TaskProcess]:
+        """The process of each task, keyed by (task type, task index)."""
+        return MappingProxyType(self._processes)
+
+    def kill(self, task_type: str, task_index: int) -> None:
+        """Kill the process of a task with SIGKILL, for fault tests and demonstrations.
+
+        Args:
+            task_type: `"worker"` or `"ps"`.
+            task_index: the index of the task in its job.
+
+        Raises:
+            ValueError: the cluster has no such task, or is closed.
+        """
+        process = self._process(task_type, task_index)
+        self._explained.add((task_type, task_index))
+        process.kill()
+
+    def restart(self, task_type: str, task_index: int) -> None:
+        """Start a task again at its old address, and wait until it is ready.
+
+        A process of the task that still runs is killed first.
+
+        Args:
+            task_type: `"worker"` or `"ps"`.
+            task_index: the index of the task in its job.
+
+        Raises:
+            ValueError: the cluster has no such task, or is closed.
+            TaskStartError: the new process ended, or was not ready in time.
+        """
+        process = self._process(task_type, task_index)
+        process.kill()
+        process.start()
+        self._explained.discard((task_type, task_index))
+        self._wait_until_ready([process], time.monotonic() + self._start_timeout)
+
+    def end_with_process(self, before_close: Callable[[], None]) -> None:
+        """Keep the cluster until this process ends, then end it without a warning.
+
+        A strategy calls this. A process that is connected stays so, and whoever made the cluster
+        may have no name for it. `close` still ends the cluster earlier.
+
+        Args:
+            before_close: called once, before the tasks go.
+        """
+        self._close_callbacks.append(before_close)
+        atexit.register(self._end)
+
+    def close(self) -> None:
+        """End all processes and remove the temporary log directory. A second call does nothing.
+
+        Warns of tasks that died before, by themselves.
+        """
+        died = self._end()
+        if died:
+            names = ", ".join(
+                f"{process.task_type} {process.task_index} ({process.describe_exit()})"
+                for process in died
+            )
+            warnings.warn(
+                f"Tasks of the cluster died before it was closed: {names}. Their logs are kept in "
+                f"{self._log_dir}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and os.getpid() == self._owner:
+            warnings.warn(
+                f"{self!r} was not closed. Use it in a `with` statement, or call `close()`.",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+            self.close()
+
+    def __repr__(self) -> str:
+        jobs = self._description.jobs
+        state = "closed" if self._closed else "open"
+        return f"<LocalCluster num_workers={len(jobs['worker'])} num_ps={len(jobs['ps'])} {state}>"
+
+    def _end(self) -> list[TaskProcess]:
+        # Each is taken off the list first: a callback may close the cluster itself.
+        while self._close_callbacks:
+            self._close_callbacks.pop()()
+        return self._end_all()
+
+    def _end_all(self) -> list[TaskProcess]:
+        """End all processes, free the ports and the logs, and return the tasks that had died."""
+        if self._closed:
+            return []
+        self._closed = True
+        if os.getpid() != self._owner:
+            # A fork of the process that started the cluster has a copy of this object, but the
+            # cluster is not its own to end.
+            return []
+        died = [
+            process
+            for task, process in self._processes.items()
+            if process.has_ended() and task not in self._explained
+        ]
+        # All are asked before any is waited for, so that they end side by side.
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.wait()
+        for port in self._ports:
+            port.close()
+        if self._log_dir_is_ours and not died and not self._keep_logs:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+        return died
+
+    def _reserve_addresses(self, count: int) -> tuple[str, ...]:
+        """Pick free ports, and keep them from everyone but the servers that are told them.
+
+        Linux lets two sockets with SO_REUSEADDR share a port while neither listens. TensorFlow's
+        server sets that option. So a socket that is bound and never listens leaves the port to the
+        server. It keeps the port from everyone who asks for a free one, before the server starts
+        and while a killed one is being restarted.
+        """
+        addresses = []
+        for _ in range(count):
+            port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._ports.append(port)
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port.bind((_HOST, 0))
+            addresses.append(f"{_HOST}:{port.getsockname()[1]}")
+        return tuple(addresses)
+
+    def _start_all(self) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        base = child_environment(os.environ)
+        # Errors only: a server's warnings about this machine's processor fill the log otherwise.
+        base.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        gpus = worker_gpus(len(self._description.jobs["worker"]), visible_gpus(os.environ))
+        for task_type, task_index in self._description.server_addresses:
+            env = dict(base)
+            if task_type == "ps":
+                # Variables live in the ps's main memory. A ps that saw the GPU would take memory
+                # there from the workers.
+                env["CUDA_VISIBLE_DEVICES"] = "-1"
+            else:
+                # TensorFlow's first user of a GPU takes all of its memory; workers may share one.
+                env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+                if gpus is not None:
+                    env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
+            process = TaskProcess(
+                self._description.for_task(task_type, task_index),
+                log_file=self._log_dir / f"{task_type}-{task_index}.log",
+                env=env,
+            )
+            self._processes[task_type, task_index] = process
+            process.start()
+        self._wait_until_ready(list(self._processes.values()), deadline)
+
+    def _wait_until_ready(self, processes: list[TaskProcess], deadline: float) -> None:
+        pending = processes
+        while pending := [process for process in pending if not process.is_ready()]:
+            for process in pending:
+                if process.poll() is not None:
+                    raise self._start_error(process, "ended before it was ready")
+            if time.monotonic() > deadline:
+                limit = f"was not ready within start_timeout={self._start_timeout:g} s"
+                raise self._start_error(pending[0], limit)
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _start_error(self, process: TaskProcess, what: str) -> TaskStartError:
+        self._explained.add((process.task_type, process.task_index))
+        self._keep_logs = True
+        return TaskStartError(
+            f"The process of {process.task_type} {process.task_index} {what}. Expected: a server "
+            f"at {process.address}. Received:\n{process.report()}\nCorrect what the last lines "
+            "say, or raise `start_timeout` on a slow machine.",
+            task_type=process.task_type,
+            task_index=process.task_index,
+        )
+
+    def _process(self, task_type: str, task_index: int) -> TaskProcess:
+        if self._closed:
+            raise ValueError(
+                f"The cluster is closed. Expected: an open cluster. Received: {self!r}. Create a "
+                "new LocalCluster."
+            )
+        process = self._processes.get((task_type, task_index))
+        if process is None:
+            known = ", ".join(f"{job} {index}" for job, index in self._processes)
+            raise ValueError(
+                f"The cluster has no such task. Expected: one of {known}. Received: "
+                f"task_type={task_type!r}, task_index={task_index!r}. Give one of these."
+            )
+        return process
+
+
+def _count(name: str, value: Any) -> int:
+    return count(f"`{name}` is not a count", value, expected="an int of at least 1")

@@ -1,0 +1,96 @@
+"""Asks the tasks of a cluster whether they answer, and waits until all do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from kerasps.checks import time_limit
+from kerasps.cluster.probe import connection_error
+from kerasps.errors import TaskUnreachableError
+
+# Long enough for tasks that a scheduler starts together with the coordinator; short enough to be
+# waited for by a person.
+DEFAULT_CONNECT_TIMEOUT_S = 60.0
+# A refused attempt costs less than a millisecond, so ten a second cost nothing to speak of.
+_POLL_INTERVAL_S = 0.1
+# A host that drops packets says nothing; a handshake across a continent takes a tenth of this.
+_ATTEMPT_TIMEOUT_S = 2.0
+# Threads at a time, each of which mostly waits: a large cluster has a few hundred tasks.
+_MAX_ATTEMPTS = 64
+
+
+def wait_until_reachable(
+    addresses: Mapping[tuple[str, int], str], timeout_s: float | None = None
+) -> None:
+    """Wait until every task accepts a TCP connection.
+
+    TensorFlow waits for ever, in silence, for a task that is not there. So the coordinator asks
+    first.
+
+    Args:
+        addresses: the `"host:port"` of each task, keyed by (task type, task index).
+        timeout_s: the time limit in seconds for all of them together. None (default) takes
+            KERASPS_CONNECT_TIMEOUT, else 60.
+
+    Raises:
+        TaskUnreachableError: tasks could not be reached; the message names each.
+        ValueError: the time limit is not a positive, finite number.
+    """
+    limit = time_limit(
+        timeout_s, variable="KERASPS_CONNECT_TIMEOUT", default=DEFAULT_CONNECT_TIMEOUT_S
+    )
+    deadline = time.monotonic() + limit
+    missing = unreachable(addresses, min(limit, _ATTEMPT_TIMEOUT_S))
+    while missing and time.monotonic() < deadline:
+        time.sleep(min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
+        left = max(0.01, deadline - time.monotonic())
+        missing = unreachable(
+            {task: addresses[task] for task in missing}, min(left, _ATTEMPT_TIMEOUT_S)
+        )
+    if not missing:
+        return
+    raise TaskUnreachableError(
+        f"{len(missing)} of {len(addresses)} tasks could not be reached within {limit:g} s. "
+        "Expected: a server that accepts connections at each address. Received: "
+        f"{describe_unreachable(addresses, missing)}. Start `kerasps serve` in these tasks, check "
+        "that the addresses are right and no firewall is between, or allow more time with "
+        "KERASPS_CONNECT_TIMEOUT (seconds)."
+    )
+
+
+def describe_unreachable(
+    addresses: Mapping[tuple[str, int], str], missing: Mapping[tuple[str, int], str]
+) -> str:
+    """Return a phrase that names each unreachable task, its address and the reason."""
+    return ", ".join(
+        f"{job} {index} at {addresses[job, index]} ({missing[job, index]})"
+        for job, index in missing
+    )
+
+
+def unreachable(
+    addresses: Mapping[tuple[str, int], str], timeout_s: float
+) -> dict[tuple[str, int], str]:
+    """Try to connect to each task once, and return the reason for each one that failed.
+
+    Args:
+        addresses: the `"host:port"` of each task, keyed by (task type, task index).
+        timeout_s: the time limit of each attempt, in seconds.
+
+    Returns:
+        The reason for each task that could not be reached, keyed like `addresses`.
+    """
+    if not addresses:
+        return {}
+    # Side by side, so that a host which drops packets does not use up the time of the others.
+    with ThreadPoolExecutor(max_workers=min(len(addresses), _MAX_ATTEMPTS)) as pool:
+        errors = list(
+            pool.map(lambda address: connection_error(address, timeout_s), addresses.values())
+        )
+    return {
+        task: error.strerror or str(error) or type(error).__name__
+        for task, error in zip(addresses, errors, strict=True)
+        if error is not None
+    }

@@ -1,0 +1,28 @@
+"""The cluster resolver of a `LocalCluster`."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from kerasps.cluster.local import LocalCluster
+
+
+class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
+    """Tell a strategy the tasks of a `LocalCluster`, and keep the cluster for as long.
+
+    So `ParameterServerStrategy(LocalCluster(2, 1).cluster_resolver)` has a cluster for as long as
+    the strategy lives.
+
+    Args:
+        local_cluster: the cluster.
+    """
+
+    def __init__(self, local_cluster: LocalCluster) -> None:
+        jobs = local_cluster.description.jobs
+        super().__init__(
+            tf.train.ClusterSpec({job: list(tasks) for job, tasks in jobs.items()}),
+            task_type="chief",
+            task_id=0,
+            rpc_layer="grpc",
+        )
+        self.local_cluster = local_cluster

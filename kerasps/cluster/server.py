@@ -1,0 +1,263 @@
+"""Runs a ps or worker task: TensorFlow's server, and nothing else.
+
+`python -m kerasps.cluster.server` and `kerasps serve` start it; TF_CONFIG says which task this is.
+By default a task imports only as much of TensorFlow as the server needs. That takes a sixth of the
+time and a third of the memory. Set the environment variable KERASPS_FULL_IMPORT to 1 to import all
+of TensorFlow instead. Or set it to a comma-separated list of modules whose custom ops the server
+must know (`tensorflow_text`); they are imported after TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from kerasps import _compat
+from kerasps.cluster import renewal
+from kerasps.cluster.description import ClusterDescription, read_tf_config, split_address
+from kerasps.errors import ClusterConfigError
+
+REPORT_FD_FLAG = "--report-fd"
+WATCH_PARENT_FLAG = "--watch-parent"
+
+# From <linux/prctl.h>.
+_PR_SET_NAME = 15
+# How often to look whether the parent process is still the same, besides watching the pipe: nobody
+# misses the memory of a lost task for a second.
+_PARENT_POLL_MS = 1000
+# A server that has started listens at once; on a machine that swaps, within seconds.
+_LISTEN_TIMEOUT_S = 10.0
+
+
+def serve(
+    description: ClusterDescription,
+    *,
+    on_ready: Callable[[int], None] | None = None,
+    watch_parent: bool = False,
+    on_coordinator_gone: Callable[[], NoReturn] | None = None,
+) -> NoReturn:
+    """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
+
+    Thread: the main thread, whose signal handlers it replaces.
+
+    Args:
+        description: the cluster, and which of its tasks this process is.
+        on_ready: called with the port once the server accepts connections.
+        watch_parent: exit also when stdin ends or the parent process changes. Default False.
+        on_coordinator_gone: called when the coordinator that this task served was killed. None
+            (default) leaves what it made on the task, for ten minutes.
+
+    Raises:
+        ClusterConfigError: this task is a chief or an evaluator, which run no server.
+        RuntimeError: the server could not start, mostly because its port is taken.
+    """
+    check_can_serve(description)
+    parent = os.getppid()
+    woken = _handle_signals()
+    _name_process(f"{description.task_type}-{description.task_index}")
+    server, port = start_server(description)
+    if on_ready is not None:
+        on_ready(port)
+    watch = None
+    if on_coordinator_gone is not None and renewal.can_watch():
+        watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
+    _wait_for_the_end(woken, parent if watch_parent else None, watch)
+    if watch is not None and on_coordinator_gone is not None:
+        on_coordinator_gone()
+    del server
+    _exit()
+
+
+def check_can_serve(description: ClusterDescription) -> None:
+    """Raise `ClusterConfigError` where the task runs no server."""
+    if description.task_type in ("worker", "ps"):
+        return
+    fix = (
+        "Run the training script here."
+        if description.task_type == "chief"
+        else "Run the evaluation script here."
+    )
+    raise ClusterConfigError(
+        f"This task runs no server. Expected: task type 'worker' or 'ps' in TF_CONFIG. "
+        f"Received: task type {description.task_type!r}. {fix}"
+    )
+
+
+def start_server(description: ClusterDescription) -> tuple[Any, int]:
+    """Start the server of the task that `description` names, on the port that it gives.
+
+    Returns:
+        The server, which serves for as long as it is referenced, and its port.
+
+    Raises:
+        RuntimeError: the server could not start.
+    """
+    server_lib = _server_lib()
+    address = description.server_addresses[description.task_type, description.task_index]
+    _, port = split_address(address)
+    spec = server_lib.ClusterSpec({job: list(tasks) for job, tasks in description.jobs.items()})
+    config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
+    if description.task_type == "ps":
+        # Variables live in main memory. A ps that saw a GPU would take all of its memory away from
+        # a worker beside it.
+        config.device_count["GPU"] = 0
+    try:
+        server = server_lib.Server(
+            spec,
+            job_name=description.task_type,
+            task_index=description.task_index,
+            config=config,
+            protocol="grpc",
+            start=True,
+        )
+    except Exception as exc:
+        raise RuntimeError(
+            f"TensorFlow's server did not start. Expected: port {port} of this machine to be free. "
+            f"Received: {exc}. End the process that holds the port (`ss -ltnp` names it), or give "
+            f"{description.task_type} {description.task_index} another address."
+        ) from exc
+    _wait_until_listening(port)
+    return server, port
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the task that TF_CONFIG names.
+
+    Args:
+        argv: the arguments that `TaskProcess` gives. None (default) takes those of this process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m kerasps.cluster.server",
+        description="Runs the server of the task in TF_CONFIG.",
+    )
+    parser.add_argument(
+        REPORT_FD_FLAG,
+        type=int,
+        help="file descriptor on which to write the port when the server runs",
+    )
+    parser.add_argument(
+        WATCH_PARENT_FLAG,
+        action="store_true",
+        help="exit when stdin ends or the parent process is gone",
+    )
+    args = parser.parse_args(argv)
+
+    def report(port: int) -> None:
+        if args.report_fd is not None:
+            os.write(args.report_fd, f"{port}\n".encode())
+            os.close(args.report_fd)
+
+    serve(read_tf_config(), on_ready=report, watch_parent=args.watch_parent)
+
+
+def _server_lib() -> Any:
+    wanted = os.environ.get("KERASPS_FULL_IMPORT", "")
+    if wanted in ("", "0"):
+        return _compat.import_server_lib()
+    importlib.import_module("tensorflow")
+    if wanted != "1":
+        for name in wanted.split(","):
+            importlib.import_module(name.strip())
+    return _compat.import_server_lib()
+
+
+def _wait_until_listening(port: int) -> None:
+    """Make sure that the server listens, since the task is about to report that it is ready.
+
+    Raises:
+        RuntimeError: the server does not accept connections within 10 seconds.
+    """
+    deadline = time.monotonic() + _LISTEN_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError as exc:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    "TensorFlow's server does not accept connections. Expected: an answer on port "
+                    f"{port} within {_LISTEN_TIMEOUT_S:g} s. Received: {exc}. Look at the log "
+                    "above."
+                ) from exc
+            time.sleep(0.02)
+
+
+def _wait_for_the_end(
+    woken: int, parent: int | None, watch: renewal.CoordinatorWatch | None
+) -> None:
+    """Wait until the parent is gone or, where one is watched, the coordinator.
+
+    Signal handlers run meanwhile.
+
+    Args:
+        woken: the file descriptor that becomes readable when a signal came.
+        parent: the id of the parent process, None to watch none.
+        watch: the watch on the coordinator, None to watch none. A `parent` goes before it.
+    """
+    poller = select.poll()
+    # A signal that comes between two Python instructions would else be noticed only when the poll
+    # ends, which may be never.
+    poller.register(woken, select.POLLIN)
+    if parent is None:
+        while watch is None or not watch.is_over():
+            poller.poll(None if watch is None else renewal.POLL_MS)
+        return
+    # Nobody writes to stdin: it becomes readable when its other end is closed, that is when the
+    # parent is gone. A process that the parent forked may hold that end too, so the parent's id is
+    # looked at as well.
+    poller.register(0, select.POLLIN | select.POLLHUP)
+    while os.getppid() == parent:
+        if any(fd == 0 for fd, _ in poller.poll(_PARENT_POLL_MS)) and not os.read(0, 1024):
+            return
+
+
+def _handle_signals() -> int:
+    """Make SIGTERM and SIGINT end this process.
+
+    Returns:
+        A file descriptor that becomes readable when a signal came.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with
+    # the process. A handler that is plain Python needs a main thread that is not inside TensorFlow,
+    # so the server is never joined.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGINT, _exit_on_signal)
+    return woken
+
+
+def _exit_on_signal(signum: int, frame: Any) -> None:
+    _exit()
+
+
+def _exit() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: TensorFlow's threads still run, and tearing the interpreter down under them
+    # crashes now and then.
+    os._exit(0)
+
+
+def _name_process(name: str) -> None:
+    """Name the process after its task in `ps` and `top`, where the system can do that."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+        except (OSError, AttributeError):
+            # Only a convenience: a C library without prctl must not keep the server from running.
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Translates errors of TensorFlow's runtime: a lost ps, ids out of range, or the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster.connected import connected_strategy
+from kerasps.errors import InputError, KeraspsError, PSLostError
+
+# Begins the message of the error that ids out of range end in, on a worker.
+OUT_OF_RANGE = "kerasps: ids out of range"
+
+# How gRPC names the task that an error came from.
+_FROM_PS = "GRPC error information from remote target /job:ps"
+
+# Attributes of an error: the worker that it comes from, and that its message tells the user so.
+_WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
+
+
+def comes_from(error: BaseException, worker: int) -> None:
+    """Mark an error of TensorFlow's runtime as raised on a worker.
+
+    Its own words may name any task.
+    """
+    if isinstance(error, tf.errors.OpError):
+        setattr(error, _WORKER, worker)
+
+
+@contextlib.contextmanager
+def translated_errors(strategy: Any) -> Iterator[None]:
+    """In this context, raise errors of TensorFlow's runtime as what they mean to the user.
+
+    Raises:
+        PSLostError: a ps is gone.
+        InputError: ids are out of range.
+        Exception: the error of the user's own code, with its own message, in other cases.
+    """
+    try:
+        yield
+    except KeraspsError:
+        raise
+    except Exception as exc:
+        # TensorFlow's coordinator wraps the error of a session in one of its own.
+        cause = getattr(exc, "original_exception", exc)
+        _raise_if_ps_lost(strategy, cause)
+        out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
+        if out_of_range is not None:
+            text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
+            raise InputError(
+                f"Ids out of range: {text} {number}. Map the ids into the range, or make the layer "
+                "that looks them up larger (`input_dim` of an Embedding)."
+            ) from None
+        worker = getattr(cause, _WORKER, None)
+        if worker is not None and not hasattr(cause, _TOLD):
+            told = cleaned(cause)
+            setattr(told, _TOLD, True)
+            told.add_note(
+                f"Raised on worker {worker} at {strategy.description.jobs['worker'][worker]}."
+            )
+            raise told from None
+        if cause is not exc and isinstance(cause, Exception):
+            raise cause from None
+        raise
+
+
+class _NamingLostPS:
+    """A context that raises `PSLostError` for errors that a lost ps ends in, and no other error.
+
+    A class and one instance, since variables enter it at each access: a generator costs more.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing: only a failure needs attention."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        strategy = connected_strategy()
+        if error is not None and strategy is not None:
+            _raise_if_ps_lost(strategy, error)
+
+
+# For variables, wherever they are read or written.
+naming_lost_ps = _NamingLostPS()
+
+
+def check_ps_of(strategy: Any) -> None:
+    """Raise `PSLostError` where a ps does not answer.
+
+    For an error whose cause somebody has swallowed, so that it does not say itself what it means.
+    """
+    for ps in range(strategy.num_ps):
+        error = error_of(f"/job:ps/replica:0/task:{ps}")
+        if error is not None:
+            _raise_if_ps_lost(strategy, error)
+
+
+def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
+    lost = lost_ps(error)
+    if lost is None:
+        return
+    cause = cleaned(error)
+    first_line = (str(cause).splitlines() or [""])[0]
+    raise PSLostError(
+        f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
+        f"Expected: ps tasks that live as long as the training. Received: {type(cause).__name__}: "
+        f"{first_line}. Start the ps again and this script with it, from the last checkpoint: "
+        "`keras.callbacks.BackupAndRestore` resumes at the epoch that was lost. The ps's log says "
+        "why it ended.",
+        task_type="ps",
+        task_index=lost,
+    ) from cause
+
+
+# What TensorFlow's runtime adds to an operation's own message: by way of which functions,
+# operations and calls it came.
+_WAY = re.compile(
+    r"^(\s*\[\[|Additional GRPC error information|:[A-Z_]+:Error received from peer"
+    r"|\s*Encountered when executing an operation)"
+)
+_FUNCTION = re.compile(r"\{\{function_node [^}]*\}\} ?")
+_NODE = re.compile(r"\{\{node ([^}]*)\}\}")
+# How some errors of functions begin: with where each operation was made, which is not known here.
+_MADE_AT = re.compile(
+    r"^Graph execution error:\n\n"
+    r"(Detected at node .*\n(?:<stack traces unavailable>\n|(?:(?:  .*)?\n)+))*"
+)
+_FIRST_OF_SEVERAL = re.compile(r"^\d+ root error\(s\) found\.\n\s*\(0\) [A-Z_]+: +")
+_NEXT_OF_SEVERAL = re.compile(r"^\s*\(\d+\) [A-Z_]+: |^\d+ successful operations\.")
+
+
+def cleaned(error: Any) -> Any:
+    """Return an error of TensorFlow's runtime with the operation's own message and name only.
+
+    What TensorFlow adds of its way here, twenty lines mostly, is in the `__context__` of the
+    result. Any other error is returned as it is.
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return error
+    message = _MADE_AT.sub("", _FUNCTION.sub("", error.message))
+    kept: list[str] = []
+    for line in _FIRST_OF_SEVERAL.sub("", message).splitlines():
+        if _WAY.match(line) or _NEXT_OF_SEVERAL.match(line):
+            break
+        kept.append(line)
+    node = _NODE.search(error.message)
+    if node is not None and node[1] not in "\n".join(kept):
+        kept.append(f"In operation '{node[1]}'.")
+    try:
+        told = type(error)(error.node_def, error.op, "\n".join(kept))
+    except TypeError:  # a class of its own
+        return error
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    told.__context__, told.__suppress_context__ = error, True
+    for attribute in (_WORKER, _TOLD):
+        if hasattr(error, attribute):
+            setattr(told, attribute, getattr(error, attribute))
+    return told
+
+
+def answers(device: str) -> bool:
+    """Return whether the task of `device` is there and knows this process.
+
+    A task that was started anew does not know it.
+    """
+    return error_of(device) is None
+
+
+def error_of(device: str) -> tf.errors.OpError | None:
+    """Return the error that a call to the task of `device` ends in, None where all is well."""
+    try:
+        with tf.device(device):
+            tf.identity(tf.constant(0)).numpy()
+    except tf.errors.OpError as exc:
+        return exc
+    return None
+
+
+def lost_ps(error: BaseException) -> int | None:
+    """Return the index of the ps that `error` says is gone, else None."""
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+        return _task_of("ps", error)
+    # A ps that went away and came back between two calls knows nothing of what it had.
+    text = str(error)
+    came_back = isinstance(error, tf.errors.InvalidArgumentError) and (
+        "unknown device" in text.lower()
+        or "Unable to find the relevant tensor remote_handle" in text
+    )
+    return _task_of("ps", error) if came_back and _FROM_PS in text else None
+
+
+def _task_of(job: str, error: BaseException) -> int | None:
+    """Return the index of the first task of a job that an error names, else None."""
+    found = (
+        re.search(rf"/job:{job}/replica:0/task:(\d+)", str(error))
+        if isinstance(error, tf.errors.OpError)
+        else None
+    )
+    return int(found.group(1)) if found else None

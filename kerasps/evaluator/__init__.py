@@ -1,0 +1,36 @@
+"""A process beside the training, which evaluates its checkpoints as they appear.
+
+Contract: it connects to no task and shares nothing with the training but a directory, or a pipe
+    that says when it ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kerasps._doors import opened_when_used
+
+if TYPE_CHECKING:
+    from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
+    from kerasps.evaluator.process import EvaluatorProcess
+    from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
+    from kerasps.evaluator.training_end import TrainingEndMarker
+
+__all__ = [
+    "Evaluation",
+    "EvaluatorProcess",
+    "SidecarEvaluator",
+    "SidecarEvaluatorModelExport",
+    "TrainingEndMarker",
+]
+
+__getattr__ = opened_when_used(
+    __name__,
+    {
+        "Evaluation": "sidecar",
+        "EvaluatorProcess": "process",
+        "SidecarEvaluator": "sidecar",
+        "SidecarEvaluatorModelExport": "best_model",
+        "TrainingEndMarker": "training_end",
+    },
+)

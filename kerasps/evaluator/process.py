@@ -1,0 +1,179 @@
+"""Runs an evaluation script beside a training that `kerasps launch` started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, cast
+
+from kerasps.cluster import (
+    EVALUATOR,
+    ClusterDescription,
+    child_environment,
+    describe_exit_code,
+    end_with_parent,
+)
+
+# Set to 1 for a process whose stdin ends when the training does; nothing is ever written to it. A
+# pipe leaves nothing behind and ends with the launcher, however that ends.
+END_OF_TRAINING_ON_STDIN = "KERASPS_END_OF_TRAINING_ON_STDIN"
+_PREFIX = "[evaluator] "
+# As long as a task of the cluster gets.
+_TERMINATE_GRACE_S = 3.0
+# A person does not notice it, and neither does the processor.
+_POLL_INTERVAL_S = 0.05
+# Its lines are passed on as they come, and it may share a GPU with a worker.
+_DEFAULTS: Mapping[str, str] = {
+    "PYTHONUNBUFFERED": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+}
+
+
+class EvaluatorProcess:
+    """Runs an evaluation script as the task `evaluator` of a cluster, and passes on what it prints.
+
+    Args:
+        command: the command and its arguments.
+        description: the cluster, as any of its tasks sees it.
+        log_dir: the directory for a copy of its output, `evaluator-0.log`; None for no copy.
+    """
+
+    def __init__(
+        self, command: Sequence[str], description: ClusterDescription, log_dir: Path | None
+    ) -> None:
+        env = child_environment(os.environ)
+        env["TF_CONFIG"] = json.dumps(description.for_task(EVALUATOR, 0).as_tf_config())
+        env[END_OF_TRAINING_ON_STDIN] = "1"
+        for name, value in _DEFAULTS.items():
+            env.setdefault(name, value)
+        self._log: IO[bytes] | None = (
+            None if log_dir is None else (log_dir / f"{EVALUATOR}-0.log").open("ab", buffering=0)
+        )
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            env=env,
+            # A session of its own: Ctrl-C in the terminal is for the script.
+            start_new_session=True,
+            preexec_fn=end_with_parent(),
+        )
+        os.set_blocking(self._output.fileno(), False)
+        self._line = b""
+        self._has_failed = False
+
+    def watch(self) -> None:
+        """Print the lines that have come from it on stderr, and how it ended where it failed.
+
+        Does not wait. Call again and again: a full pipe would hold the evaluator up.
+        """
+        self._pass_output_on()
+        if not self._has_failed and self._process.poll() not in (None, 0):
+            self._fail(
+                f"the evaluator failed ({describe_exit_code(self._process.returncode)}): see its "
+                "output above."
+            )
+
+    def finish(self, timeout_s: float, is_hurried: Callable[[], bool]) -> bool:
+        """Tell the process that the training is over, and wait for its last evaluation.
+
+        Args:
+            timeout_s: the time in seconds that it has.
+            is_hurried: returns True where it should end at once; asked again and again.
+
+        Returns:
+            True where it did not fail. To be ended in a hurry is no failure.
+        """
+        self._announce_end_of_training()
+        deadline = time.monotonic() + timeout_s
+        if self._is_running() and not is_hurried():
+            _report(
+                f"the training is over; the evaluator has {timeout_s:g} s for the last checkpoint."
+            )
+        while self._is_running() and not is_hurried():
+            self._pass_output_on()
+            if time.monotonic() > deadline:
+                self._fail(
+                    f"the evaluator did not end within {timeout_s:g} s after the training, and is "
+                    "ended. Expected: a script that ends when `kerasps.SidecarEvaluator.start` "
+                    "does. Allow more time with --evaluator-timeout."
+                )
+                break
+            time.sleep(_POLL_INTERVAL_S)
+        if not self._is_running():
+            self.watch()
+        self.close()
+        return not self._has_failed
+
+    def close(self) -> None:
+        """End the process where it runs, and pass on the rest of its output.
+
+        It gets SIGTERM and, after 3 seconds, SIGKILL. A second call does nothing.
+        """
+        if self._output.closed:
+            return
+        self._announce_end_of_training()
+        if self._is_running():
+            self._process.terminate()
+            deadline = time.monotonic() + _TERMINATE_GRACE_S
+            while self._is_running() and time.monotonic() < deadline:
+                self._pass_output_on()
+                time.sleep(_POLL_INTERVAL_S)
+            self._process.kill()
+            self._process.wait()
+        self._pass_output_on()
+        if self._line:
+            _print_lines([self._line])
+        self._output.close()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> EvaluatorProcess:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def _fail(self, what: str) -> None:
+        self._has_failed = True
+        _report(what)
+
+    def _announce_end_of_training(self) -> None:
+        if self._process.stdin is not None:
+            # A process that is gone does not have to know.
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def _pass_output_on(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            # All that there is: a pipe that is full would hold the process up.
+            while chunk := os.read(self._output.fileno(), 64 * 1024):
+                if self._log is not None:
+                    self._log.write(chunk)
+                *lines, self._line = (self._line + chunk).split(b"\n")
+                _print_lines(lines)
+
+    @property
+    def _output(self) -> IO[bytes]:
+        return cast(IO[bytes], self._process.stdout)
+
+
+def _print_lines(lines: Sequence[bytes]) -> None:
+    for line in lines:
+        print(f"{_PREFIX}{line.decode(errors='replace')}", file=sys.stderr, flush=True)
+
+
+def _report(what: str) -> None:
+    print(f"kerasps launch: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,78 @@
+"""What is called in place of TensorFlow's functions: tracing, graphs, executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.step import Compute
+from kerasps.variables import current_phase
+
+
+def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.function`'s call: within a step, trace the function as a part of the step.
+
+    As a function of its own it would keep the tensors of this trace for the next one, and a
+    GradientTape around it would not see which variables it reads.
+    """
+    # Keras has its grouped convolutions compiled by XLA, and a CPU can do them in no other way.
+    is_compiled = self._jit_compile and self.python_function.__module__.startswith("keras.")
+    if is_compiled or not isinstance(current_phase(), Compute):
+        return original(self, *args, **kwargs)
+    function = self.python_function
+    if not self._autograph:
+        return function(*args, **kwargs)
+    status = _compat.autograph_context.Status.ENABLED  # the trace of the step has it disabled
+    with _compat.autograph_context.ControlStatusCtx(status):
+        return _compat.py_func_from_autograph(function)(*args, **kwargs)
+
+
+def reset_default_graph(original: Any) -> None:
+    """`tf.compat.v1.reset_default_graph`: keep the strategies whose scopes each thread is in.
+
+    `keras.utils.clear_session` calls this. The default graph holds those scopes: with a new one,
+    what is built next would be trained in this process, and the scopes could not be left.
+    """
+    before = tf.compat.v1.get_default_graph()
+    original()
+    tf.compat.v1.get_default_graph()._thread_local = before._thread_local
+
+
+# The names are arguments of the two functions below, for Python calls these while it ends, when
+# the names of a module are gone.
+
+
+def delete_executor(original: Any, self: Any, _op_error: Any = tf.errors.OpError) -> None:
+    """`Executor.__del__`: delete an executor whose task is gone without printing why.
+
+    TensorFlow waits for an executor before it deletes it. Where a task is gone, it prints the error
+    that this ends in, behind the error that told of it, and keeps the executor.
+    """
+    for _ in range(3):
+        try:
+            original(self)
+            return
+        except _op_error:
+            self.clear_error()
+
+
+_LEAVING: dict[str, bool] = {}
+
+
+def remove_function(
+    original: Any, self: Any, name: str, _leaving: dict[str, bool] = _LEAVING
+) -> None:
+    """`Context.remove_function`: nothing once this process leaves the cluster."""
+    if not _leaving:
+        original(self, name)
+
+
+def leave_remote_functions() -> None:
+    """Leave functions on their tasks from here on. Call when the process, or the cluster, ends.
+
+    Each function that is deleted would call every task. The tasks forget them with the coordinator
+    anyway; where they have ended already, TensorFlow would print five lines of errors per function.
+    """
+    _LEAVING["leaving"] = True

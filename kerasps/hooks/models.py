@@ -1,0 +1,100 @@
+"""What is called in place of the methods of Keras's models, layers and trainers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import saving, training
+from kerasps.cluster import connected_strategy, translated_errors
+from kerasps.hooks.patch import scope_of_ours
+from kerasps.variables import adopt_model, strategy_of
+
+
+def compile_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """`Trainer.compile`: compile a model of ours in its strategy's scope, and adopt it."""
+    if strategy_of(self) is None:
+        original(self, *args, **kwargs)
+        return
+    with scope_of_ours():
+        original(self, *args, **kwargs)
+    adopt_model(connected_strategy(), self)
+
+
+def open_name_scope(original: Any, self: Any) -> Any:
+    """`Layer._open_name_scope`: build a model of ours in the scope, wherever it is called."""
+    opened = original(self)
+    strategy = connected_strategy()
+    is_ours = (
+        getattr(self, "_distribute_strategy", None) is strategy
+        and tf.distribute.get_strategy() is not strategy
+    )
+    if not is_ours or all(layer.built for layer in self._flatten_layers()):
+        return opened
+    return _both(strategy.scope(), opened)
+
+
+@contextlib.contextmanager
+def _both(outer: Any, inner: Any) -> Iterator[Any]:
+    with outer, inner as entered:
+        yield entered
+
+
+def on_workers(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the hook of a method of Keras's trainer that runs steps.
+
+    Args:
+        method: ours, which takes what the original takes.
+    """
+
+    @functools.wraps(method)
+    def hook(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        with translated_errors(strategy):
+            if training.runs_eagerly(self):
+                return training.run_eagerly(original, self, *args, **kwargs)
+            return method(self, *args, **kwargs)
+
+    # What the hook takes is the original and then what ours takes, for whoever compares the two.
+    signature = inspect.signature(method)
+    original = inspect.Parameter("original", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    hook.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[original, *signature.parameters.values()]
+    )
+    return hook
+
+
+def symbolic_build(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """`TensorFlowTrainer._maybe_symbolic_build`: leave building to the first step that is eager."""
+    if not training.is_running_eagerly(self):
+        original(self, *args, **kwargs)
+
+
+def distribute_strategy(original: Any, self: Any) -> Any:
+    """`TensorFlowTrainer.distribute_strategy`: give Keras's loop one that runs steps here."""
+    strategy = original(self)
+    return training.StrategyOfLoop(strategy) if training.is_running_eagerly(self) else strategy
+
+
+def exported(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Whatever traces functions for a SavedModel: read our variables as a SavedModel can."""
+    with saving.exporting():
+        return original(*args, **kwargs)
+
+
+def naming_tasks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that calls `function` and turns TensorFlow's errors into ours."""
+
+    @functools.wraps(function)
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        with translated_errors(connected_strategy()):
+            return function(*args, **kwargs)
+
+    return hook

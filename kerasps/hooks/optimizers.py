@@ -1,0 +1,131 @@
+"""What is called in place of the methods of Keras's optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat, training
+from kerasps.cluster import connected_strategy
+from kerasps.hooks.patch import scope_of_ours
+from kerasps.step import Compute, UpdatePhase
+from kerasps.variables import ParameterServerVariable, adopt_optimizer, current_phase, entering
+
+
+def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
+    """`Optimizer.apply`: adopt and build the optimizer that a step meets, outside of the trace."""
+    trainable_variables = None if trainable_variables is None else list(trainable_variables)
+    phase = current_phase()
+    if isinstance(phase, Compute):
+        adopt_optimizer(connected_strategy(), self)
+        phase.meet(self)
+        # A table's gradient has one row per looked-up id, so making `IndexedSlices` dense is cheap.
+        grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        if not self.built and trainable_variables is not None:
+            with tf.init_scope(), entering(None):
+                self.build(trainable_variables)
+    original(self, grads, trainable_variables)
+
+
+def apply_scaled(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """`LossScaleOptimizer.apply`: work in the scope outside a step too.
+
+    Keras refuses this under any strategy; here there are no replicas that must agree.
+    """
+    strategy = connected_strategy()
+    if tf.distribute.get_strategy() is strategy and tf.distribute.in_cross_replica_context():
+        with training.without_current(strategy):
+            original(self, *args, **kwargs)
+    else:
+        original(self, *args, **kwargs)
+
+
+def apply_gradients(original: Any, self: Any, grads: Any, trainable_variables: Any) -> None:
+    """`Optimizer._backend_apply_gradients`: record the gradients, which leave the worker."""
+    phase = current_phase()
+    if isinstance(phase, Compute):
+        phase.apply_gradients(self, grads, trainable_variables)
+    else:
+        original(self, grads, trainable_variables)
+
+
+def update_step(
+    original: Any, self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
+) -> None:
+    """`Optimizer._backend_update_step`: record an update that an optimizer's override asks for."""
+    phase = current_phase()
+    if isinstance(phase, Compute):
+        phase.record_update_step(grads, trainable_variables, learning_rate)
+    else:
+        original(self, grads, trainable_variables, learning_rate)
+
+
+def learning_rate(original: Any, self: Any) -> Any:
+    """`Optimizer._get_current_learning_rate`: on a ps, return the rate that the worker sent."""
+    phase = current_phase()
+    if isinstance(phase, UpdatePhase) and phase.optimizer is self:
+        return phase.learning_rate
+    return original(self)
+
+
+def add_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Optimizer.add_variable`: make the state of an optimizer of ours in the scope."""
+    with scope_of_ours() if _is_ours(self) and current_phase() is None else _nothing():
+        return original(self, *args, **kwargs)
+
+
+def add_slot(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Optimizer.add_variable_from_reference`: make a slot beside the storage.
+
+    Not beside the value of a step, nor within a function that XLA compiles.
+    """
+    with (
+        tf.init_scope(),
+        entering(None),
+        scope_of_ours() if _is_ours(self) else _nothing(),
+    ):
+        return original(self, *args, **kwargs)
+
+
+def var_key(original: Any, self: Any, variable: Any) -> Any:
+    """`Optimizer._var_key`: find the slots of our variables by their storage."""
+    if isinstance(variable, ParameterServerVariable):
+        return variable.storage._unique_id
+    return original(self, variable)
+
+
+def apply_weight_decay(original: Any, self: Any, variables: Any) -> None:
+    """`Optimizer._apply_weight_decay`: decay what a push updates, which may be rows of a table.
+
+    The TensorFlow optimizer's own takes storages; the base class's takes what it is given.
+    """
+    if isinstance(current_phase(), UpdatePhase):
+        _compat.BaseOptimizer._apply_weight_decay(self, variables)
+    else:
+        original(self, variables)
+
+
+def assigning(name: str) -> Callable[..., None]:
+    """Return the hook of `Optimizer.assign`, `assign_add` or `assign_sub`.
+
+    In a step our variables are assigned themselves; Keras would assign the storage.
+    """
+
+    def assign(original: Any, self: Any, variable: Any, value: Any) -> None:
+        if current_phase() is not None and isinstance(variable, ParameterServerVariable):
+            getattr(variable, name)(value)
+        else:
+            original(self, variable, value)
+
+    return assign
+
+
+def _is_ours(optimizer: Any) -> bool:
+    return getattr(optimizer, "_distribution_strategy", None) is connected_strategy()
+
+
+def _nothing() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()

@@ -1,0 +1,124 @@
+"""`Patch`: a function of Keras or TensorFlow that kerasps replaces, and how it is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster import connected_strategy
+
+# The earliest versions that the tests run with (`tox -e oldest`).
+KERAS = "Keras 3.12"
+TENSORFLOW = "TensorFlow 2.20"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A function of Keras or TensorFlow that kerasps replaces.
+
+    Args:
+        owner: the class or module that holds it.
+        name: its name there.
+        function: what is called in its place: with the original, then with the arguments. For a
+            property, the getter.
+        why: what the patch is for.
+        since: the earliest version that it was tested with.
+        owner_name: what the docs call the owner, where its own name differs between versions.
+    """
+
+    owner: Any
+    name: str
+    function: Callable[..., Any]
+    why: str
+    since: str
+    owner_name: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the docs and errors call the patched function: `Layer._open_name_scope`."""
+        own = self.owner.__qualname__ if inspect.isclass(self.owner) else self.owner.__name__
+        return f"{self.owner_name or own.rpartition('.')[-1]}.{self.name}"
+
+    def original(self) -> Any:
+        """Return what is patched.
+
+        Raises:
+            ImportError: the owner has no such function, in the versions that are installed.
+        """
+        if not hasattr(self.owner, self.name):
+            raise _compat.moved(f"{self.owner.__module__}.{self.label}", self.why)
+        return getattr(self.owner, self.name)
+
+
+_installed: set[tuple[int, str]] = set()
+
+
+def install(patches: Iterable[Patch]) -> None:
+    """Install patches, each once. Call once the process has its strategy.
+
+    Args:
+        patches: the table.
+
+    Raises:
+        ImportError: a function is not there, in the versions that are installed.
+    """
+    for patch in patches:
+        key = id(patch.owner), patch.name
+        if key not in _installed:
+            setattr(patch.owner, patch.name, _replacement(patch.original(), patch.function))
+            _installed.add(key)
+
+
+def check_patched(patches: Iterable[Patch]) -> None:
+    """Check that all that is to be patched is there. Call before the first patch is installed.
+
+    Raises:
+        ImportError: a function is not there; the message names the versions that were tested.
+    """
+    for patch in patches:
+        patch.original()
+
+
+def _replacement(original: Any, function: Callable[..., Any]) -> Any:
+    if isinstance(original, property):
+        return property(_calling(function, original.fget), doc=original.__doc__)
+    hooked = _calling(function, original)
+    return staticmethod(hooked) if original is object.__new__ else hooked
+
+
+def _calling(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    return hooked
+
+
+def scope_of_ours() -> contextlib.AbstractContextManager[Any]:
+    """Return the strategy's scope, or a context that does nothing where it is current already."""
+    strategy = connected_strategy()
+    is_current = tf.distribute.get_strategy() is strategy
+    return contextlib.nullcontext() if is_current else strategy.scope()
+
+
+def as_markdown(patches: Iterable[Patch]) -> str:
+    """Return the table as the docs show it.
+
+    Neighbours with the same owner, reason and version share a row.
+    """
+    rows = ["| patched | why | tested since |", "| --- | --- | --- |"]
+    for (_, why, since), group in itertools.groupby(
+        patches, key=lambda patch: (patch.label.partition(".")[0], patch.why, patch.since)
+    ):
+        first, *others = group
+        names = ", ".join(f"`{name}`" for name in [first.label, *(other.name for other in others)])
+        rows.append(f"| {names} | {why} | {since} |")
+    return "\n".join(rows)

@@ -1,0 +1,103 @@
+"""What is called in place of the methods of `keras.Variable`, and of what reads and watches one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import connected_strategy
+from kerasps.step import Compute
+from kerasps.variables import (
+    ParameterServerVariable,
+    ShardedStorage,
+    adopt_variable,
+    current_phase,
+    make_parameter_server_variable,
+)
+
+
+def new_variable(original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:
+    """`keras.Variable.__new__`: make one of ours while our strategy is current."""
+    del original  # `object.__new__`, which takes no arguments
+    return make_parameter_server_variable(cls, *args, **kwargs)
+
+
+def value(original: Any, self: Any) -> Any:
+    """`keras.Variable.value`: adopt a variable that a step reads first."""
+    return self.value if _adopts(self) else original(self)
+
+
+def assign(original: Any, self: Any, value: Any) -> Any:
+    """`keras.Variable.assign`: adopt a variable that a step assigns first."""
+    return self.assign(value) if _adopts(self) else original(self, value)
+
+
+def _adopts(variable: Any) -> bool:
+    """Adopt a variable that a step touches, if it was made elsewhere; return whether it was."""
+    return (
+        isinstance(current_phase(), Compute)
+        and variable._value is not None
+        and adopt_variable(connected_strategy(), variable)
+    )
+
+
+def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
+    """`keras.ops.take`: read rows of our variables; Keras's reads all of `x`."""
+    if axis != 0 or not isinstance(x, ParameterServerVariable):
+        return original(x, indices, axis)
+    num_rows = x.shape[0]
+
+    def from_start(ids: tf.Tensor) -> tf.Tensor:
+        if ids.dtype.is_unsigned:
+            return ids
+        # A narrower type may not hold the number of rows.
+        ids = tf.cast(ids, tf.int32) if ids.dtype.size < 4 else ids
+        # What is out of range stays as it was given, for the error that names it.
+        return tf.where((ids < 0) & (ids >= -num_rows), ids + num_rows, ids)
+
+    if isinstance(indices, tf.RaggedTensor):
+        return indices.with_flat_values(x.take(from_start(indices.flat_values)))
+    if isinstance(indices, tf.SparseTensor):
+        indices = tf.sparse.to_dense(indices)  # Keras too looks up id 0 where there is none
+    return x.take(from_start(tf.convert_to_tensor(indices)))
+
+
+def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.GradientTape.gradient`: take the gradients of a variable in shards shard by shard.
+
+    To a tape, such a variable is as many variables: no handle stands for all of them.
+    """
+    flat = tf.nest.flatten(sources)
+    storages = [_storage_in_shards(source) for source in flat]
+    if all(storage is None for storage in storages):
+        return original(self, target, sources, *args, **kwargs)
+    expanded = [
+        source if own is None else own.shards for own, source in zip(storages, flat, strict=True)
+    ]
+    gradients = original(self, target, expanded, *args, **kwargs)
+    joined = [
+        g if own is None else own.joined_gradient(g)
+        for own, g in zip(storages, gradients, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(sources, joined)
+
+
+def watch(original: Any, self: Any, tensor: Any) -> None:
+    """`tf.GradientTape.watch`: watch each shard."""
+    watched = [t.shards if isinstance(t, ShardedStorage) else t for t in tf.nest.flatten(tensor)]
+    original(self, watched)
+
+
+def _storage_in_shards(source: Any) -> ShardedStorage | None:
+    """Return the storage that a tape sees as several variables; None for other sources.
+
+    None in a step too, which has tensors in place of variables.
+    """
+    if (
+        isinstance(source, ParameterServerVariable)
+        and current_phase() is None
+        and source.compiled_graph() is None
+    ):
+        source = source.storage
+    return source if isinstance(source, ShardedStorage) else None

@@ -1,0 +1,25 @@
+"""Makes an `Input` of whatever `fit` is given. Workers read splits of it, or are sent batches.
+
+Contract: an `Input` says what a batch looks like, opens splits on workers, and knows its own end.
+It does not know what steps do with batches, nor which workers are there.
+"""
+
+from __future__ import annotations
+
+from kerasps.inputs.arguments import no_batches, whole_number
+from kerasps.inputs.class_weights import sample_weights
+from kerasps.inputs.dataset_creator import DatasetCreator
+from kerasps.inputs.dataset_graphs import python_calls
+from kerasps.inputs.make_input import as_input
+from kerasps.inputs.source import Input, OpenDataset
+
+__all__ = [
+    "DatasetCreator",
+    "Input",
+    "OpenDataset",
+    "as_input",
+    "no_batches",
+    "python_calls",
+    "sample_weights",
+    "whole_number",
+]

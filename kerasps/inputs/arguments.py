@@ -1,0 +1,102 @@
+"""Checks the arguments of `fit`, `evaluate` and `predict`, before anything is sent or traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from kerasps.checks import count
+from kerasps.errors import InputError
+
+_HINTS = {
+    "steps": "Leave it out to read all the data. (A `cardinality()` of -1 says that data never "
+    "end, and -2 that nobody knows.)",
+    "batch_size": "Leave it out for batches of 32.",
+    "epochs": "Each epoch is one pass over the data, or `steps_per_epoch` steps.",
+}
+
+
+def whole_number(name: str, value: Any, *, least: int = 1) -> int | None:
+    """Return an argument that is a whole number, or None, as an `int` or None.
+
+    Args:
+        name: the name of the argument.
+        value: its value: None, or of any type that Python takes as an index.
+        least: the smallest number that it may be. Default 1.
+
+    Raises:
+        InputError: it is something else, or less than `least`.
+    """
+    if value is None:
+        return None
+    try:
+        # `epochs=True` is one epoch to Keras, and so it is here.
+        return count(
+            f"Argument `{name}` must be a whole number that is at least {least}",
+            int(value) if isinstance(value, bool) else value,
+            least=least,
+            received=f"{name}={value!r}",
+            advice=next(text for kind, text in _HINTS.items() if kind in name),
+        )
+    except (TypeError, ValueError) as exc:
+        raise InputError(str(exc)) from None
+
+
+def no_batches(method: str) -> InputError:
+    """Return the error of input in which `method` has found nothing."""
+    return InputError(
+        f"`{method}` found no data. Expected: at least one batch. Received: input without any. "
+        "Look at what filters it, and whether a generator or an iterator was read before."
+    )
+
+
+def check_arrays(**arguments: Any) -> None:
+    """Raise `InputError` where an argument holds no array: a string, a number, an object.
+
+    Args:
+        arguments: x, y and sample_weight: arrays, or lists, tuples and dictionaries of them; None
+            for what is not given.
+    """
+    for name, value in arguments.items():
+        for leaf in keras.tree.flatten(value):
+            if leaf is not None and not _is_array(leaf):
+                raise InputError(
+                    f"`{name}` is no input. Expected: arrays, tensors or data frames with an "
+                    "example in each row, or lists and dictionaries of them; for x also a "
+                    "`tf.data.Dataset`, a `keras.utils.PyDataset`, a generator or a "
+                    f"`kerasps.DatasetCreator`. Received: {_described(name, value, leaf)}. "
+                    f"{_hint(leaf)}"
+                )
+    if arguments["x"] is None or not keras.tree.flatten(arguments["x"]):
+        raise InputError(
+            "There is no input. Expected: arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, "
+            f"a generator or a `kerasps.DatasetCreator`. Received: x={arguments['x']!r}."
+        )
+
+
+def _is_array(leaf: Any) -> bool:
+    shape = getattr(leaf, "shape", None)
+    return shape is not None and getattr(shape, "rank", len(shape)) != 0
+
+
+def _described(name: str, value: Any, leaf: Any) -> str:
+    shown = repr(leaf)
+    shown = f"{shown[:60]}…" if len(shown) > 60 else shown
+    return (
+        f"{name}={shown} of type {type(leaf).__name__}"
+        if value is leaf
+        else f"{shown} of type {type(leaf).__name__} in {name}"
+    )
+
+
+def _hint(leaf: Any) -> str:
+    if isinstance(leaf, (str, bytes)):
+        return (
+            "To read a file, use `tf.data` (`TextLineDataset`, `TFRecordDataset`, "
+            "`make_csv_dataset`) or pandas; strings as data go into an array, `np.array([...])`."
+        )
+    if isinstance(leaf, (int, float, np.generic)):
+        return "Make an array of numbers: `np.array([...])`."
+    return "Make an array of it, or a dataset."

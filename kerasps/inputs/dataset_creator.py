@@ -1,0 +1,94 @@
+"""`DatasetCreator`: a recipe by which each worker makes its own dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+
+class DatasetCreator:
+    """Wraps a function that makes the dataset of one worker.
+
+    `fit` calls `dataset_fn` once per worker, in the coordinator's process. The pipeline runs on the
+    worker: nothing but the recipe crosses the network. An element of the dataset is a batch: `x`,
+    `(x, y)` or `(x, y, sample_weight)`.
+
+    ```python
+    x, y = np.ones((1000, 64)), np.ones(1000)
+
+    def dataset_fn(context):
+        dataset = tf.data.Dataset.from_tensor_slices((x, y))
+        dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return dataset.shuffle(1000, seed=1).repeat().batch(32)
+
+    # `model` is one of a `ParameterServerStrategy`.
+    model.fit(kerasps.DatasetCreator(dataset_fn), epochs=3, steps_per_epoch=50)
+    ```
+
+    Args:
+        dataset_fn: a callable of a `tf.distribute.InputContext` that returns a batched
+            `tf.data.Dataset`. Its context holds `num_input_pipelines` (the number of workers) and
+            `input_pipeline_id` (this worker's index) as Python integers. Variables must not be
+            created in it. Give a `shuffle` in it a seed: the dataset of a worker that is lost is
+            made again, and read on where its results end.
+        input_options: a `tf.distribute.InputOptions`, as Keras 2 took it. Only
+            `experimental_fetch_to_device=False` changes what happens, and that is what a worker
+            does in any case: batches stay on its host until they are used. Default None.
+
+    Raises:
+        TypeError: `dataset_fn` is not callable, or `input_options` is not a
+            `tf.distribute.InputOptions`.
+
+    Follows `tf.keras.utils.experimental.DatasetCreator` of Keras 2.
+    """
+
+    def __init__(
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        input_options: tf.distribute.InputOptions | None = None,
+    ) -> None:
+        if not callable(dataset_fn):
+            raise TypeError(
+                "Argument `dataset_fn` must be a callable that takes a "
+                "`tf.distribute.InputContext` and returns a `tf.data.Dataset`. Received: "
+                f"dataset_fn={dataset_fn!r}. Wrap a dataset that you have: `DatasetCreator(lambda "
+                "context: dataset)`."
+            )
+        if input_options is not None and not isinstance(input_options, tf.distribute.InputOptions):
+            raise TypeError(
+                "Argument `input_options` must be a `tf.distribute.InputOptions` or None. "
+                f"Received: input_options={input_options!r}"
+            )
+        self._dataset_fn = dataset_fn
+        self._input_options = input_options
+
+    @property
+    def input_options(self) -> tf.distribute.InputOptions | None:
+        """The `tf.distribute.InputOptions` that were given, or None."""
+        return self._input_options
+
+    def __call__(self, input_context: tf.distribute.InputContext) -> tf.data.Dataset:
+        """Return the dataset of the worker that `input_context` describes.
+
+        Raises:
+            TypeError: `dataset_fn` returned something else than a `tf.data.Dataset`.
+        """
+        try:
+            dataset = self._dataset_fn(input_context)
+        except Exception as exc:
+            worker, num_workers = input_context.input_pipeline_id, input_context.num_input_pipelines
+            exc.add_note(
+                f"Raised by the `dataset_fn` of a `DatasetCreator` for worker {worker} of "
+                f"{num_workers}."
+            )
+            raise
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                "The `dataset_fn` of a `DatasetCreator` must return a batched `tf.data.Dataset`. "
+                f"Received: {dataset!r} of type {type(dataset).__name__}."
+            )
+        return dataset
+
+    def __repr__(self) -> str:
+        return f"<DatasetCreator {getattr(self._dataset_fn, '__qualname__', self._dataset_fn)}>"

@@ -1,0 +1,116 @@
+"""Turns datasets into graphs, which can travel to a worker."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.errors import InputError
+
+
+def endless_input() -> InputError:
+    """Return the error of data that never end, where one pass over them was asked for."""
+    return InputError(
+        "The input never ends, so an epoch of it would not. Expected: `steps_per_epoch`, or a "
+        "dataset that ends (`evaluate` and `predict`: `steps`; `validation_data`: "
+        "`validation_steps`). Received: none of them, and an infinite dataset. Pass "
+        "`steps_per_epoch`, or drop `.repeat()`."
+    )
+
+
+# TensorFlow's `ExternalStatePolicy.WARN`: tables and files stay out of the graph, with a warning.
+_WARN_OF_STATE = 0
+
+
+def serialized(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Return the graph of a dataset as a string tensor, without the devices it was made on."""
+    return tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        external_state_policy=_WARN_OF_STATE,
+        strip_device_assignment=True,
+    )
+
+
+def dataset_graph(dataset: tf.data.Dataset) -> Any:
+    """Return the `GraphDef` that makes the dataset."""
+    return tf.compat.v1.GraphDef.FromString(serialized(dataset).numpy())
+
+
+def python_calls(graph_def: Any) -> list[str]:
+    """Return the kinds of operations in a `GraphDef` that call Python functions.
+
+    These live in this process, and no other can call them.
+    """
+    nodes = [
+        *graph_def.node,
+        *(node for function in graph_def.library.function for node in function.node_def),
+    ]
+    return sorted({node.op for node in nodes if "PyFunc" in node.op})
+
+
+def reject_python_calls(graph_def: Any) -> None:
+    """Raise `InputError` where the graph of a `dataset_fn` calls Python functions."""
+    calls = python_calls(graph_def)
+    if not calls:
+        return
+    raise InputError(
+        "The dataset that `dataset_fn` returned calls Python functions (`from_generator`, "
+        "`py_function`, `numpy_function`), which live in this process, where the workers cannot "
+        f"reach them. Expected: a pipeline of TensorFlow operations. Received: {', '.join(calls)}. "
+        "Write it with TensorFlow operations, or pass the dataset itself instead of a "
+        "`DatasetCreator`: it is then read here, and its batches are sent to the workers."
+    )
+
+
+def as_graph(
+    dataset: tf.data.Dataset, fill: Callable[[tf.Tensor], tf.Tensor] | None = None
+) -> Callable[[tf.Tensor], tf.data.Dataset]:
+    """Return a function that makes the same dataset in any graph, also on another task.
+
+    A dataset lives where it was made; its graph can travel.
+
+    Args:
+        dataset: the dataset.
+        fill: returns the serialized graph, given the key of a pass. Default None: the graph is the
+            same in each pass.
+
+    Returns:
+        A function that returns the dataset, given the key of a pass.
+    """
+    element_spec, cardinality = dataset.element_spec, int(dataset.cardinality())
+    graph = serialized(dataset) if fill is None else None
+
+    def make(key: tf.Tensor) -> tf.data.Dataset:
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph if fill is None else fill(key))
+        copy = tf.data.experimental.from_variant(variant, element_spec)
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return copy
+        # The graph alone does not know its length.
+        return copy.apply(tf.data.experimental.assert_cardinality(cardinality))
+
+    return make
+
+
+def options_of(dataset: tf.data.Dataset) -> tf.data.Options:
+    """Return the dataset's options, without TensorFlow's warning about graphs."""
+    with warnings.catch_warnings():
+        # In a graph, TensorFlow knows what Python code has set, and warns that there may be more.
+        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
+        return dataset.options()
+
+
+def quickly_deleted(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Turn tf.data's tuning off, unless the dataset's options turn it on.
+
+    The thread that tunes an iterator wakes up ever more rarely, in the end once a minute. Whoever
+    deletes the iterator waits for that, and so does everything that is sent to its task afterwards.
+    Without tuning, AUTOTUNE means a thread per core.
+    """
+    if options_of(dataset).autotune.enabled is None:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        dataset = dataset.with_options(options)
+    return dataset

@@ -1,0 +1,367 @@
+"""Gives a dataset one order on all workers: writes into its graph what it leaves to chance.
+
+Workers that read a whole dataset, each keeping its split of the batches, must agree on the order of
+its elements. A `shuffle` without a seed gives each its own. So does a pipeline that need not be
+deterministic. So does a memory cache or a seed generator: a graph names it after one of this
+process, and on a worker that may be someone else's.
+
+All this is written as constants into the graph, with holes for the seeds, which differ from pass to
+pass. Numbers that a map function draws at random stay random. Where they decide which examples
+there are (a `filter` that draws), nothing in a graph can make workers agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# The places of the seeds among the inputs of the operations that have some. `RandomDataset` gives
+# the same numbers in each pass unless an attribute (`_VARIES`) says otherwise.
+_SEED_INPUTS = {
+    "ShuffleDataset": (2, 3),
+    "ShuffleDatasetV3": (2, 3),
+    "ShuffleAndRepeatDataset": (2, 3),
+    "ShuffleAndRepeatDatasetV2": (2, 3),
+    "RandomDataset": (0, 1),
+    "RandomDatasetV2": (0, 1),
+}
+# The place of the cycle's length among the inputs; the number of parallel calls is the last one.
+_CYCLE_INPUTS = {
+    "ParallelInterleaveDatasetV2": -3,
+    "ParallelInterleaveDatasetV3": -3,
+    "ParallelInterleaveDatasetV4": -5,
+}
+# The attributes that say whether each pass has an order of its own.
+_VARIES = ("reshuffle_each_iteration", "rerandomize_each_iteration")
+# Operations on elements, whatever is in them: what comes out has its place whatever was drawn at
+# random for it.
+_KEEP_PLACES = re.compile(
+    "(Map|MapAndBatch|Scan|Batch|PaddedBatch|DenseToSparseBatch|DenseToRaggedBatch|Rebatch|Window|"
+    "Prefetch|Shuffle|ShuffleAndRepeat|Repeat|Take|Skip|Shard|Zip|Concatenate|Cache|Options|"
+    "AssertCardinality|AssertNext|Model|Finalize|MaxIntraOpParallelism|PrivateThreadPool)"
+)
+# Operations that give something else at each call begin so.
+_DRAWS = (
+    "Random",
+    "Rng",
+    "Stateful",
+    "Multinomial",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "SampleDistortedBoundingBox",
+    "Assign",
+)
+_NO_DRAWS = ("StatefulPartitionedCall", "RandomIndexShuffle")
+# Resources of this process that a graph mentions, and a name that is on no task: so each dataset
+# makes its own.
+_OWN_RESOURCES = ("SeedGenerator", "MemoryCache")
+_NO_RESOURCE = "kerasps: none"
+# The seeds of shuffles that have none and keep their order. They are the same in all datasets of
+# this process: of one that was shuffled and then split by `take` and `skip`, no example is in both.
+_PROCESS_SEEDS = (secrets.randbits(62) + 1, secrets.randbits(62) + 1)
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """A place in a serialized graph for a pair of seeds.
+
+    Args:
+        markers: random bytes that stand in the graph where the seeds are to be.
+        seeds: the seeds of the dataset itself, zeros where it has none.
+        varies: True where each pass has other seeds.
+    """
+
+    markers: tuple[bytes, bytes]
+    seeds: tuple[int, int]
+    varies: bool
+
+
+@dataclass
+class _History:
+    """The passes over a dataset object that was read before."""
+
+    passes: int = 0
+
+    @functools.cached_property
+    def entropy(self) -> int:
+        """The number that its passes are shuffled by where it has no seeds.
+
+        Drawn from Keras, so that `keras.utils.set_random_seed` makes it reproducible.
+        """
+        return int(keras.random.randint((), 0, 2**31 - 1))
+
+
+# By the user's own object: a new dataset object begins with its first pass, as in plain Keras.
+_histories: weakref.WeakKeyDictionary[Any, _History] = weakref.WeakKeyDictionary()
+
+
+class OrderedGraph:
+    """The graph of a dataset whose elements come in the same order wherever it is made.
+
+    Each pass over it has seeds of its own, which are filled into the graph.
+
+    Args:
+        graph_def: the `GraphDef`, which is changed.
+        origin: the object that it comes from, a dataset or a `DatasetCreator`. The passes over it
+            are counted.
+    """
+
+    def __init__(self, graph_def: Any, origin: Any) -> None:
+        self._history = _histories.setdefault(origin, _History())
+        self._holes = _make_holes(graph_def)
+        for nodes in _all_nodes(graph_def):
+            for node in nodes:
+                _make_deterministic(node)
+        _limit_parallel_calls(graph_def.node)
+        serialized = graph_def.SerializeToString()
+        # The text of the graph between the holes. Seeds have a fixed length, so that putting them
+        # in changes no length that the format writes before a field.
+        self._texts = []
+        for marker in (marker for hole in self._holes for marker in hole.markers):
+            text, serialized = serialized.split(marker)
+            self._texts.append(tf.constant(text))
+        self._texts.append(tf.constant(serialized))
+
+    @property
+    def seeds_spec(self) -> tf.TensorSpec:
+        """The `tf.TensorSpec` of the seeds of a pass."""
+        return tf.TensorSpec([len(self._texts) - 1], tf.string)
+
+    def next_pass(self) -> tf.Tensor:
+        """Return the seeds of a new pass, for `fill`; the next call returns others."""
+        number = self._history.passes
+        self._history.passes += 1
+        seeds: list[bytes] = []
+        for hole in self._holes:
+            seeds += [int(seed).to_bytes(8, "little") for seed in self._seeds(hole, number)]
+        return tf.constant(seeds, tf.string, [len(seeds)])
+
+    def _seeds(self, hole: _Hole, number: int) -> Sequence[int]:
+        if not hole.varies:
+            return hole.seeds if any(hole.seeds) else _PROCESS_SEEDS
+        if not any(hole.seeds):
+            return _mixed(self._history.entropy, number)
+        # The first pass is in the order that the dataset itself begins with, so one worker reads
+        # what plain Keras reads.
+        return _mixed(*hole.seeds, number) if number else hole.seeds
+
+    def fill(self, seeds: tf.Tensor) -> tf.Tensor:
+        """Return the serialized graph with the seeds of one pass, as a string tensor."""
+        if len(self._texts) == 1:
+            return self._texts[0]
+        joined = [self._texts[0]]
+        for seed, text in zip(
+            tf.unstack(seeds, num=len(self._texts) - 1), self._texts[1:], strict=True
+        ):
+            joined += [seed, text]
+        return tf.strings.join(joined)
+
+
+def _mixed(*numbers: int) -> tuple[int, int]:
+    """Return two positive seeds that follow from `numbers`."""
+    entropy = [number % 2**64 for number in numbers]
+    first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
+    return int(first >> 2) + 1, int(second >> 2) + 1
+
+
+def _all_nodes(graph_def: Any) -> list[Any]:
+    """Return the nodes of the graph, and those of each of its functions."""
+    return [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+
+
+def _make_deterministic(node: Any) -> None:
+    if "deterministic" in node.attr:
+        node.attr["deterministic"].s = b"true"
+    if "sloppy" in node.attr:
+        node.attr["sloppy"].b = False
+    if node.op == "Const" and node.attr["dtype"].type == tf.resource.as_datatype_enum:
+        for handle in node.attr["value"].tensor.resource_handle_val:
+            if any(kind in handle.name for kind in _OWN_RESOURCES):
+                handle.name = _NO_RESOURCE
+
+
+def _limit_parallel_calls(nodes: Iterable[Any]) -> None:
+    """Limit the parallel calls of each interleave to the length of its cycle.
+
+    TensorFlow refuses a graph in which more calls run in parallel than the cycle is long. Its own
+    graphs are such where a cycle is as long as this process has cores.
+    """
+    consts = {node.name: node for node in nodes if node.op == "Const"}
+    for node in nodes:
+        if node.op in _CYCLE_INPUTS:
+            cycle, calls = node.input[_CYCLE_INPUTS[node.op]], node.input[-1]
+            if _int_value(consts[calls]) > _int_value(consts[cycle]) > 0:
+                node.input[-1] = cycle
+
+
+def _int_value(const: Any) -> int:
+    return int(tf.make_ndarray(const.attr["value"].tensor))
+
+
+# Seeds
+
+
+def _make_holes(graph_def: Any) -> list[_Hole]:
+    """Put a hole into the graph for each pair of seeds.
+
+    Returns:
+        The holes, in the order of their markers in the serialized graph.
+    """
+    # A cache keeps the elements in the order of the first pass, so its shuffles stay as they were.
+    cached = _upstream(
+        graph_def.node, [node.name for node in graph_def.node if node.op.startswith("CacheDataset")]
+    )
+    holes: list[_Hole] = []
+    for nodes in _all_nodes(graph_def):
+        suffix = "" if nodes is graph_def.node else ":output:0"
+        consts = {node.name: node for node in nodes if node.op == "Const"}
+        for node in [node for node in nodes if node.op in _SEED_INPUTS]:
+            places = _SEED_INPUTS[node.op]
+            given = [consts.get(_name(node.input[place])) for place in places]
+            if None in given:
+                continue  # they follow from elements, whose order is the same on all workers
+            seeds = [_int_value(const) for const in given if const is not None]
+            varies = any(node.attr[name].b for name in _VARIES if name in node.attr)
+            # Random bytes, which are nowhere else in the graph, not even in a constant of the
+            # user's: the serialized graph is cut at them.
+            hole = _Hole(
+                (os.urandom(8), os.urandom(8)),
+                (seeds[0], seeds[1]),
+                varies and node.name not in cached,
+            )
+            for number, (place, marker) in enumerate(zip(places, hole.markers, strict=True)):
+                const = nodes.add(name=f"kerasps_seed_{len(holes)}_{number}", op="Const")
+                const.attr["dtype"].type = tf.int64.as_datatype_enum
+                const.attr["value"].tensor.dtype = tf.int64.as_datatype_enum
+                const.attr["value"].tensor.tensor_shape.SetInParent()
+                const.attr["value"].tensor.tensor_content = marker
+                node.input[place] = const.name + suffix
+            holes.append(hole)
+    return holes
+
+
+def _name(source: str) -> str:
+    """Return the name of the node that an input comes from."""
+    return source.lstrip("^").split(":")[0]
+
+
+def _upstream(nodes: Iterable[Any], names: Iterable[str]) -> set[str]:
+    """Return `names`, and the names of all nodes that they follow from."""
+    inputs = {node.name: [_name(source) for source in node.input] for node in nodes}
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += inputs[name]
+    return found
+
+
+def leaves_order_open(graph_def: Any) -> bool:
+    """Return whether two readers may find different elements, or the same in different orders."""
+    nodes = [node for nodes in _all_nodes(graph_def) for node in nodes]
+    if any(
+        "deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes
+    ):
+        return True
+    return not all(any(hole.seeds) for hole in _make_holes(graph_def)) or bool(
+        random_choices(graph_def)
+    )
+
+
+# Choices at random
+
+
+def random_choices(graph_def: Any) -> list[str]:
+    """Return the kinds of operations in a dataset's graph that choose examples at random."""
+    return sorted(_Draws(graph_def).choices)
+
+
+class _Draws:
+    """Follows numbers drawn at random through the graph of a dataset.
+
+    `choices` are the kinds of operations whose elements these numbers decide on.
+    """
+
+    def __init__(self, graph_def: Any) -> None:
+        self._functions = {
+            function.signature.name: function.node_def for function in graph_def.library.function
+        }
+        self.choices: set[str] = set()
+        for nodes in _all_nodes(graph_def):
+            self._follow({node.name: node for node in nodes})
+
+    def _follow(self, nodes: dict[str, Any]) -> None:
+        known: dict[str, bool] = {}
+
+        def is_random(name: str) -> bool:
+            """Return whether the elements of this dataset may hold numbers drawn at random."""
+            node = nodes.get(name)
+            if node is None or not _is_dataset(node):
+                return False
+            if name not in known:
+                sources = [is_random(_name(source)) for source in node.input]
+                known[name] = any(sources) or any(
+                    self._draws(function) for function in _functions_of(node)
+                )
+            return known[name]
+
+        for node in filter(_is_dataset, nodes.values()):
+            # Its first input, a dataset of numbers, says which of the others is next.
+            sources = node.input[:1] if node.op.startswith("DirectedInterleave") else node.input
+            decides = any(is_random(_name(source)) for source in sources)
+            decides = decides or any(
+                self._draws(function, within_datasets=False) for function in _functions_of(node)
+            )
+            if decides and not _KEEP_PLACES.fullmatch(_kind(node)):
+                self.choices.add(node.op)
+
+    def _draws(self, function: str, *, within_datasets: bool = True) -> bool:
+        """Return whether a function draws.
+
+        Args:
+            function: its name.
+            within_datasets: also look at the functions of a dataset that it makes. Default True.
+        """
+        return any(
+            _is_draw(node)
+            or (
+                (within_datasets or not _is_dataset(node))
+                and any(
+                    self._draws(inner, within_datasets=within_datasets)
+                    for inner in _functions_of(node)
+                )
+            )
+            for node in self._functions[function]
+        )
+
+
+def _is_dataset(node: Any) -> bool:
+    return re.fullmatch(r"\w+Dataset(V\d+)?", node.op) is not None
+
+
+def _kind(node: Any) -> str:
+    return re.sub(r"^(Experimental|Legacy)?(Parallel)?|Dataset(V\d+)?$", "", node.op)
+
+
+def _is_draw(node: Any) -> bool:
+    return node.op.startswith(_DRAWS) and node.op not in _NO_DRAWS and not _is_dataset(node)
+
+
+def _functions_of(node: Any) -> Iterator[str]:
+    for value in node.attr.values():
+        if value.func.name:
+            yield value.func.name
+        for function in value.list.func:
+            yield function.name

@@ -1,0 +1,90 @@
+"""An input that this process reads; its batches travel with the executions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.inputs.dataset_graphs import quickly_deleted
+from kerasps.inputs.source import NextBatches, OpenDataset
+
+
+class FedInput:
+    """An input that this process reads; batches travel with executions, to any worker.
+
+    Args:
+        dataset: what to read, batch by batch; a `tf.data.Dataset` that this process alone can read.
+        num_batches: how many batches one pass has, where that is known.
+        adapter: a data adapter of Keras that wants to be told of epochs.
+        reads_once: whether a second pass finds no more than what Keras keeps of a generator, its
+            first batch.
+    """
+
+    sends_batches = True
+    num_splits = 0
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        *,
+        num_batches: int | None,
+        adapter: Any = None,
+        reads_once: bool = False,
+    ) -> None:
+        self.reads_once = reads_once
+        self._dataset = quickly_deleted(dataset)
+        self._adapter = adapter
+        self._iterator: Iterator[Any] = iter(())
+        self._taken = 0
+        self._repeats = False
+        self.num_batches = num_batches
+
+    @property
+    def element_spec(self) -> Any:
+        return _without_optionals(self._dataset.element_spec)
+
+    @property
+    def differences(self) -> str | None:
+        return None
+
+    def start_pass(self, epoch: int, *, must_end: bool) -> None:
+        del epoch
+        self._repeats = not must_end and self.num_batches is not None
+        self._restart()
+
+    def _restart(self) -> None:
+        self._iterator = iter(self._dataset)
+        self._taken = 0
+
+    def next_batches(self, num_steps: int) -> NextBatches:
+        first, batches = self._taken, []
+        for _ in range(num_steps):
+            if self._repeats and self._taken == self.num_batches:
+                self._restart()
+            batch = next(self._iterator, None)
+            if batch is None:
+                break
+            batches.append(_without_optionals(batch))
+            self._taken += 1
+        return NextBatches(len(batches), batches, first)
+
+    def open(self, split: int | None, skip: int) -> OpenDataset:
+        return OpenDataset(None)
+
+    def on_epoch_begin(self) -> None:
+        if self._adapter is not None:
+            self._adapter.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        if self._adapter is not None:
+            self._adapter.on_epoch_end()
+
+
+def _without_optionals(structure: Any) -> Any:
+    """Put None for each optional, which is how Keras's adapters give a None in a batch."""
+    optional = (tf.OptionalSpec, tf.experimental.Optional)
+    return tf.nest.map_structure(
+        lambda leaf: None if isinstance(leaf, optional) else leaf, structure
+    )

@@ -1,0 +1,341 @@
+"""Makes an `Input` of whatever `fit`, `evaluate` and `predict` are given."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.errors import InputError
+from kerasps.inputs.arguments import check_arrays
+from kerasps.inputs.class_weights import sample_weights, weighing
+from kerasps.inputs.dataset_creator import DatasetCreator
+from kerasps.inputs.dataset_graphs import as_graph, dataset_graph, endless_input, python_calls
+from kerasps.inputs.dataset_order import OrderedGraph, random_choices
+from kerasps.inputs.fed_input import FedInput
+from kerasps.inputs.source import Input
+from kerasps.inputs.worker_input import WorkerInput
+
+# A function that travels to a worker holds the arrays, and TensorFlow's limit for a message is 2
+# GiB.
+MAX_ARRAY_BYTES = 2**31 - 2**20
+
+# Makes the dataset of a worker, given the worker's index and the epoch, a tensor.
+_MakeDataset = Callable[[int, tf.Tensor], tf.data.Dataset]
+
+
+def as_input(
+    data: Any,
+    num_workers: int,
+    *,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    batch_size: int | None = None,
+    shuffle: bool | str = False,
+    steps: int | None = None,
+    goes_on: bool = False,
+    in_order: bool = False,
+) -> Input:
+    """Return the `Input` of the arguments of a model's method, as `keras.Model.fit` takes them.
+
+    Args:
+        data: the method's `x`.
+        num_workers: the number of workers that share it.
+        steps: the number of batches to use; None for one pass. They are the first ones, but of a
+            `DatasetCreator` for training or evaluation, whose batches have no order.
+        goes_on: the next `steps` go on where these ended, so that the input is not cut.
+        in_order: number the batches as one process would read them. A `DatasetCreator` then makes
+            one dataset, of which worker `w` takes the batches `i` with `i % num_workers == w`.
+
+    Raises:
+        InputError: kerasps cannot read this kind of input.
+    """
+    if isinstance(data, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
+        raise InputError(
+            "The dataset is distributed already, by a strategy. Expected: a plain "
+            "`tf.data.Dataset`, which is split over the workers here. Received: "
+            f"{type(data).__name__}. Pass the dataset as it was before "
+            "`experimental_distribute_dataset`."
+        )
+    limit = None if goes_on else steps
+    if isinstance(data, DatasetCreator):
+        _reject_beside_dataset(data, y=y, sample_weight=sample_weight, batch_size=batch_size)
+        return _from_creator(
+            data, num_workers, class_weight, steps, goes_on=goes_on, in_order=in_order
+        )
+    if isinstance(data, tf.data.Dataset):
+        # A `batch_size` is let pass, as Keras's own adapter does for a dataset.
+        _reject_beside_dataset(data, y=y, sample_weight=sample_weight)
+        if steps is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise endless_input()
+        limited = data if limit is None else data.take(limit)
+        return _from_whole(data, _weighted(limited, class_weight), num_workers)
+    if (
+        isinstance(data, keras.utils.PyDataset)
+        or hasattr(data, "__next__")
+        or _is_foreign_loader(data)
+    ):
+        return _from_adapter(data, y, sample_weight, class_weight, shuffle)
+    if callable(data):
+        raise InputError(
+            "A function is not an input. Expected: a `kerasps.DatasetCreator`, a "
+            "`tf.data.Dataset`, arrays, a `keras.utils.PyDataset` or a generator. Received: x of "
+            f"type {type(data).__name__}. Call it, or wrap it: "
+            "`kerasps.DatasetCreator(dataset_fn)`."
+        )
+    if class_weight is not None:
+        if sample_weight is not None:
+            raise InputError("Give `class_weight` or `sample_weight`. Received: both.")
+        if y is None:
+            raise InputError(
+                "`class_weight` gives examples weights by their y. Expected: y. Received: y=None."
+            )
+        sample_weight = sample_weights(y, class_weight)
+    return _from_arrays(
+        (data, y, sample_weight), num_workers, batch_size, bool(shuffle), steps, limit
+    )
+
+
+def _reject_beside_dataset(data: Any, **arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise InputError(
+                f"Argument `{name}` does not go with x={data!r}, whose batches hold it. Expected: "
+                f"None. Received: {name} of type {type(value).__name__}. Put it into the dataset."
+            )
+
+
+def _reject_empty(num_batches: int | None, data: Any) -> None:
+    if num_batches == 0:
+        raise InputError(
+            "The input is empty. Expected: at least one batch. Received: x of type "
+            f"{type(data).__name__} without any."
+        )
+
+
+# Datasets
+
+
+def _weighted(
+    dataset: tf.data.Dataset, class_weight: Mapping[int, float] | None
+) -> tf.data.Dataset:
+    return dataset if class_weight is None else dataset.map(weighing(class_weight))
+
+
+def _from_creator(
+    data: DatasetCreator,
+    num_workers: int,
+    class_weight: Mapping[int, float] | None,
+    steps: int | None,
+    *,
+    goes_on: bool,
+    in_order: bool,
+) -> Input:
+    limit = None if goes_on else steps
+    make = _shared_creator(data, num_workers, limit) if in_order else _creator(data, num_workers)
+    worker_input = WorkerInput(
+        lambda worker, epoch: _weighted(make(worker, epoch), class_weight), num_workers
+    )
+    worker_input.reject_python_calls()
+    if steps is None and worker_input.never_ends:
+        raise endless_input()
+    if in_order and worker_input.leaves_order_open:
+        # Made in this process, once: its graph goes to all workers, with one order.
+        dataset = data(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
+        return _from_whole(data, dataset if limit is None else dataset.take(limit), num_workers)
+    return worker_input
+
+
+def _from_whole(given: Any, dataset: tf.data.Dataset, num_workers: int) -> Input:
+    """Return the input of a dataset that all workers read, each keeping its split of the batches.
+
+    Args:
+        given: the object that the user gave. The passes over it are counted.
+        dataset: the dataset that was made of it.
+    """
+    cardinality = int(dataset.cardinality())
+    num_batches = cardinality if cardinality >= 0 else None
+    _reject_empty(num_batches, given)
+    graph_def = dataset_graph(dataset)
+    if python_calls(graph_def):
+        _warn_of_feeding(
+            "The dataset calls Python functions of this process (`from_generator`, `py_function`)"
+        )
+        return FedInput(dataset, num_batches=num_batches)
+    choices = random_choices(graph_def)
+    if choices:
+        _warn_of_feeding(
+            f"The dataset draws numbers at random by which {', '.join(choices)} decides on "
+            "examples, so two workers that read it would not find the same ones"
+        )
+        return FedInput(dataset, num_batches=num_batches)
+    graph = OrderedGraph(graph_def, given)
+    make = as_graph(dataset, graph.fill)
+    return WorkerInput(
+        lambda worker, seeds: make(seeds).shard(num_workers, worker),
+        num_workers,
+        num_batches=num_batches,
+        key_spec=graph.seeds_spec,
+        key_of=lambda epoch: graph.next_pass(),
+    )
+
+
+def _creator(creator: DatasetCreator, num_workers: int) -> _MakeDataset:
+    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
+        del epoch
+        return creator(tf.distribute.InputContext(num_workers, worker, num_replicas_in_sync=1))
+
+    return make
+
+
+def _shared_creator(creator: DatasetCreator, num_workers: int, limit: int | None) -> _MakeDataset:
+    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
+        del epoch
+        dataset = creator(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
+        return (dataset if limit is None else dataset.take(limit)).shard(num_workers, worker)
+
+    return make
+
+
+# Data that this process reads
+
+
+def _is_foreign_loader(data: Any) -> bool:
+    """Return whether `data` is a loader of PyTorch or Grain, which Keras takes too."""
+    return bool(
+        _compat.data_adapters.is_torch_dataloader(data)
+        or _compat.data_adapters.is_grain_dataset(data)
+    )
+
+
+def _from_adapter(
+    data: Any, y: Any, sample_weight: Any, class_weight: Any, shuffle: Any
+) -> FedInput:
+    with warnings.catch_warnings():
+        # `fit` shuffles by default; Keras warns that it does not shuffle a generator only where
+        # that was asked for.
+        warnings.filterwarnings("ignore", message="`shuffle=True` was passed")
+        adapter = _compat.data_adapters.get_data_adapter(
+            data, y, sample_weight=sample_weight, class_weight=class_weight, shuffle=bool(shuffle)
+        )
+    _reject_empty(adapter.num_batches, data)
+    _warn_of_feeding(f"x, of type {type(data).__name__}, lives in this process")
+    reads_once = hasattr(data, "__next__")
+    return FedInput(
+        adapter.get_tf_dataset(),
+        num_batches=adapter.num_batches,
+        adapter=adapter,
+        reads_once=reads_once,
+    )
+
+
+def _warn_of_feeding(why: str) -> None:
+    warnings.warn(
+        f"{why}: every batch is read here and sent to a worker, so reading does not get faster "
+        "with more workers, and the data pass through this machine's network. To read on the "
+        "workers, use a `kerasps.DatasetCreator`.",
+        stacklevel=2,
+    )
+
+
+# Arrays
+
+
+def _from_arrays(
+    arrays: tuple[Any, Any, Any],
+    num_workers: int,
+    batch_size: int | None,
+    shuffle: bool,
+    steps: int | None,
+    limit: int | None,
+) -> WorkerInput:
+    check_arrays(x=arrays[0], y=arrays[1], sample_weight=arrays[2])
+    x, y, sample_weight = keras.tree.map_structure(_as_array, arrays)
+    # A dataset takes a list for one tensor, and a tuple for several.
+    batch = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+    lengths = [int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves]
+    if len(set(lengths)) != 1:
+        raise InputError(
+            "Arrays must have the same length, which is the number of examples. "
+            f"Received: lengths {lengths} in x, y, sample_weight."
+        )
+    length = lengths[0]
+    num_bytes = sum(getattr(array, "nbytes", 0) for array in leaves)
+    if length == 0 or num_bytes >= MAX_ARRAY_BYTES:
+        raise InputError(
+            "Arrays are sent to each worker as a whole. Expected: at least one example, and less "
+            f"than 2 GiB, which is TensorFlow's limit. Received: {length} examples, {num_bytes:,} "
+            "bytes. Read larger data in a `kerasps.DatasetCreator`."
+        )
+    # As in Keras, steps without a batch size divide the examples.
+    batch_size = batch_size or (-(-length // steps) if steps else 32)
+    num_batches = -(-length // batch_size)
+    num_batches = num_batches if limit is None else min(limit, num_batches)
+    seed = int(keras.random.randint((), 0, 2**31 - 1)) if shuffle else 0
+
+    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
+        # Every worker works out the same order of the epoch, and takes its split of the batches.
+        def place(index: tf.Tensor) -> tf.Tensor:
+            key = tf.stack([tf.constant(seed, tf.int64), epoch])
+            return tf.random.experimental.index_shuffle(
+                index, key, tf.constant(length - 1, tf.int64)
+            )
+
+        indices = tf.data.Dataset.range(length)
+        if shuffle:
+            indices = indices.map(place)
+        indices = indices.batch(batch_size).take(num_batches).shard(num_workers, worker)
+        return indices.map(
+            lambda index: keras.tree.map_structure(lambda array: _rows(array, index), batch)
+        )
+
+    return WorkerInput(make, num_workers, num_batches=num_batches)
+
+
+def _rows(array: Any, index: tf.Tensor) -> Any:
+    if array is None:
+        return None
+    if not isinstance(array, tf.SparseTensor):
+        return tf.gather(array, index)
+    # As a ragged tensor of entries per row, whose rows can be gathered.
+    splits = tf.RaggedTensor.from_value_rowids(
+        tf.range(tf.size(array.values)), array.indices[:, 0], array.dense_shape[0]
+    )
+    entries = tf.gather(splits, index)
+    inner = tf.gather(array.indices[:, 1:], entries.values)
+    indices = tf.concat([tf.cast(entries.value_rowids(), tf.int64)[:, None], inner], 1)
+    # A layer asks for the number of columns when the step is traced, so they are constants.
+    shape = tf.concat(
+        [tf.size(index, tf.int64)[None], tf.constant(array.shape[1:].as_list(), tf.int64)], 0
+    )
+    return tf.SparseTensor(indices, tf.gather(array.values, entries.values), shape)
+
+
+def _as_array(value: Any) -> Any:
+    if value is None or isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
+        return value
+    if hasattr(value, "tocoo"):  # of SciPy
+        value = value.tocoo()
+        indices = np.stack([value.row, value.col], axis=1).astype(np.int64)
+        return tf.sparse.reorder(tf.SparseTensor(indices, _in_floatx(value.data), value.shape))
+    array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+    if array.dtype == object:
+        try:
+            return np.asarray(array.tolist())
+        except ValueError as exc:
+            raise InputError(
+                "An array given to `fit` must be rectangular and of one dtype. "
+                f"Received: an array of objects of shape {array.shape}."
+            ) from exc
+    return _in_floatx(array)
+
+
+def _in_floatx(array: np.ndarray) -> np.ndarray:
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array

@@ -1,0 +1,201 @@
+"""An input that workers read themselves, each its own split of the dataset."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import fetch
+from kerasps.errors import InputError
+from kerasps.inputs.dataset_graphs import (
+    as_graph,
+    dataset_graph,
+    endless_input,
+    options_of,
+    quickly_deleted,
+    reject_python_calls,
+)
+from kerasps.inputs.dataset_order import leaves_order_open
+from kerasps.inputs.source import NextBatches, OpenDataset
+from kerasps.variables import LookupTables, call_with
+
+# Operations after which a dataset ends where it did before; beside those that map, batch and
+# shuffle.
+_KEEP_LENGTH = ("Identity", "OptionsDataset", "PrefetchDataset", "ShardDataset")
+_EPOCH_SPEC = tf.TensorSpec([], tf.int64)
+
+
+class WorkerInput:
+    """An input in splits, which workers read themselves: first their own, then those of lost ones.
+
+    Args:
+        make_dataset: from (worker, key of the pass) to the worker's `tf.data.Dataset`; traced once
+            per worker.
+        num_workers: the number of workers.
+        num_batches: how many batches one pass has in all, where that is known.
+        key_spec: the `tf.TensorSpec` of keys.
+        key_of: from the epoch in which a pass begins to its key, by which all workers know it;
+            called once per pass.
+    """
+
+    sends_batches = False
+    reads_once = False
+
+    def __init__(
+        self,
+        make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset],
+        num_workers: int,
+        *,
+        num_batches: int | None = None,
+        key_spec: tf.TensorSpec = _EPOCH_SPEC,
+        key_of: Callable[[int], tf.Tensor] = lambda epoch: tf.constant(epoch, tf.int64),
+    ) -> None:
+        self._key_spec, self._key_of = key_spec, key_of
+        self._key: tf.Tensor | None = None
+        self._element_specs: list[Any] = [None] * num_workers
+        self._not_deterministic = False
+        self._splits = [
+            _Split(self._trace(make_dataset, worker), key_spec) for worker in range(num_workers)
+        ]
+        self._must_end = False
+        self.num_batches = num_batches
+        self.num_splits = num_workers
+
+    def _trace(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], worker: int) -> Any:
+        def trace(make: Callable[[tf.Tensor], tf.data.Dataset]) -> Any:
+            def dataset_of_worker(key: tf.Tensor) -> Any:
+                dataset = quickly_deleted(make(key).prefetch(tf.data.AUTOTUNE))
+                self._element_specs[worker] = dataset.element_spec
+                self._not_deterministic |= options_of(dataset).deterministic is False
+                return dataset, dataset.cardinality()
+
+            signature = [self._key_spec]
+            return tf.function(
+                dataset_of_worker, autograph=False, input_signature=signature
+            ).get_concrete_function()
+
+        function = trace(functools.partial(make_dataset, worker))
+        if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
+            # It uses a dataset that was made before, and lives here.
+            made_before = make_dataset(worker, tf.zeros(self._key_spec.shape, self._key_spec.dtype))
+            reject_python_calls(dataset_graph(made_before))
+            sent = as_graph(made_before)
+            function = trace(sent)
+        return function
+
+    def reject_python_calls(self) -> None:
+        """Raise `InputError` where a worker's dataset calls Python functions of this process."""
+        for split in self._splits:
+            reject_python_calls(split.function.graph.as_graph_def())
+
+    @property
+    def never_ends(self) -> bool:
+        """Whether it can be seen, without asking a worker, that a worker's dataset never ends."""
+        return any(_repeats_for_ever(split.function.graph.outputs[0]) for split in self._splits)
+
+    @property
+    def leaves_order_open(self) -> bool:
+        """Whether a dataset that is made twice may come in two orders."""
+        return self._not_deterministic or any(
+            leaves_order_open(split.function.graph.as_graph_def()) for split in self._splits[:1]
+        )
+
+    @property
+    def differences(self) -> str | None:
+        """In words, what the workers' datasets yield where they differ; None where they do not."""
+        if all(spec == self._element_specs[0] for spec in self._element_specs):
+            return None
+        return ", ".join(
+            f"{spec} on worker {worker}" for worker, spec in enumerate(self._element_specs)
+        )
+
+    @property
+    def element_spec(self) -> Any:
+        """The most specific `tf.TypeSpec` structure that fits the batches of all workers."""
+        first, *others = self._element_specs
+
+        def common(spec: Any, *rest: Any) -> Any:
+            merged = spec.most_specific_common_supertype(list(rest))
+            if merged is None:
+                raise InputError(
+                    "The workers' datasets must yield batches of one structure, dtype and rank. "
+                    f"Received: {spec} on worker 0 and {rest} on the others. Make `dataset_fn` "
+                    "return the same on each worker."
+                )
+            return merged
+
+        try:
+            return tf.nest.map_structure(common, first, *others)
+        except (TypeError, ValueError) as exc:
+            if isinstance(exc, InputError):
+                raise
+            raise InputError(
+                "The workers' datasets must yield batches of one structure. Received: "
+                f"{self._element_specs}. Make `dataset_fn` return the same structure on each "
+                "worker."
+            ) from exc
+
+    def start_pass(self, epoch: int, *, must_end: bool) -> None:
+        self._key, self._must_end = self._key_of(epoch), must_end
+
+    def next_batches(self, num_steps: int) -> NextBatches:
+        return NextBatches(num_steps)
+
+    def open(self, split: int | None, skip: int) -> OpenDataset:
+        assert split is not None  # `num_splits` is not 0
+        dataset, cardinality = self._splits[split].make(self._key)
+        cardinality = int(fetch([cardinality])[0])
+        if cardinality == tf.data.INFINITE_CARDINALITY:
+            if self._must_end:
+                raise endless_input()
+            return OpenDataset(iter(dataset))
+        if skip:
+            dataset = dataset.skip(skip)
+        if cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return OpenDataset(iter(dataset), is_checked=True)
+        return OpenDataset(iter(dataset), left=cardinality - skip)
+
+    def on_epoch_begin(self) -> None:
+        """Workers need no telling."""
+
+    def on_epoch_end(self) -> None:
+        """Workers need no telling."""
+
+
+class _Split:
+    """Makes the dataset of one split, on whichever worker reads it.
+
+    Args:
+        function: the concrete function, from the key of an epoch to the dataset and its
+            cardinality.
+        key_spec: the spec of the key.
+    """
+
+    def __init__(self, function: Any, key_spec: tf.TensorSpec) -> None:
+        self.function = function
+        self._captures = list(function.captured_inputs)
+        self._lookup_tables = LookupTables(function)
+        make = tf.function(self._make, autograph=False, input_signature=[key_spec])
+        self._make_with_copies = make.get_concrete_function() if self._lookup_tables else function
+
+    def make(self, key: tf.Tensor | None) -> Any:
+        """Return the dataset, on the current device, and its cardinality."""
+        self._lookup_tables.bring()
+        return self._make_with_copies(key)
+
+    def _make(self, key: tf.Tensor) -> Any:
+        return call_with(self._lookup_tables.handles(), self.function, self._captures, key)
+
+
+def _repeats_for_ever(dataset: tf.Tensor) -> bool:
+    """Return whether a dataset in a graph is seen to repeat without end; the look may miss one."""
+    op = dataset.op
+    while op.type in _KEEP_LENGTH or op.type.startswith(
+        ("Map", "ParallelMap", "Batch", "ParallelBatch", "PaddedBatch", "Shuffle")
+    ):
+        op = op.inputs[0].op
+    count = tf.get_static_value(op.inputs[1]) if op.type == "RepeatDataset" else None
+    return count is not None and int(count) < 0

@@ -1,0 +1,40 @@
+"""Saves and loads models: Keras's files, and TensorFlow's checkpoints and SavedModels.
+
+Contract: files are those that plain Keras and TensorFlow write, and can be read without kerasps. A
+file appears under its name when it is whole. Large variables travel in chunks of rows, so no
+process has to hold one.
+"""
+
+from __future__ import annotations
+
+from kerasps.saving.checkpoints import make_saver, restore_checkpoint, save_checkpoint
+from kerasps.saving.keras_files import (
+    back_up,
+    get_entry,
+    is_memory_sufficient,
+    load_model,
+    load_weights,
+    restore_backup,
+    save_model,
+    save_optimizer,
+    save_weights,
+    set_entry,
+)
+from kerasps.saving.saved_model import exporting
+
+__all__ = [
+    "back_up",
+    "exporting",
+    "get_entry",
+    "is_memory_sufficient",
+    "load_model",
+    "load_weights",
+    "make_saver",
+    "restore_backup",
+    "restore_checkpoint",
+    "save_checkpoint",
+    "save_model",
+    "save_optimizer",
+    "save_weights",
+    "set_entry",
+]

@@ -1,0 +1,329 @@
+"""Writes variables on ps tasks into TensorFlow's checkpoints and SavedModels, and reads them.
+
+TensorFlow has each ps write the variables that it holds. The ps write a variable in shards too, in
+chunks (`variables/chunks.py`). Together these are one logical tensor under the variable's own key:
+whoever reads it sees no shards. One chunk per ps is in the making at a time. Where the ps do not
+see the directory, the coordinator writes instead, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import COORDINATOR_CPU
+from kerasps.variables import (
+    CHUNK_BYTES,
+    ShardedStorage,
+    WholeValue,
+    chunks_of,
+    come_to_rest,
+    read_rows,
+    row_bytes,
+    write_rows,
+)
+
+# As many ps have work at a time. Each costs the coordinator a thread that waits, and few clusters
+# have more ps.
+_MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk of a sharded variable.
+
+    Args:
+        key: the key of the variable in the checkpoint.
+        storage: its storage.
+        rows: the rows of the chunk.
+        device: the device that writes the chunk to the files, or reads it.
+    """
+
+    key: str
+    storage: ShardedStorage
+    rows: range
+    device: str
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.rows) * row_bytes(self.storage)
+
+    @property
+    def spec(self) -> str:
+        """TensorFlow's text for the shape of the whole variable and the slice of it."""
+        shape = self.storage.shape.as_list()
+        slices = [f"{self.rows.start},{len(self.rows)}", *("-" for _ in shape[1:])]
+        return " ".join(map(str, shape)) + " " + ":".join(slices)
+
+
+class ShardedSaver:
+    """Writes and reads the sharded variables of one checkpoint.
+
+    TensorFlow's own saver does the rest, and calls this as one of its registered savers.
+
+    Args:
+        storages: the storages, by their keys in the checkpoint.
+    """
+
+    def __init__(self, storages: Mapping[str, ShardedStorage]) -> None:
+        self._storages = dict(storages)
+        self._prefix = ""
+        self._io_device: str | None = None
+
+    @property
+    def devices(self) -> set[str]:
+        """The devices of the shards."""
+        return {
+            str(shard.device) for storage in self._storages.values() for shard in storage.shards
+        }
+
+    def prepare(self, prefix: str, io_device: str | None) -> None:
+        """Set where the checkpoint is. Call before `save` and `restore`.
+
+        Args:
+            prefix: the absolute prefix of its files.
+            io_device: the device that reads or writes them, None for the ps that hold the shards.
+        """
+        self._prefix, self._io_device = prefix, io_device
+
+    def save(self, unused_prefix: tf.Tensor) -> list[tf.Tensor]:
+        """Write the variables into files of their own.
+
+        Returns:
+            The prefixes of these files, for TensorFlow to merge.
+        """
+        del unused_prefix
+        # Small chunks share a file, up to the size of a large one: an optimizer has many variables.
+        batches: dict[str, list[list[_Chunk]]] = {}
+        for key, storage in self._storages.items():
+            for chunk in self._chunks(key, storage, chunks_of(storage)):
+                of_device = batches.setdefault(chunk.device, [[]])
+                if (
+                    of_device[-1]
+                    and sum(c.num_bytes for c in of_device[-1]) + chunk.num_bytes > CHUNK_BYTES
+                ):
+                    of_device.append([])
+                of_device[-1].append(chunk)
+        prefixes = {
+            device: [
+                f"{self._prefix}_temp/shards-{task}-{index}" for index in range(len(of_device))
+            ]
+            for task, (device, of_device) in enumerate(batches.items())
+        }
+
+        def write(device: str) -> None:
+            for prefix, batch in zip(prefixes[device], batches[device], strict=True):
+                values = [read_rows(chunk.storage, chunk.rows, device) for chunk in batch]
+                with tf.device(device):
+                    tf.raw_ops.SaveV2(
+                        prefix=prefix,
+                        tensor_names=[chunk.key for chunk in batch],
+                        shape_and_slices=[chunk.spec for chunk in batch],
+                        tensors=values,
+                    )
+
+        _at_once(write, batches)
+        return [tf.constant(prefix) for of_device in prefixes.values() for prefix in of_device]
+
+    def restore(self, unused_prefix: tf.Tensor) -> None:
+        """Read the variables.
+
+        Raises:
+            ValueError: a value in the checkpoint has another shape than its variable.
+        """
+        del unused_prefix
+        reader = tf.train.load_checkpoint(self._prefix)
+        shapes, content = reader.get_variable_to_shape_map(), reader.debug_string()
+        small: dict[str, list[_Chunk]] = {}
+        large: list[_Chunk] = []
+        for key, storage in self._storages.items():
+            if shapes[key] != storage.shape.as_list():
+                raise ValueError(
+                    "A checkpoint has a value of another shape than the variable "
+                    f"'{storage.name}'. Expected: {tuple(storage.shape)}. Received: "
+                    f"{tuple(shapes[key])} for '{key}' in {self._prefix}. Restore it into a model "
+                    "of the size that was saved."
+                )
+            # TensorFlow reads a slice that was written at once at once, however little of it is
+            # asked for. Up to twice a chunk, all ps may do so at a time.
+            stored = _stored_rows(content, key)
+            if stored * row_bytes(storage) <= 2 * CHUNK_BYTES:
+                for chunk in self._chunks(key, storage, chunks_of(storage)):
+                    small.setdefault(chunk.device, []).append(chunk)
+            else:
+                num_rows = shapes[key][0]
+                ranges = [
+                    range(start, min(start + stored, num_rows))
+                    for start in range(0, num_rows, stored)
+                ]
+                large += self._chunks(key, storage, ranges)
+        _at_once(self._read, small.values())
+        _at_once(self._read, [large])  # one after the other, or several would be in memory
+
+    def _read(self, work: Iterable[_Chunk]) -> None:
+        for chunk in work:
+            with tf.device(chunk.device):
+                (value,) = tf.raw_ops.RestoreV2(
+                    prefix=self._prefix,
+                    tensor_names=[chunk.key],
+                    shape_and_slices=[chunk.spec],
+                    dtypes=[chunk.storage.dtype],
+                )
+            # One that others wrote may be larger than ours. The ps that it goes to get it in steps.
+            step = max(1, CHUNK_BYTES // row_bytes(chunk.storage))
+            for start in range(chunk.rows.start, chunk.rows.stop, step):
+                rows = range(start, min(start + step, chunk.rows.stop))
+                with tf.device(chunk.device):
+                    rows_value = value[start - chunk.rows.start : rows.stop - chunk.rows.start]
+                write_rows(chunk.storage, rows, rows_value, chunk.device)
+
+    def _chunks(self, key: str, storage: ShardedStorage, ranges: Sequence[range]) -> list[_Chunk]:
+        # With two shards, the first half of the ranges is the work of the first shard's ps, and so
+        # on. In the `div` layout these are mostly its own rows.
+        shards = storage.shards
+        devices = [
+            str(shards[index * len(shards) // len(ranges)].device) for index in range(len(ranges))
+        ]
+        return [
+            _Chunk(key, storage, rows, self._io_device or own)
+            for rows, own in zip(ranges, devices, strict=True)
+        ]
+
+
+def make_saver(
+    original: Callable[..., None], saver: Any, serialized_tensors: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Make a `MultiDeviceSaver`, and leave variables in shards to a `ShardedSaver`.
+
+    Takes the place of its `__init__`.
+    """
+    # Of TensorFlow's own type: a dictionary of objects by identity.
+    others = type(serialized_tensors)()
+    storages = {}
+    for trackable, tensors in serialized_tensors.items():
+        mine = {
+            key: value.storage for key, value in tensors.items() if isinstance(value, WholeValue)
+        }
+        storages.update(mine)
+        if not mine:
+            others[trackable] = tensors
+    original(saver, others, *args, **kwargs)
+    if storages:
+        sharded = ShardedSaver(storages)
+        saver.kerasps_sharded = sharded
+        saver._registered_savers["kerasps"] = sharded.save, sharded.restore
+
+
+def save_checkpoint(
+    original: Callable[..., Any], saver: Any, file_prefix: Any, options: Any = None
+) -> Any:
+    """Save a checkpoint to an absolute path, by the ps where they all see its directory.
+
+    Takes the place of `MultiDeviceSaver.save`. Each task has a working directory of its own.
+    """
+    come_to_rest()
+    if not tf.executing_eagerly() or not _ps_devices(saver):
+        return original(saver, file_prefix, options)
+    prefix = _absolute(file_prefix)
+    directory = os.path.dirname(prefix)
+    tf.io.gfile.makedirs(directory)
+    # The directory may exist on a ps and be another one there, so a file of ours is looked for.
+    probe = os.path.join(directory, f".probe-{uuid.uuid4().hex}")
+    with tf.io.gfile.GFile(probe, "w") as file:
+        file.write("Made to learn which tasks see this directory; can be deleted.")
+    try:
+        options = _reaching(saver, options, probe)
+    finally:
+        tf.io.gfile.remove(probe)
+    return _run(original, saver, prefix, options)
+
+
+def restore_checkpoint(
+    original: Callable[..., Any], saver: Any, file_prefix: Any, options: Any = None
+) -> Any:
+    """Restore a checkpoint, by the ps where they all see its files.
+
+    Takes the place of `MultiDeviceSaver.restore`.
+    """
+    if not tf.executing_eagerly() or not _ps_devices(saver):
+        return original(saver, file_prefix, options)
+    prefix = _absolute(file_prefix)
+    return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
+
+
+def _run(original: Callable[..., Any], saver: Any, prefix: str, options: Any) -> Any:
+    sharded = getattr(saver, "kerasps_sharded", None)
+    if sharded is not None:
+        sharded.prepare(prefix, options.experimental_io_device)
+    with tf.device(COORDINATOR_CPU):
+        file_prefix = tf.constant(prefix)
+    return original(saver, file_prefix, options)
+
+
+def _reaching(saver: Any, options: Any, path: str) -> Any:
+    """Return the options, with the coordinator as I/O device unless every ps sees `path`."""
+    options = options or tf.train.CheckpointOptions()
+    io_device = options.experimental_io_device
+    if io_device is None:
+        if all(_sees(device, path) for device in sorted(_ps_devices(saver))):
+            return options
+        io_device = COORDINATOR_CPU
+    spec = tf.DeviceSpec.from_string(io_device)
+    # The names in TensorFlow's documents. Left to TensorFlow, they would be those of a ps.
+    if spec.job in ("localhost", "chief"):
+        io_device = COORDINATOR_CPU
+    return tf.train.CheckpointOptions(
+        experimental_io_device=io_device,
+        experimental_sharding_callback=options.experimental_sharding_callback,
+    )
+
+
+def _sees(device: str, path: str) -> bool:
+    try:
+        with tf.device(device):
+            tf.raw_ops.ReadFile(filename=path)
+    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.UnimplementedError):
+        return False
+    return True
+
+
+def _ps_devices(saver: Any) -> set[str]:
+    sharded = getattr(saver, "kerasps_sharded", None)
+    whole = {task.to_string() for task in saver._shardable_tensors_by_task if task.job == "ps"}
+    return whole if sharded is None else whole | sharded.devices
+
+
+def _absolute(file_prefix: Any) -> str:
+    prefix = str(tf.convert_to_tensor(file_prefix).numpy().decode())
+    return prefix if "://" in prefix else os.path.abspath(prefix)
+
+
+def _stored_rows(content: bytes, key: str) -> int:
+    """Return the rows of the largest slice in which a checkpoint holds the tensor `key`.
+
+    Args:
+        content: the reader's `debug_string()`. It has a line per slice, with the key, the dtype and
+            the shape. The key stands as it is or, for a slice, in TensorFlow's ordered code (zero,
+            the name, the end of a string).
+        key: the key of the tensor.
+    """
+    name = re.escape(key.encode())
+    lines = re.findall(
+        rb"(?:^|\n)(?:%b|\x00%b\x00\x01.+?) \(DT_\w+\) \[(\d+)[\d,]*\]" % (name, name),
+        content,
+        re.DOTALL,
+    )
+    return max(map(int, lines))
+
+
+def _at_once(function: Callable[[Any], None], arguments: Iterable[Any]) -> None:
+    # In threads of their own, which are eager also while this one traces a function.
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        list(pool.map(function, arguments))

@@ -1,0 +1,345 @@
+"""Saves and loads Keras models and weights: large variables in chunks, into files that are whole.
+
+A file is written beside the one that it replaces, and replaces it when all of it is on the disk. So
+a process that is killed while it saves leaves the file that was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster import COORDINATOR_CPU, check_ps_of, translated_errors
+from kerasps.variables import (
+    CHUNK_BYTES,
+    ParameterServerVariable,
+    StoredRows,
+    chunks_of,
+    come_to_rest,
+    current_phase,
+    is_ours,
+    num_bytes,
+    read_rows,
+    strategy_of,
+)
+
+# The attribute of a weights file in which `BackupAndRestore` finds what training it belongs to.
+_METADATA = "kerasps_training_metadata"
+
+
+class _ThreadState(threading.local):
+    # True while Keras loads into a model of ours: elsewhere, large entries are read as Keras does.
+    loading = False
+    # The epoch that `save_weights` is to write into the file, while a backup is made.
+    metadata: dict[str, Any] | None = None
+
+
+_STATE = _ThreadState()
+
+
+def save_model(
+    original: Callable[..., None], model: Any, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Save a model of ours aside, and put it in place when it is whole.
+
+    Takes the place of Keras's function behind `model.save`.
+    """
+    come_to_rest()
+    if not _writes_aside(model, filepath):
+        original(model, filepath, *args, **kwargs)
+        return
+    with translated_errors(model._distribute_strategy), _written_aside(filepath) as partial:
+        original(model, partial, *args, **kwargs)
+
+
+def save_weights(
+    original: Callable[..., None],
+    model: Any,
+    filepath: Any,
+    max_shard_size: Any = None,
+    objects_to_skip: Any = None,
+) -> None:
+    """Save the weights of a model of ours aside, and put them in place when they are whole.
+
+    Takes the place of Keras's function behind `model.save_weights`.
+    """
+    come_to_rest()
+    if not _writes_aside(model, filepath):
+        original(model, filepath, max_shard_size, objects_to_skip)
+        return
+    with translated_errors(model._distribute_strategy):
+        if max_shard_size is not None:
+            _save_weights_in_files(original, model, Path(filepath), max_shard_size, objects_to_skip)
+            return
+        with _written_aside(filepath) as partial:
+            original(model, partial, None, objects_to_skip)
+            if _STATE.metadata is not None:
+                with h5py.File(partial, "a") as file:
+                    file.attrs[_METADATA] = json.dumps(_STATE.metadata)
+
+
+def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
+    """Load weights into a model of ours, large ones in chunks.
+
+    Takes the place of Keras's function behind `model.load_weights`.
+
+    Raises:
+        PSLostError: a ps is gone.
+    """
+    if not isinstance(model, keras.Model) or strategy_of(model) is None:
+        original(model, *args, **kwargs)
+        return
+    with translated_errors(model._distribute_strategy), _loading(True):
+        try:
+            original(model, *args, **kwargs)
+        except Exception:
+            # Keras gathers the errors of all layers into one of its own, which names none of them.
+            check_ps_of(model._distribute_strategy)
+            raise
+
+
+def load_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Load a model, its large weights in chunks where our strategy is current.
+
+    Takes the place of Keras's function behind `keras.saving.load_model`.
+    """
+    with _loading(is_ours(tf.distribute.get_strategy())):
+        return original(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _loading(ours: bool) -> Iterator[None]:
+    before, _STATE.loading = _STATE.loading, ours
+    try:
+        yield
+    finally:
+        _STATE.loading = before
+
+
+def is_memory_sufficient(original: Callable[[Any], bool], model: Any) -> bool:
+    """Return whether a `.keras` file may be made up in memory; large ones of ours may not.
+
+    Takes the place of Keras's function of that name. Others are made up on the disk.
+    """
+    saved = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", [])]
+    large = (
+        sum(num_bytes(v.storage) for v in saved if isinstance(v, ParameterServerVariable))
+        > CHUNK_BYTES
+    )
+    return not large and original(model)
+
+
+def is_large(value: Any) -> bool:
+    """Return whether a variable is read from and written to files in chunks."""
+    if not isinstance(value, ParameterServerVariable) or current_phase() is not None:
+        return False
+    return (
+        "/job:ps" in value.device
+        and bool(value.shape.rank)
+        and num_bytes(value.storage) > CHUNK_BYTES
+    )
+
+
+def set_entry(original: Callable[..., None], store: Any, key: str, value: Any) -> None:
+    """Write an entry of a weights file, a large variable in chunks.
+
+    Takes the place of `H5IOStore.__setitem__`.
+    """
+    if not is_large(value):
+        original(store, key, value)
+        return
+    dtype = value.storage.dtype.as_numpy_dtype
+    # Keras makes the group, and an entry with the attributes that it gives one of this dtype.
+    original(store, key, np.zeros([0], dtype))
+    group = store._h5_entry_group
+    attributes = dict(group[key].attrs)
+    del group[key]
+    dataset = group.create_dataset(key, shape=tuple(value.shape), dtype=dtype)
+    dataset.attrs.update(attributes)
+    for rows in chunks_of(value.storage):
+        dataset[rows.start : rows.stop] = read_rows(value.storage, rows, COORDINATOR_CPU).numpy()
+
+
+def get_entry(original: Callable[..., Any], store: Any, key: str) -> Any:
+    """Read an entry of a weights file; of a large one, return `StoredRows`.
+
+    A variable of ours reads these in chunks when it is assigned. Takes the place of
+    `H5IOStore.__getitem__`.
+    """
+    # The files of a sharded store are closed, one for the next, before anybody could read.
+    if not _STATE.loading or isinstance(store, _compat.ShardedH5IOStore):
+        return original(store, key)
+    group = store._h5_entry_group
+    if not isinstance(group, h5py.Group) or not isinstance(
+        group.get(key, getlink=True), h5py.HardLink
+    ):
+        return original(store, key)
+    dataset = group[key]
+    # Only plain numbers that are in this file as a whole. Keras reads or refuses the rest: numbers
+    # in other files, or compressed ones, whose slices cost a read of more than they hold.
+    plain = isinstance(dataset, h5py.Dataset) and not dataset.external and not dataset.is_virtual
+    if (
+        not plain
+        or not dataset.ndim
+        or not CHUNK_BYTES < dataset.nbytes <= dataset.id.get_storage_size()
+    ):
+        return original(store, key)
+    return StoredRows(
+        dataset, tf.as_dtype(dataset.attrs.get("dtype", dataset.dtype)).as_numpy_dtype
+    )
+
+
+def save_optimizer(original: Callable[..., None], optimizer: Any, store: Any) -> None:
+    """Save an optimizer's variables without reading large ones whole.
+
+    Takes the place of `Optimizer.save_own_variables`.
+    """
+    if not any(map(is_large, optimizer.variables)):
+        original(optimizer, store)
+        return
+    for index, variable in enumerate(optimizer.variables):
+        store[str(index)] = variable
+
+
+def back_up(original: Callable[..., None], callback: Any) -> None:
+    """Back a training up, with its epoch in the file of the weights that belong to it.
+
+    Takes the place of `BackupAndRestore._save_model`. Keras writes the epoch into a file of its
+    own, after the weights. A training that is killed in between would repeat an epoch with weights
+    that have seen it, or find half a file.
+    """
+    _STATE.metadata = {"epoch": callback._current_epoch, "batch": callback._last_batch_seen}
+    try:
+        original(callback)
+    finally:
+        _STATE.metadata = None
+
+
+def restore_backup(original: Callable[..., None], callback: Any) -> None:
+    """Restore a backup, with the epoch that is in the file of the weights.
+
+    Takes the place of `BackupAndRestore._load_model`.
+    """
+    if strategy_of(callback.model) is not None and os.path.exists(callback._weights_path):
+        with h5py.File(callback._weights_path, "r") as file:
+            metadata = file.attrs.get(_METADATA)
+        if metadata is not None:
+            with _written_aside(callback._training_metadata_path) as partial:
+                Path(partial).write_text(metadata)
+    original(callback)
+
+
+def _writes_aside(model: Any, path: Any) -> bool:
+    """Return whether `model` is ours and `path` in a directory of this machine.
+
+    Other places (gs://, hf://) are for Keras.
+    """
+    if (
+        not isinstance(model, keras.Model)
+        or strategy_of(model) is None
+        or not isinstance(path, str | os.PathLike)
+    ):
+        return False
+    return "://" not in str(path) and os.path.isdir(os.path.dirname(os.path.realpath(path)))
+
+
+@contextlib.contextmanager
+def _written_aside(path: Any) -> Iterator[str]:
+    """In this context, write to the path that it yields; at its end, that takes `path`'s place.
+
+    Where an exception is raised, `path` stays as it was.
+
+    Args:
+        path: a file or a directory. Of a directory, each file takes the place of its namesake.
+    """
+    target = Path(os.path.realpath(path))
+    with _partial_directory(target) as directory:
+        partial = directory / target.name
+        yield str(partial)
+        _put_in_place(partial, target)
+
+
+@contextlib.contextmanager
+def _partial_directory(target: Path) -> Iterator[Path]:
+    """In this context, have a directory beside `target`.
+
+    A save that was killed leaves it, and the next one removes it.
+    """
+    # Beside the target, and so on the same file system: `os.replace` is atomic only there.
+    directory = target.with_name(f".partial.{target.name}")
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    # All files are on the disk before the first takes its place, so that a crash between them is
+    # the only way to see some new and some old.
+    files = [p for p in partial.rglob("*") if p.is_file()] if partial.is_dir() else [partial]
+    places = [target / file.relative_to(partial) for file in files]
+    for file, place in zip(files, places, strict=True):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists():
+            shutil.copymode(place, file)
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    for file, place in zip(files, places, strict=True):
+        os.replace(file, place)
+
+
+def _save_weights_in_files(
+    original: Callable[..., None], model: Any, path: Path, max_shard_size: Any, objects_to_skip: Any
+) -> None:
+    """Write weights into several files, and a JSON file that names them.
+
+    The files have names that no save before had. So those of the save before are there until the
+    new JSON file takes the place of the old one.
+    """
+    target = Path(os.path.realpath(path)).with_suffix(".json")
+    base = path.stem.replace(".weights", "")  # Keras's names begin with it
+    unique = f"{base}.{uuid.uuid4().hex}"
+    # Keras opens it, whatever the JSON file says.
+    first = target.with_name(f"{base}_00000.weights.h5")
+    with _partial_directory(target) as directory:
+        original(
+            model,
+            str(directory / f"{unique}.weights{path.suffix}"),
+            max_shard_size,
+            objects_to_skip,
+        )
+        index = directory / f"{unique}.weights.json"
+        written = [file for file in directory.iterdir() if file != index]
+        for file in written:
+            _put_in_place(file, target.with_name(file.name))
+        if not first.exists():
+            h5py.File(first, "w").close()
+        _put_in_place(index, target)
+        h5py.File(directory / first.name, "w").close()
+        _put_in_place(directory / first.name, first)
+    # Only after the JSON file names the new ones. Earlier numbered files of Keras's go too, which
+    # no JSON file names any more.
+    ours = re.compile(rf"{re.escape(base)}(\.[0-9a-f]{{32}})?_\d{{5}}\.weights\.h5")
+    for file in target.parent.iterdir():
+        if ours.fullmatch(file.name) and file.name not in {
+            first.name,
+            *(new.name for new in written),
+        }:
+            file.unlink()

@@ -1,0 +1,84 @@
+"""Exports SavedModels that a plain process can load.
+
+Their functions use one variable where the model has shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import COORDINATOR_CPU
+from kerasps.variables import (
+    NamedVariable,
+    ParameterServerVariable,
+    ShardedStorage,
+    WholeValue,
+    current_phase,
+    entering,
+)
+
+
+class _StandIn(NamedVariable):
+    """The variable that a SavedModel has in the place of a sharded one.
+
+    It has no value in this process. The checkpoint has that of the shards under its key.
+    """
+
+    def __init__(self, storage: ShardedStorage) -> None:
+        with tf.init_scope(), tf.device(COORDINATOR_CPU):
+            super().__init__(
+                None,
+                shape=storage.shape,
+                dtype=storage.dtype,
+                trainable=storage.trainable,
+                name=storage.name,
+            )
+        self._storage = storage
+
+    def _serialize_to_tensors(self) -> dict[str, WholeValue]:
+        return self._storage._serialize_to_tensors()
+
+
+class Export:
+    """The phase in which functions of a SavedModel are traced (see `variables.Phase`)."""
+
+    hides_constraints = False
+
+    def read(self, variable: ParameterServerVariable) -> tf.Variable:
+        storage = variable.storage
+        if not isinstance(storage, ShardedStorage):
+            return storage
+        # It lives as long as the storage: functions that were traced before have captured it.
+        stand_in = getattr(storage, "stand_in", None)
+        if stand_in is None:
+            stand_in = storage.stand_in = _StandIn(storage)
+        return stand_in
+
+    def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
+        return variable.storage.shape
+
+    def source(self, variable: ParameterServerVariable) -> tf.Tensor:
+        return self.read(variable).handle
+
+    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self.read(variable), ids)
+
+    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
+        return regularizer
+
+    def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        self.read(variable).assign(value)
+
+    def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        self.read(variable).assign_add(value)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """In this context, trace functions for a SavedModel. Within a step nothing changes."""
+    with entering(current_phase() or Export()):
+        yield

@@ -1,0 +1,33 @@
+"""A step of a model (train, test or predict) as graphs for workers: pull, compute, push.
+
+Contract: `step_for` returns a `TracedStep`. Call `load` before the first step and `store` after the
+last; between them, run its graphs on any worker, in any order. Nothing here knows who drives it,
+nor when: a coordinator does, a worker could by itself.
+"""
+
+from __future__ import annotations
+
+from kerasps.step.compute import Compute
+from kerasps.step.make_step import step_for, step_function
+from kerasps.step.mode import PREDICT, TEST, TRAIN, Mode
+from kerasps.step.state import Header
+from kerasps.step.traced_step import ExecutionResult, TracedStep
+from kerasps.step.traffic import LoadReport, TaskLoad, TrafficMeter
+from kerasps.step.updating import UpdatePhase
+
+__all__ = [
+    "PREDICT",
+    "TEST",
+    "TRAIN",
+    "Compute",
+    "ExecutionResult",
+    "Header",
+    "LoadReport",
+    "Mode",
+    "TaskLoad",
+    "TracedStep",
+    "TrafficMeter",
+    "UpdatePhase",
+    "step_for",
+    "step_function",
+]

@@ -1,0 +1,286 @@
+"""The step graph: pull, compute, push, for each step of an execution, as one graph.
+
+Steps are unrolled up to a bound, and the unrolled block is looped beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasps.step.identity import ByIdentity
+from kerasps.step.phases import StepContext
+from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
+from kerasps.step.state import Header, StepState, WorkerTotals
+from kerasps.variables import anonymous_handle
+
+
+class StepResult(NamedTuple):
+    """What comes out of one step.
+
+    Attributes:
+        state: the state after it.
+        predicted: the tensors that it predicted.
+    """
+
+    state: StepState
+    predicted: list[tf.Tensor]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the steps of an execution are laid out.
+
+    Attributes:
+        spec: of an iterator (`tf.data.IteratorSpec`), or of a list of batches, one per step.
+        checked: whether the iterator may end within the execution.
+        blocks: how many blocks of unrolled steps are looped over.
+        rest: how many steps are unrolled behind the loop.
+    """
+
+    spec: Any
+    checked: bool
+    blocks: int
+    rest: int
+
+    @classmethod
+    def of(cls, plan: StepPlan, spec: Any, num_steps: int, *, checked: bool) -> _Layout:
+        """Choose the layout of `num_steps` steps."""
+        blocks, rest = divmod(num_steps, plan.max_unrolled_steps)
+        is_list = not isinstance(spec, tf.data.IteratorSpec)
+        # What was predicted cannot come out of a loop; nor can a list be indexed in one.
+        if is_list or plan.outputs or (blocks < 2 and num_steps <= MAX_UNROLLED_STEPS):
+            blocks, rest = 0, num_steps
+        return cls(spec, checked, blocks, rest)
+
+    @property
+    def reads(self) -> bool:
+        """Whether batches come from an iterator."""
+        return isinstance(self.spec, tf.data.IteratorSpec)
+
+
+def build_step_graph(
+    plan: StepPlan,
+    source_spec: tf.data.IteratorSpec | Any,
+    num_steps: int,
+    *,
+    checked: bool,
+    totals: WorkerTotals | None,
+    on_coordinator: bool = False,
+) -> Any:
+    """Return the concrete function of an execution: from a source of data and a header.
+
+    It takes a header where something is drawn from it. It returns the state, packed. Where steps
+    predict, it also returns their outputs, end to end, and how long those of each step are, of
+    shape `[num_steps, num_outputs]`; or, where outputs cannot be put end to end, those of its only
+    step.
+
+    Args:
+        plan: the step.
+        source_spec: the spec of an iterator, whose resource is the argument then, or of a list of
+            batches, which is.
+        num_steps: steps to do.
+        checked: whether the iterator may end within the execution.
+        totals: where the state stays on the worker; None returns it.
+        on_coordinator: whether it is the coordinator that runs it, and not a worker.
+    """
+    layout = _Layout.of(plan, source_spec, num_steps, checked=checked)
+
+    def steps(source: Any, *header: tf.Tensor) -> Any:
+        step = _Step(plan, *header, on_coordinator=on_coordinator)
+        if layout.reads:
+            source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
+        state, outputs = _all_steps(step, layout, source)
+        flats = plan.state.pack(state)
+        return (flats, *_joined(plan, outputs)) if plan.outputs else flats
+
+    # The resource and not the iterator: to take an iterator apart costs the coordinator 0.15 ms per
+    # call. A header that nothing draws from stays at home: to send it costs a millisecond.
+    arguments = [
+        tf.TensorSpec([], tf.resource) if layout.reads else source_spec,
+        *([Header.spec(len(plan.seeds))] if plan.seeds else []),
+    ]
+    if totals is not None:
+        return _into_totals(plan, steps, arguments, totals)
+    return tf.function(steps, autograph=False).get_concrete_function(*arguments)
+
+
+def _into_totals(
+    plan: StepPlan, steps: Callable[..., Any], arguments: list[Any], totals: WorkerTotals
+) -> Any:
+    """Return the concrete function that adds what `steps` returns to what the worker holds."""
+    # A graph that returns nothing is not optimized, so the steps stay a function of their own,
+    # which returns something.
+    inner = tf.function(
+        steps, autograph=False, experimental_attributes={"_noinline": True}
+    ).get_concrete_function(*arguments)
+
+    def steps_into_totals(*arguments: tf.Tensor) -> list[tf.Tensor]:
+        state = plan.state.unpack(inner(*arguments))
+        totals.write(totals.read().followed_by(state))
+        return []
+
+    return tf.function(steps_into_totals, autograph=False).get_concrete_function(*arguments)
+
+
+def _all_steps(
+    step: _Step, layout: _Layout, source: Any
+) -> tuple[StepState, list[list[tf.Tensor]]]:
+    """Return the state after all steps, and what each unrolled one has predicted."""
+    plan = step.plan
+    state = plan.state.specs.zeros()
+    if layout.blocks:
+
+        def block(number: tf.Tensor, state: StepState) -> tuple[tf.Tensor, StepState]:
+            return number + 1, _unrolled(step, layout, source, state, plan.max_unrolled_steps)[0]
+
+        _, state = tf.while_loop(
+            lambda number, _: number < layout.blocks,
+            block,
+            (tf.constant(0), state),
+            parallel_iterations=1,
+        )
+    return _unrolled(step, layout, source, state, layout.rest)
+
+
+def _unrolled(
+    step: _Step, layout: _Layout, source: Any, state: StepState, count: int
+) -> tuple[StepState, list[list[tf.Tensor]]]:
+    """Return the state after `count` steps, laid out one after the other, and their predictions."""
+    if layout.checked and count > 1 and not step.plan.outputs:
+        return step.while_data(source, state, count), []
+    outputs = []
+    for index in range(count):
+        if layout.checked:
+            state, predicted = step.if_data(source, state)
+        else:
+            state, predicted = step(source.get_next() if layout.reads else source[index], state)
+        outputs.append(predicted)
+    return state, outputs
+
+
+def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], Any]:
+    """Return what the steps predicted, end to end, and the lengths of each step's."""
+    if not plan.joins_outputs:
+        (only,) = outputs
+        return only, []
+    sizes = tf.stack([tf.stack([tf.shape(leaf)[0] for leaf in predicted]) for predicted in outputs])
+    return [tf.concat(leaves, 0) for leaves in zip(*outputs, strict=True)], sizes
+
+
+class _Step:
+    """Adds the operations of one step to a step graph.
+
+    Args:
+        plan: the step.
+        header: the header, packed, where something is drawn from it.
+        on_coordinator: whether the coordinator runs the graph, which has no copies of lookup
+            tables.
+    """
+
+    def __init__(self, plan: StepPlan, *header: tf.Tensor, on_coordinator: bool) -> None:
+        self.plan = plan
+        self._seeds = Header.from_tensor(*header).seeds if header else []
+        self._handles = plan.lookup()
+        if not on_coordinator:
+            self._handles.update(plan.lookup_tables.handles())
+        self._scratch = {
+            key: anonymous_handle(spec.shape, spec.dtype)
+            for key, spec in plan.inventory.scratch.items()
+        }
+
+    def __call__(self, batch: Any, state: StepState) -> StepResult:
+        """Add a step that starts from `state`."""
+        plan = self.plan
+        start = ByIdentity(zip(plan.metrics, state.metrics, strict=True))
+        start.update(zip(plan.seeds, self._seeds_at(state.steps), strict=True))
+        step = StepContext(self._handles, self._scratch, plan.names, batch, start)
+        for phase in plan.phases:
+            phase.add_to(step)
+        outputs = step.outputs
+        added = plan.added_to_counters(outputs.deltas)
+        after = StepState(
+            steps=state.steps + 1,
+            metrics=outputs.metrics,
+            counters=[c + a for c, a in zip(state.counters, added, strict=True)],
+            rows=[before + self._rows_asked_for(step) for before in state.rows],
+            logs=outputs.logs,
+        )
+        return StepResult(after, outputs.predicted)
+
+    def if_data(self, iterator: Any, state: StepState) -> StepResult:
+        """Add a step that is done if the iterator has a batch left."""
+        batch = iterator.get_next_as_optional()
+
+        def skip() -> StepResult:
+            nothing = [
+                tf.zeros([] if s.shape.rank is None else [d or 0 for d in s.shape], s.dtype)
+                for s in self.plan.outputs
+            ]
+            return StepResult(tf.nest.map_structure(tf.identity, state), nothing)
+
+        result: StepResult = tf.cond(
+            batch.has_value(), lambda: self(batch.get_value(), state), skip
+        )
+        return result
+
+    def while_data(self, iterator: Any, state: StepState, count: int) -> StepState:
+        """Return the state after `count` steps, or after as many as the iterator has batches left.
+
+        One look for all of them: to decide takes a transfer to every task that a step asks. Where
+        the last batch is there, the steps are laid out one after the other; else those that are
+        there, once in an epoch, are looped over.
+        """
+        batches = [iterator.get_next_as_optional() for _ in range(count)]
+
+        def all_steps() -> StepState:
+            after = state
+            for batch in batches:
+                after = self(batch.get_value(), after).state
+            return after
+
+        def steps_left() -> StepState:
+            batch_at = _indexed(batches, tf.OptionalSpec(iterator.element_spec))
+            _, after = tf.while_loop(
+                lambda index, _: batch_at(index).has_value(),
+                lambda index, state: (index + 1, self(batch_at(index).get_value(), state).state),
+                (tf.constant(0), state),
+                parallel_iterations=1,
+            )
+            return StepState(*after)
+
+        after: StepState = tf.cond(batches[-1].has_value(), all_steps, steps_left)
+        return after
+
+    def _seeds_at(self, steps: tf.Tensor) -> list[tf.Tensor]:
+        """Return the states of the generators when `steps` steps of the execution are done."""
+        return [
+            tf.cast(tf.stack([seed, counter + steps * draws]), variable.storage.dtype)
+            for variable, (seed, counter), draws in zip(
+                self.plan.seeds, self._seeds, self.plan.draws, strict=True
+            )
+        ]
+
+    def _rows_asked_for(self, step: StepContext) -> tf.Tensor:
+        counts = [step.requests[s.variable].count_in(s) for s in self.plan.table_shards]
+        return tf.cast(tf.stack(counts), tf.int64)
+
+
+def _indexed(batches: list[Any], spec: tf.OptionalSpec) -> Callable[[tf.Tensor], Any]:
+    """Return a function from an index that only the graph knows to one of `batches`."""
+    (variants,) = zip(
+        *(tf.nest.flatten(batch, expand_composites=True) for batch in batches), strict=True
+    )
+    with tf.device("/device:CPU:0"):  # where the iterator is
+        stacked = tf.stack(variants)
+
+    def batch_at(index: tf.Tensor) -> Any:
+        with tf.device("/device:CPU:0"):
+            return tf.nest.pack_sequence_as(
+                spec, [tf.gather(stacked, index)], expand_composites=True
+            )
+
+    return batch_at

@@ -1,0 +1,167 @@
+"""The variables that a step touches, by how they reach it.
+
+Which variables a step reads, which of them by rows only, and which it assigns inside a `tf.cond` or
+`tf.while_loop` (where a plain tensor cannot get out), is known only when it has been traced. So a
+trace notes here what it met and, if that was news, is done again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from kerasps.step.coupled import CoupledUpdate
+from kerasps.step.identity import ByIdentity, IdentitySet
+from kerasps.variables import ParameterServerVariable, is_metric_state, is_seed_state
+
+if TYPE_CHECKING:
+    from kerasps.step.compute import Compute
+
+# A table that is read whole all the same costs its size in each step; below this nobody would
+# notice.
+_WARN_BYTES = 2**24
+
+_READ_AGAIN = "the step reads it again after an update of it"
+
+
+@dataclass(frozen=True)
+class ScratchKey:
+    """What is kept in a scratch resource: a value of a variable, or a tensor of an update.
+
+    Attributes:
+        kind: "value" of a variable as the step has it; "base", that value without what the step
+            itself has added since the last update; "pending", what it had added before that update;
+            or a tensor of an "update".
+        owner: the `id` of the variable, or the number of the update.
+        index: which tensor of the update.
+    """
+
+    kind: str
+    owner: int
+    index: int = 0
+
+
+class Inventory:
+    """What the traces of a step have met so far; each can only add to it.
+
+    Attributes:
+        optimizers: those that the step applies.
+        optimizer_state: their variables but the iterations: pushed in a way of its own (see
+            `Compute.state_changes`).
+        ahead: variables that the step reads again after their update.
+        pulled: variables that are read whole.
+        metrics: the states of metrics.
+        seeds: the states of seed generators.
+        tables: variables that are read by rows only, and in how many look-ups.
+        scratch: the resources that the worker has for a step, and what lies in them.
+        coupled: the updates that were traced, by all that they depend on.
+        grew: whether there was news since this was last set to False.
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: IdentitySet[Any] = IdentitySet()
+        self.optimizer_state: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.ahead: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.pulled: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.metrics: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.seeds: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.tables: ByIdentity[ParameterServerVariable, int] = ByIdentity()
+        self.scratch: dict[ScratchKey, tf.TensorSpec] = {}
+        self.coupled: dict[Hashable, CoupledUpdate] = {}
+        self.grew = False
+        self._presumes = True
+        self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
+
+    def add_optimizers(self, optimizers: Iterable[Any]) -> None:
+        """Note the optimizers of the step, in place of those before."""
+        self.optimizers = IdentitySet(optimizers)
+        self.optimizer_state = IdentitySet(
+            v for optimizer in self.optimizers for v in optimizer.variables if v.name != "iteration"
+        )
+
+    def add(self, variable: ParameterServerVariable) -> None:
+        """Note a variable that the step reads."""
+        if is_metric_state(variable):
+            kind = self.metrics
+        elif is_seed_state(variable):
+            kind = self.seeds
+        else:
+            kind = self.pulled
+        if variable not in kind:
+            kind.add(variable)
+            self.tables.pop(variable, None)
+            self.grew = True
+
+    def add_table(self, variable: ParameterServerVariable, num_lookups: int) -> None:
+        """Note a variable that the step reads by rows, and how often."""
+        if self.tables.get(variable) != num_lookups:
+            self.pulled.discard(variable)
+            self.tables[variable] = num_lookups
+            self.grew = True
+
+    def read_whole(self, table: ParameterServerVariable, reason: str) -> None:
+        """Note that a table must be read whole, and warn where that is a lot, saying why."""
+        num_bytes = table.storage.shape.num_elements() * table.storage.dtype.size
+        if num_bytes > _WARN_BYTES and table not in self._warned:
+            self._warned.add(table)
+            warnings.warn(
+                f"All {num_bytes:,} bytes of '{table.path}' are read in each step, not only the "
+                f"rows that are looked up, because {reason}. This is exact, and slow.",
+                stacklevel=2,
+            )
+        self.add(table)
+
+    def meet(self, optimizer: Any) -> None:
+        """Note that the step applies `optimizer`, which the model may not lead to."""
+        if optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
+            self.grew = True
+
+    def look_ahead(self, variable: ParameterServerVariable) -> None:
+        """Note a variable that the step reads again after an update of it.
+
+        The worker then works the update out too.
+        """
+        if variable not in self.ahead:
+            self.ahead.add(variable)
+            self.read_whole(variable, _READ_AGAIN)
+            self.grew = True
+
+    def settle(self, phase: Compute) -> None:
+        """Replace what the first trace presumed by what it saw.
+
+        It presumes that every variable is read whole. Later calls do nothing.
+        """
+        if not self._presumes:
+            return
+        self._presumes = False
+        for variable in self.pulled:
+            if variable in phase.whole:
+                if variable in phase.lookups:
+                    self.read_whole(variable, phase.whole[variable])
+            elif variable in phase.lookups:
+                self.add_table(variable, len(phase.lookups[variable]))
+            else:
+                self.pulled.discard(variable)
+                self.grew = True
+
+    def add_scratch(self, key: ScratchKey, spec: tf.TensorSpec) -> None:
+        """Note a value that is assigned inside control flow, and so needs a resource of its own."""
+        if key not in self.scratch:
+            self.scratch[key] = spec
+            self.grew = True
+
+
+def spec_of(variable: ParameterServerVariable) -> tf.TensorSpec:
+    """Return the `tf.TensorSpec` of a variable's storage."""
+    return tf.TensorSpec(variable.storage.shape, variable.storage.dtype)
+
+
+def rows_spec(table: ParameterServerVariable) -> tf.TensorSpec:
+    """Return the `tf.TensorSpec` of some rows of a table."""
+    spec = spec_of(table)
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)

@@ -1,0 +1,28 @@
+"""What tells `fit`, `evaluate` and `predict` apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What tells `fit`, `evaluate` and `predict` apart.
+
+    Args:
+        name: the word in the names of callbacks: `on_<name>_batch_end`.
+        step: the method of the model that is a step.
+        function: the attribute of the model that keeps the traced step; Keras clears it where it
+            must be traced anew.
+        stop: the attribute of the model by which a callback ends the loop.
+    """
+
+    name: str
+    step: str
+    function: str
+    stop: str
+
+
+TRAIN = Mode("train", "train_step", "train_function", "stop_training")
+TEST = Mode("test", "test_step", "test_function", "stop_evaluating")
+PREDICT = Mode("predict", "predict_step", "predict_function", "stop_predicting")

@@ -1,0 +1,88 @@
+"""Which updates of a Keras optimizer may be done element by element, or row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from kerasps.variables import ParameterServerVariable
+
+# What they do to one element depends on that element, its gradient and its slots alone; of others,
+# see `coupled.py`.
+_ELEMENTWISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Ftrl,
+    keras.optimizers.Lion,
+    # Not in every version of Keras that is supported.
+    *filter(None, [getattr(keras.optimizers, "ScheduleFreeAdamW", None)]),
+)
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Return whether an optimizer is known to update each element by itself.
+
+    That is, from the element, its gradient and its slots alone.
+    """
+    own = type(optimizer)
+    return own._apply_weight_decay is keras.optimizers.SGD._apply_weight_decay and any(
+        own.update_step is known.update_step for known in _ELEMENTWISE
+    )
+
+
+def has_uniform_updates(optimizer: Any) -> bool:
+    """Return whether updating two concatenated variables equals updating each.
+
+    The caller separates variables by weight decay, which may exclude some.
+    """
+    return (
+        is_elementwise(optimizer)
+        and not optimizer.gradient_accumulation_steps
+        and not optimizer.use_ema
+    )
+
+
+def _is_row_wise(variable: ParameterServerVariable) -> bool:
+    """Return whether the constraint of `variable`, if any, is known to treat each row by itself."""
+    constraint = variable._constraint
+    if constraint is None or type(constraint) is keras.constraints.NonNeg:
+        return True
+    norms = (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.UnitNorm)
+    return (
+        type(constraint) in norms
+        and len(variable.shape) > 1
+        and constraint.axis in (1, -1, [1], [-1], (1,), (-1,))
+    )
+
+
+def is_known_to_treat_rows_alone(optimizer: Any, variable: ParameterServerVariable) -> bool:
+    """Return whether an update of one row of `variable` is known to follow from that row alone.
+
+    Where it is not known, `coupled.py` looks.
+    """
+    clips_accumulated = optimizer.gradient_accumulation_steps and optimizer.clipnorm
+    return is_elementwise(optimizer) and _is_row_wise(variable) and not clips_accumulated
+
+
+def may_update_rows(optimizer: Any, sparse_updates: str) -> bool:
+    """Return whether an optimizer may be shown the touched rows of a table, and no others.
+
+    Its updates treat rows alone, as the caller knows. Keras's optimizers that couple rows elsewhere
+    (Muon does, but not in embeddings) move all rows everywhere, as in plain Keras.
+    """
+    return (
+        sparse_updates == "lazy"
+        and (
+            is_elementwise(optimizer)
+            or not str(type(optimizer).update_step.__module__).startswith("keras.")
+        )
+        and not optimizer.gradient_accumulation_steps
+        and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)
+    )

@@ -1,0 +1,177 @@
+"""Many tensors in few: all that a worker and one ps send each other at a time is one tensor.
+
+A record with named fields goes in, and the same record comes out. Where a field lies in the flat
+tensor is known in here alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+_Record = TypeVar("_Record")
+
+
+class Packing(Generic[_Record]):
+    """Lays the tensors of a structure end to end, in one flat tensor per carrier dtype.
+
+    Elements of 4 and 8 bytes share a float32 carrier (bit for bit, so integers pass unharmed); each
+    other dtype has a carrier of its own. A model in float32 with its integer counters is therefore
+    one tensor.
+
+    Args:
+        specs: a structure as `tf.nest` knows it (named tuples, lists, dicts) of `tf.TensorSpec`s,
+            whose first axis alone may be of unknown length. A leaf may be None, which takes no
+            room.
+    """
+
+    def __init__(self, specs: _Record) -> None:
+        self.specs = specs
+        self._leaves: list[tf.TensorSpec] = leaves_of(specs)
+        self._groups: dict[tf.DType, list[int]] = {}
+        for index, spec in enumerate(self._leaves):
+            self._groups.setdefault(_carrier(spec.dtype), []).append(index)
+        # Elements of the carrier, for a tensor whose first axis is unknown: per entry of it.
+        self._sizes = [math.prod(_known(spec)) * _elements(spec.dtype) for spec in self._leaves]
+        self._unknown = [
+            i for i, spec in enumerate(self._leaves) if not spec.shape.is_fully_defined()
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the tensors whose shapes are known."""
+        known = [spec for i, spec in enumerate(self._leaves) if i not in self._unknown]
+        return sum(math.prod(spec.shape) * spec.dtype.size for spec in known)
+
+    @property
+    def carrier_specs(self) -> list[tf.TensorSpec]:
+        """The `tf.TensorSpec` of each flat tensor that `pack` returns."""
+        return [
+            tf.TensorSpec(
+                [
+                    None
+                    if set(indices) & set(self._unknown)
+                    else sum(self._sizes[i] for i in indices)
+                ],
+                carrier,
+            )
+            for carrier, indices in self._groups.items()
+        ]
+
+    def pack(self, record: _Record) -> list[tf.Tensor]:
+        """Return the flat tensors that hold `record`, which has the shapes of the specs.
+
+        Raises ValueError where it has another structure.
+        """
+        tf.nest.assert_same_structure(self.specs, record, check_types=False)
+        tensors = leaves_of(record)
+        if len(tensors) != len(self._leaves):
+            raise ValueError(
+                f"A record to pack has other fields than its specs. Expected: {self.specs}. "
+                f"Received: {record}."
+            )
+        flats = []
+        for carrier, indices in self._groups.items():
+            laid_flat = [
+                tf.reshape(_to_carrier(tf.cast(tensors[i], self._leaves[i].dtype), carrier), [-1])
+                for i in indices
+            ]
+            flats.append(laid_flat[0] if len(laid_flat) == 1 else tf.concat(laid_flat, 0))
+        return flats
+
+    def unpack(self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()) -> _Record:
+        """Return the record that `pack` laid into `flats`.
+
+        Args:
+            flats: one tensor per carrier.
+            lengths: int32 scalars: the length of each unknown first axis, in the order of the
+                specs.
+        """
+        known = dict(zip(self._unknown, lengths, strict=True))
+        tensors: list[Any] = [None] * len(self._leaves)
+        for flat, indices in zip(flats, self._groups.values(), strict=True):
+            sizes = [self._sizes[i] * known[i] if i in known else self._sizes[i] for i in indices]
+            if set(indices) & set(known):
+                sizes = tf.stack(sizes)
+            cut = [flat] if len(indices) == 1 else tf.split(flat, sizes, num=len(indices))
+            for i, own in zip(indices, cut, strict=True):
+                tensors[i] = _from_carrier(own, self._leaves[i])
+        return self._record_of(tensors)
+
+    def unpack_numpy(self, flats: Sequence[np.ndarray]) -> _Record:
+        """Return the record that `pack` laid into `flats`, as arrays on the coordinator."""
+        arrays: list[Any] = [None] * len(self._leaves)
+        for flat, indices in zip(flats, self._groups.values(), strict=True):
+            ends = np.cumsum([self._sizes[i] for i in indices])
+            for i, own in zip(indices, np.split(flat, ends[:-1]), strict=True):
+                spec = self._leaves[i]
+                arrays[i] = (
+                    np.ascontiguousarray(own)
+                    .view(spec.dtype.as_numpy_dtype)
+                    .reshape(tuple(spec.shape))
+                )
+        return self._record_of(arrays)
+
+    def _record_of(self, leaves: Sequence[Any]) -> _Record:
+        return filled(self.specs, leaves)
+
+
+def leaves_of(structure: Any) -> list[Any]:
+    """Return the tensors of a structure (or their specs); a leaf may be None, which is none."""
+    return [leaf for leaf in tf.nest.flatten(structure, expand_composites=True) if leaf is not None]
+
+
+def filled(structure: _Record, leaves: Iterable[Any]) -> _Record:
+    """Return `structure` with `leaves` in the place of those that it has; None stays None."""
+    remaining = iter(leaves)
+    record: _Record = tf.nest.map_structure(
+        lambda leaf: None if leaf is None else next(remaining), structure
+    )
+    return record
+
+
+def specs_of(structure: _Record) -> _Record:
+    """Return `structure` with the spec of each tensor in its place."""
+    return filled(structure, [tf.TensorSpec(t.shape, t.dtype) for t in leaves_of(structure)])
+
+
+def brought_to(device: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return tensors of a worker on a ps, where each arrives once, and as soon as it is known.
+
+    Whatever on the ps uses the worker's own tensor, a control edge too, would have it sent again;
+    an argument of a call to the ps waits on the worker until it knows that the call's other
+    conditions are met.
+    """
+    with tf.device(device):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
+def _carrier(dtype: tf.DType) -> tf.DType:
+    return tf.float32 if dtype.size in (4, 8) and dtype != tf.bool else dtype
+
+
+def _elements(dtype: tf.DType) -> int:
+    return 2 if dtype.size == 8 else 1
+
+
+def _to_carrier(tensor: tf.Tensor, carrier: tf.DType) -> tf.Tensor:
+    return tensor if tensor.dtype == carrier else tf.bitcast(tensor, carrier)
+
+
+def _from_carrier(flat: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    shape = [-1 if d is None else d for d in spec.shape]
+    if flat.dtype == spec.dtype:
+        return tf.reshape(flat, shape)
+    if spec.dtype.size == 8:
+        # A bitcast to a wider dtype takes the halves of each element from the last axis.
+        flat = tf.reshape(flat, [*shape, 2])
+    return tf.reshape(tf.bitcast(flat, spec.dtype), shape)
+
+
+def _known(spec: tf.TensorSpec) -> list[int]:
+    """Return the lengths of the axes of `spec` that are known."""
+    return [d for d in spec.shape if d is not None]

@@ -1,0 +1,89 @@
+"""The shape that pull, compute and push share, and the tensors that they hand each other.
+
+Each phase is made once, when the step is traced: it has traced what runs on other tasks, and knows
+what travels. While a step graph is built, it adds its operations to that, once for each step laid
+out in it: it takes from the `StepContext` what the phases before have left there, and leaves what
+it has found. Nothing else passes between phases, so each can be read, and changed, by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from kerasps.step.compute_messages import ComputeOutputs, InputNames, TableRows
+from kerasps.step.identity import ByIdentity
+from kerasps.step.inventory import ScratchKey
+from kerasps.step.lookups import RowRequest
+from kerasps.step.packing import leaves_of
+from kerasps.variables import ParameterServerVariable
+
+
+class StepPhase(Protocol):
+    """One phase of a step: pull, compute or push."""
+
+    @property
+    def functions(self) -> list[Any]:
+        """The concrete functions that a step calls."""
+
+    @property
+    def captures(self) -> list[tf.Tensor]:
+        """The handles that these captured; a step graph looks them up by name."""
+
+    def add_to(self, step: StepContext) -> None:
+        """Add the operations of one step to the step graph that is being built."""
+
+
+class StepContext:
+    """The tensors of one step in a step graph.
+
+    Args:
+        handles: what stands for captured handles in the step graph (see `variables.call_with`).
+        scratch: the handles of the scratch resources.
+        names: the names of the inputs of the compute phase.
+        batch: the batch.
+        start: the values of metrics and seed generators that the step starts from.
+
+    Attributes:
+        values: the value of each variable that the step starts from. The pull adds those of dense
+            variables.
+        known: the same, batch and tables too, by the names of the compute phase's inputs.
+        requests: the rows of each table that the step asks for. From the pull.
+        messages: what each `DevicePull` has asked its ps for, packed: the push sends gradients for
+            the same rows. From the pull.
+        tables: what each table is. From the pull.
+        outputs: what the step has worked out. From the compute phase.
+    """
+
+    def __init__(
+        self,
+        handles: dict[int, tf.Tensor],
+        scratch: Mapping[ScratchKey, tf.Tensor],
+        names: InputNames,
+        batch: Any,
+        start: ByIdentity[ParameterServerVariable, tf.Tensor],
+    ) -> None:
+        self.handles = handles
+        self.scratch = scratch
+        self.batch = batch
+        self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
+        self.known = dict(zip(names.batch, leaves_of(batch), strict=True))
+        self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
+        self.messages: dict[Any, list[tf.Tensor]] = {}
+        self.tables: ByIdentity[ParameterServerVariable, TableRows] = ByIdentity()
+        self.outputs: ComputeOutputs
+        self._names = names
+        self.add_values(start.items())
+
+    def add_values(self, values: Iterable[tuple[ParameterServerVariable, tf.Tensor]]) -> None:
+        """Add the values of variables."""
+        for variable, value in values:
+            self.values[variable] = value
+            self.known[self._names.values[variable]] = value
+
+    def add_table(self, table: ParameterServerVariable, own: TableRows) -> None:
+        """Add what a table is in this step."""
+        self.tables[table] = own
+        self.known.update(zip(self._names.tables[table], leaves_of(own), strict=True))

@@ -1,0 +1,139 @@
+"""All that a step graph needs to know of the traced step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import ps_index
+from kerasps.step.compute_messages import InputNames
+from kerasps.step.compute_phase import ComputePhase
+from kerasps.step.fused import FusedVariables
+from kerasps.step.identity import ByIdentity
+from kerasps.step.inventory import Inventory, spec_of
+from kerasps.step.packing import Packing
+from kerasps.step.phases import StepPhase
+from kerasps.step.pull import PullPhase
+from kerasps.step.push import PushPhase
+from kerasps.step.state import StepState
+from kerasps.step.traffic import StepTraffic, TableTraffic
+from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Shard, shards_in
+
+# A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share.
+# Building the graph costs a worker some 0.5 ms an operation, so a deep model, whose steps are slow
+# enough not to feel the loop, is unrolled less.
+MAX_UNROLLED_STEPS = 10
+MAX_UNROLLED_OPERATIONS = 6000
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The phases of a step, and what goes from step to step.
+
+    Attributes:
+        pull: the first phase.
+        compute: the second.
+        push: the third.
+        names: the names of the inputs of the compute phase's graph.
+        fused: the fused variables.
+        lookup: finds by name, in a step graph, what the phases have captured.
+        lookup_tables: those that the compute phase has captured.
+        deltas: the variables that are pushed as a difference.
+        draws: how many seeds a step takes from each generator.
+        log_names: what the step returned beside the metrics.
+        outputs: the specs of the tensors that it predicted.
+        joins_outputs: whether those of several steps can be put end to end.
+    """
+
+    pull: PullPhase
+    compute: ComputePhase
+    push: PushPhase
+    names: InputNames
+    fused: FusedVariables
+    lookup: Lookup
+    lookup_tables: LookupTables
+    deltas: list[ParameterServerVariable]
+    draws: list[int]
+    log_names: list[str]
+    outputs: list[tf.TensorSpec]
+    joins_outputs: bool
+
+    @property
+    def phases(self) -> list[StepPhase]:
+        """The phases, in the order in which a step goes through them."""
+        return [self.pull, self.compute, self.push]
+
+    @property
+    def inventory(self) -> Inventory:
+        """The variables that the step touches."""
+        return self.compute.inventory
+
+    @cached_property
+    def metrics(self) -> list[ParameterServerVariable]:
+        """The metric states, in the order of the state."""
+        return list(self.inventory.metrics)
+
+    @cached_property
+    def seeds(self) -> list[ParameterServerVariable]:
+        """The states of the seed generators that a step draws from, in the order of the header."""
+        return list(self.inventory.seeds)
+
+    @cached_property
+    def counters(self) -> list[ParameterServerVariable]:
+        """The integer variables that steps add to, in the order of the state."""
+        return [v for v in self.deltas if v.storage.dtype.is_integer]
+
+    @cached_property
+    def table_shards(self) -> list[Shard]:
+        """The shards of tables, in the order in which the state counts their rows."""
+        return shards_in(self.inventory.tables)
+
+    @cached_property
+    def state(self) -> Packing[StepState]:
+        """How the state travels."""
+        rows = tf.TensorSpec([len(self.table_shards)], tf.int64)
+        return Packing(
+            StepState(
+                steps=tf.TensorSpec([], tf.int64),
+                metrics=[spec_of(v) for v in self.metrics],
+                counters=[spec_of(v) for v in self.counters],
+                rows=[rows] if self.table_shards else [],
+                logs=[tf.TensorSpec([], tf.float32) for _ in self.log_names],
+            )
+        )
+
+    def added_to_counters(self, deltas: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return those of a step's deltas that are of `counters`."""
+        by_variable = ByIdentity(zip(self.deltas, deltas, strict=True))
+        return [by_variable[v] for v in self.counters]
+
+    @cached_property
+    def traffic(self) -> StepTraffic:
+        """What each step moves, per ps; its tables are in the order of `table_shards`."""
+        read: dict[int, int] = {}
+        for pull in self.pull.pulls:
+            ps = ps_index(pull.device)
+            read[ps] = read.get(ps, 0) + pull.received.num_bytes
+        written = {ps_index(push.device): push.packing.num_bytes for push in self.push.pushes}
+        updated = {shard for push in self.push.pushes for shard in push.tables}
+        tables = [
+            TableTraffic(
+                ps_index(shard.device),
+                shard.variable.path,
+                math.prod(shard.spec.shape[1:]) * shard.spec.dtype.size,
+                shard in updated,
+            )
+            for shard in self.table_shards
+        ]
+        return StepTraffic(read, written, tables)
+
+    @cached_property
+    def max_unrolled_steps(self) -> int:
+        """How many steps are laid out one after the other."""
+        functions: list[Any] = [f for phase in self.phases for f in phase.functions]
+        operations = sum(len(function.graph.get_operations()) for function in functions)
+        return max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations))

@@ -1,0 +1,245 @@
+"""The pull phase: what one ps task hands out to a worker at the start of a step, as one tensor.
+
+Dense variables come whole, tables by the rows that the step asks for. A variable that is in shards
+comes from several ps and is put together on the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasps.step.compute_messages import TableRows
+from kerasps.step.fused import FusedVariable
+from kerasps.step.inventory import rows_spec
+from kerasps.step.lookups import Round, RowRequest
+from kerasps.step.packing import Packing, brought_to
+from kerasps.step.phases import StepContext
+from kerasps.variables import ParameterServerVariable, Shard, call_with, shards_in
+
+_Requests = Mapping[ParameterServerVariable, RowRequest]
+
+
+class PullMessage(NamedTuple):
+    """The message by which a worker asks one ps for rows: of each shard of a table on it.
+
+    It travels as one int32 tensor: the counts, then the ids. Of one shard alone, the ids are all.
+
+    Attributes:
+        counts: how many rows are asked for.
+        ids: the places of the rows in the shard.
+    """
+
+    counts: list[tf.Tensor]
+    ids: list[tf.Tensor]
+
+    @staticmethod
+    def spec() -> tf.TensorSpec:
+        """Return the spec of a message as it travels."""
+        return tf.TensorSpec([None], tf.int32)
+
+    @classmethod
+    def of(cls, requests: _Requests, shards: Sequence[Shard]) -> PullMessage:
+        """Return the message that asks for what `requests` want of `shards`."""
+        return cls(
+            [requests[shard.variable].count_in(shard) for shard in shards],
+            [requests[shard.variable].ids_in(shard) for shard in shards],
+        )
+
+    def pack(self) -> tf.Tensor:
+        """Return the message as it travels, on the worker."""
+        if len(self.ids) == 1:
+            return self.ids[0]
+        return tf.concat([tf.stack(self.counts), *self.ids], 0)
+
+    @staticmethod
+    def unpack_ids(tensor: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
+        """Return the ids in what `pack` returned, on the ps, which needs no more of it."""
+        if num_shards == 1:
+            return [tensor]
+        counts, ids = tf.split(tensor, [num_shards, -1])
+        return list(tf.split(ids, counts, num=num_shards))
+
+
+class PullReply(NamedTuple):
+    """What one ps hands out; holds tensors or their specs.
+
+    Attributes:
+        fused: the values of each fused variable: one tensor where it is sent, a list with one for
+            each shard where it is received.
+        dense: the values of other shards that are pulled whole.
+        rows: the rows of each shard of a table.
+    """
+
+    fused: list[Any]
+    dense: list[Any]
+    rows: list[Any]
+
+
+class DevicePull:
+    """The pull from one ps, and the function that it runs there.
+
+    Args:
+        device: the device of the ps.
+        dense: what is read whole.
+        tables: the shards of tables of which rows are read.
+        fused: the fused variables, which hold some of `dense`.
+    """
+
+    def __init__(
+        self, device: str, dense: list[Shard], tables: list[Shard], fused: Sequence[FusedVariable]
+    ) -> None:
+        in_fused = {shard for own in fused for shard in own.shards}
+        self.device = device
+        self.tables = tables
+        self._fused = list(fused)
+        self._dense = [shard for shard in dense if shard not in in_fused]
+        rows = [rows_spec(shard.variable) for shard in tables]
+        single = [shard.spec for shard in self._dense]
+        # Two structures of the same flat tensors: the ps sends what lies end to end already.
+        sent = Packing(PullReply([own.spec for own in fused], single, rows))
+        self.received = Packing(
+            PullReply([[shard.spec for shard in own.shards] for own in fused], single, rows)
+        )
+
+        def hand_out(messages: list[tf.Tensor]) -> list[tf.Tensor]:
+            with tf.device(device):
+                return sent.pack(self._reply(messages))
+
+        function = tf.function(hand_out, autograph=False)
+        self.function = function.get_concrete_function(self.message_specs)
+        self.captures = list(self.function.captured_inputs)
+
+    @property
+    def message_specs(self) -> list[tf.TensorSpec]:
+        """The spec of the message that asks for rows; none where only what is dense is pulled."""
+        return [PullMessage.spec()] if self.tables else []
+
+    def places(self, messages: Sequence[tf.Tensor]) -> dict[Shard, tf.Tensor]:
+        """Return the places of the rows of each of `tables` that messages ask for.
+
+        Runs on the ps, in its pull and in its push.
+        """
+        ids = [i for m in messages for i in PullMessage.unpack_ids(m, len(self.tables))]
+        return dict(zip(self.tables, ids, strict=True))
+
+    def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
+        """Read what is asked for. Runs on the ps."""
+        rows = [
+            tf.raw_ops.ResourceGather(
+                resource=shard.storage.handle, indices=ids, dtype=shard.storage.dtype
+            )
+            for shard, ids in self.places(messages).items()
+        ]
+        return PullReply(
+            [own.values.read_value() for own in self._fused],
+            [shard.storage.read_value() for shard in self._dense],
+            rows,
+        )
+
+    def add_to(self, step: StepContext) -> dict[Shard, tf.Tensor]:
+        """Ask the ps; return the values of dense shards, and the rows of tables."""
+        message = PullMessage.of(step.requests, self.tables)
+        # Not left to the calls: as an argument of the pull and of the push, it would wait for the
+        # push before.
+        step.messages[self] = brought_to(self.device, [message.pack()] if self.tables else [])
+        with tf.device(self.device):
+            flats = call_with(step.handles, self.function, self.captures, step.messages[self])
+        reply = self.received.unpack(flats, message.counts)
+        values = dict(zip(self._dense, reply.dense, strict=True))
+        values.update(zip(self.tables, reply.rows, strict=True))
+        for own, of_shards in zip(self._fused, reply.fused, strict=True):
+            values.update(zip(own.shards, of_shards, strict=True))
+        return values
+
+
+class RoundPull:
+    """One round trip to every ps that holds something of it (see `lookups.Round`).
+
+    Args:
+        dense: variables that are pulled whole.
+        fused: those that hold some of `dense`.
+        found: the row requests of the round.
+    """
+
+    def __init__(
+        self,
+        dense: Sequence[ParameterServerVariable],
+        fused: Sequence[FusedVariable],
+        found: Round,
+    ) -> None:
+        self.round = found
+        self._dense = list(dense)
+        held, rows = shards_in(dense), shards_in(found.tables)
+        self.pulls = [
+            DevicePull(
+                device,
+                [shard for shard in held if shard.device == device],
+                [shard for shard in rows if shard.device == device],
+                [own for own in fused if own.device == device],
+            )
+            for device in sorted({shard.device for shard in [*held, *rows]})
+        ]
+
+    def add_to(self, step: StepContext) -> None:
+        """Ask every ps, and put variables together from the shards that come."""
+        requests = self.round.requests(step.handles, step.known)
+        step.requests.update(requests)
+        values: dict[Shard, tf.Tensor] = {}
+        for pull in self.pulls:
+            values.update(pull.add_to(step))
+        step.add_values((variable, _join(variable, values)) for variable in self._dense)
+        for table, request in requests.items():
+            rows = [values[shard] for shard in shards_in([table])]
+            joined = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
+            step.add_table(table, TableRows(joined, request.positions))
+
+
+class PullPhase:
+    """The pull of a step (see `StepPhase`): a round trip, or several where ids follow from rows.
+
+    Args:
+        dense: the variables that are pulled whole; they come with the first round.
+        rounds: the rounds in which rows are asked for.
+        fused: the fused variables, which hold some of `dense`.
+    """
+
+    def __init__(
+        self,
+        dense: Sequence[ParameterServerVariable],
+        rounds: Sequence[Round],
+        fused: Sequence[FusedVariable],
+    ) -> None:
+        first, *later = rounds
+        self.rounds = [
+            RoundPull(dense, fused, first),
+            *(RoundPull([], [], found) for found in later),
+        ]
+
+    @property
+    def pulls(self) -> list[DevicePull]:
+        """The pulls of all rounds."""
+        return [pull for own in self.rounds for pull in own.pulls]
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions that find ids, and those that run on the ps."""
+        finds = [own.round.find for own in self.rounds if own.round.tables]
+        return [*finds, *(pull.function for pull in self.pulls)]
+
+    @property
+    def captures(self) -> list[tf.Tensor]:
+        """The handles that the functions on the ps captured."""
+        return [captured for pull in self.pulls for captured in pull.captures]
+
+    def add_to(self, step: StepContext) -> None:
+        """Leave `values`, `tables`, `requests` and `messages` in the context."""
+        for own in self.rounds:
+            own.add_to(step)
+
+
+def _join(variable: ParameterServerVariable, values: Mapping[Shard, tf.Tensor]) -> tf.Tensor:
+    shards = [values[shard] for shard in shards_in([variable])]
+    return shards[0] if variable.sharding is None else variable.sharding.join(shards)

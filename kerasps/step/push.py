@@ -1,0 +1,120 @@
+"""The push phase: a worker sends each ps the gradients and new values that belong there.
+
+One push at a time holds the lock of a ps, so an update reads and writes the slots of its variables
+undisturbed and concurrent workers lose nothing. Everything that a push needs has arrived before it
+takes the lock, so a worker that dies cannot hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.step.packing import Packing, brought_to
+from kerasps.step.phases import StepContext
+from kerasps.step.pull import DevicePull
+from kerasps.step.push_apply import apply
+from kerasps.step.push_message import DeviceChanges, PushMessage, StepChanges
+from kerasps.variables import Shard, call_with
+
+_Mutex = Callable[[str], tf.Tensor]
+
+
+class DevicePush:
+    """The push to one ps, and the function that it runs there.
+
+    Args:
+        device: the device of the ps.
+        changes: what the step changes there.
+        pulls: the pulls from the same ps.
+        mutex: returns the lock of a device, by the device's name.
+
+    Attributes:
+        tables: the shards of which it sends gradients of rows.
+        packing: how what is sent travels.
+    """
+
+    def __init__(
+        self, device: str, changes: DeviceChanges, pulls: Sequence[DevicePull], mutex: _Mutex
+    ) -> None:
+        self.device = device
+        self.tables = changes.tables
+        self._changes = changes
+        # Which rows the gradients are of, the ps has been told by the pull.
+        self._pulls = [pull for pull in pulls if set(self.tables) & set(pull.tables)]
+        self.packing: Packing[PushMessage] = Packing(changes.sent_specs())
+        self._received: Packing[PushMessage] = Packing(changes.received_specs())
+
+        def take_in(messages: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
+            with tf.device(device):
+                self._take_in(messages, flats, mutex)
+
+        self.function = tf.function(take_in, autograph=False).get_concrete_function(
+            [pull.message_specs for pull in self._pulls], self.packing.carrier_specs
+        )
+        self.captures = list(self.function.captured_inputs)
+
+    def add_to(self, step: StepContext) -> None:
+        """Send what the ps needs of what the step has worked out."""
+        # The lock waits for them as the update does, and is not taken before they are there.
+        flats = brought_to(self.device, self.packing.pack(self._changes.select(step)))
+        messages = [step.messages[pull] for pull in self._pulls]
+        with tf.device(self.device):
+            call_with(step.handles, self.function, self.captures, messages, flats)
+
+    def _take_in(
+        self, messages: list[list[tf.Tensor]], flats: list[tf.Tensor], mutex: _Mutex
+    ) -> None:
+        """Apply what has arrived, under the lock. Runs on the ps."""
+        ids: dict[Shard, tf.Tensor] = {}
+        for pull, asked in zip(self._pulls, messages, strict=True):
+            ids.update(pull.places(asked))
+        message = self._received.unpack(flats, [tf.size(ids[shard]) for shard in self.tables])
+        with tf.control_dependencies(tf.nest.flatten([messages, flats])):
+            lock = tf.raw_ops.MutexLock(mutex=mutex(self.device))
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
+        with tf.control_dependencies([lock]):
+            apply(self._changes, message, ids)
+        # All that changes something must be done before another push may begin.
+        done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
+        with tf.control_dependencies(done):
+            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+
+class PushPhase:
+    """The push of a step (see `StepPhase`), to each ps that it changes.
+
+    Args:
+        changes: what the step changes.
+        pulls: all pulls of the step.
+        mutex: returns the lock of a device, by the device's name.
+    """
+
+    def __init__(self, changes: StepChanges, pulls: Sequence[DevicePull], mutex: _Mutex) -> None:
+        self.pushes = [
+            DevicePush(
+                device,
+                changes.on(device),
+                [pull for pull in pulls if pull.device == device],
+                mutex,
+            )
+            for device in changes.devices
+        ]
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions that run on the ps."""
+        return [push.function for push in self.pushes]
+
+    @property
+    def captures(self) -> list[tf.Tensor]:
+        """The handles that these captured."""
+        return [captured for push in self.pushes for captured in push.captures]
+
+    def add_to(self, step: StepContext) -> None:
+        """Push what is in the context; leave nothing."""
+        for push in self.pushes:
+            push.add_to(step)

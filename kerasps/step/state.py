@@ -1,0 +1,134 @@
+"""What an execution is given and what it returns: its header, and the state that its steps add to.
+
+The state goes from step to step. It starts at zero and is returned; or it is added to what the
+worker holds from the executions before (`WorkerTotals`), which spares the coordinator a fetch per
+execution.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.step.packing import Packing
+from kerasps.variables import NAMES
+
+
+class Header(NamedTuple):
+    """What the coordinator sends with an execution: which steps of the training these are.
+
+    Attributes:
+        first_step: the global number of the first step.
+        seeds: for each generator that a step draws from, its seed and its counter at that step.
+    """
+
+    first_step: Any
+    seeds: Sequence[Sequence[Any]]
+
+    @staticmethod
+    def spec(num_seeds: int) -> tf.TensorSpec:
+        """Return the spec of a header as it travels."""
+        return tf.TensorSpec([1 + 2 * num_seeds], tf.int64)
+
+    def to_array(self) -> np.ndarray:
+        """Return the header as the coordinator sends it: one int64 array."""
+        return np.array([self.first_step, *(n for seed in self.seeds for n in seed)], np.int64)
+
+    @classmethod
+    def from_tensor(cls, tensor: tf.Tensor) -> Header:
+        """Return the header that `to_array` made, as scalars in the graph of an execution."""
+        first_step, *numbers = tf.unstack(tensor)
+        pairs = iter(numbers)
+        return cls(first_step, list(zip(pairs, pairs, strict=True)))
+
+
+class StepState(NamedTuple):
+    """What goes from step to step; holds tensors, arrays or their specs.
+
+    Attributes:
+        steps: how many steps were done.
+        metrics: the states of metrics that these steps alone add up to.
+        counters: what was added to each integer variable that counts.
+        rows: how many rows of each shard of a table were asked for, in one tensor; empty for a
+            model without tables.
+        logs: what the last step returned beside the metrics.
+    """
+
+    steps: Any
+    metrics: list[Any]
+    counters: list[Any]
+    rows: list[Any]
+    logs: list[Any]
+
+    def zeros(self) -> StepState:
+        """Return the state before any step; this is one of specs."""
+        zeros: StepState = tf.nest.map_structure(
+            lambda spec: tf.zeros(spec.shape, spec.dtype), self
+        )
+        return zeros
+
+    def followed_by(self, later: StepState) -> StepState:
+        """Return the state after the steps of both: sums, and the last logs."""
+        sums: StepState = tf.nest.map_structure(
+            operator.add, self._replace(logs=[]), later._replace(logs=[])
+        )
+        return sums._replace(logs=later.logs)
+
+
+class WorkerTotals:
+    """An accumulator on each worker: the state of all steps since it was last collected.
+
+    Args:
+        packing: how the state is laid into flat tensors.
+    """
+
+    def __init__(self, packing: Packing[StepState]) -> None:
+        self._packing = packing
+        # The name is the same on each worker, so one graph serves all.
+        kinds = [("totals", spec.dtype.name, tuple(spec.shape)) for spec in packing.carrier_specs]
+        self._names = [NAMES.claim(kind) for kind in kinds]
+        for kind, name in zip(kinds, self._names, strict=True):
+            # Whoever gets it next clears what is there.
+            weakref.finalize(self, NAMES.give_back, kind, name).atexit = False
+        self.clear = tf.function(self._clear, autograph=False).get_concrete_function()
+        self.collect = tf.function(self._collect, autograph=False).get_concrete_function()
+
+    def read(self) -> StepState:
+        """Read the state, in the graph of an execution."""
+        flats = []
+        for handle, spec in self._handles():
+            flat = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+            flat.set_shape(spec.shape)
+            flats.append(flat)
+        return self._packing.unpack(flats)
+
+    def write(self, state: StepState) -> None:
+        """Overwrite the state, in the graph of an execution."""
+        for (handle, _), flat in zip(self._handles(), self._packing.pack(state), strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=flat)
+
+    def _handles(self) -> list[tuple[tf.Tensor, tf.TensorSpec]]:
+        return [
+            (
+                tf.raw_ops.VarHandleOp(
+                    dtype=spec.dtype, shape=spec.shape, container="", shared_name=name
+                ),
+                spec,
+            )
+            for name, spec in zip(self._names, self._packing.carrier_specs, strict=True)
+        ]
+
+    def _clear(self) -> None:
+        self.write(self._packing.specs.zeros())
+
+    def _collect(self) -> list[tf.Tensor]:
+        flats = self._packing.pack(self.read())
+        # Cleared once read, never before: without the edge, TensorFlow may do it in any order.
+        with tf.control_dependencies(flats):
+            self._clear()
+        return flats

@@ -1,0 +1,295 @@
+"""Traces a method of a model, as often as it takes to know the variables that it touches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.errors import KeraspsError, UnsupportedError
+from kerasps.inputs import python_calls
+from kerasps.step.compute import Compute
+from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs
+from kerasps.step.compute_phase import ComputePhase
+from kerasps.step.fused import FusedVariables
+from kerasps.step.identity import ByIdentity, IdentitySet
+from kerasps.step.inventory import Inventory
+from kerasps.step.lookups import MustReadWhole, Round, plan_rounds
+from kerasps.step.plan import StepPlan
+from kerasps.step.pull import PullPhase
+from kerasps.step.push import PushPhase
+from kerasps.step.push_message import StepChanges
+from kerasps.variables import (
+    Lookup,
+    LookupTables,
+    ParameterServerVariable,
+    entering,
+    move_slots,
+    optimizers_of,
+)
+
+# How often a trace may meet news before it is given up; each round can only add to the inventory,
+# two are usual.
+MAX_TRACES = 8
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step as it was traced.
+
+    Attributes:
+        plan: all that a step graph needs to know.
+        predicted: what the step predicted, as tensors of the trace; None of other steps.
+        logs_are_metrics: whether the step returned the model's metrics and nothing else.
+    """
+
+    plan: StepPlan
+    predicted: Any
+    logs_are_metrics: bool
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """What a method of a model returned in a trace."""
+
+    log_names: list[str]
+    logs: list[tf.Tensor]
+    logs_are_metrics: bool
+    predicted: Any
+
+
+class Tracer:
+    """Traces a step of a model.
+
+    Args:
+        model: the `keras.Model`.
+        strategy: the `ParameterServerStrategy`.
+        element_spec: the `tf.TypeSpec` structure of a batch.
+        method: the method of the model that is a step.
+        fused: whether small variables are to be fused.
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: Any, element_spec: Any, method: str, *, fused: bool
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._element_spec = element_spec
+        self._method = method
+        self._fused = fused
+        self._inventory = Inventory()
+
+    def trace(self) -> Trace:
+        """Trace until a trace meets no news.
+
+        Raises KeraspsError when that takes more than `MAX_TRACES` traces.
+        """
+        self._add_expected()
+        for _ in range(MAX_TRACES):
+            self._inventory.grew = False
+            self._settle_optimizers()
+            try:
+                trace = self._trace_once()
+            except Exception:
+                # A trace that met news may fail for it (a value assigned in a loop, read outside);
+                # the next one may not.
+                if not self._inventory.grew:
+                    raise
+                continue
+            if trace is not None:
+                return trace
+        raise KeraspsError(
+            f"`{self._method}` of model '{self._model.name}' touched new variables in each of "
+            f"{MAX_TRACES} traces. Expected: the same variables in each call. Create variables in "
+            f"`build`, not in `{self._method}`."
+        )
+
+    def _add_expected(self) -> None:
+        """Note what a step mostly reads, to spare traces."""
+        metrics = [] if self._method == "predict_step" else self._model.metrics_variables
+        of_metrics = IdentitySet(self._model.metrics_variables)
+        expected = [v for v in self._model.variables if v not in of_metrics]
+        for optimizer in self._optimizers():
+            expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
+        for variable in [*expected, *metrics]:
+            if isinstance(variable, ParameterServerVariable):
+                self._inventory.add(variable)
+
+    def _optimizers(self) -> IdentitySet[Any]:
+        found = optimizers_of(self._model) if self._method == "train_step" else []
+        return IdentitySet([*found, *self._inventory.optimizers])
+
+    def _settle_optimizers(self) -> None:
+        # A step may build an optimizer, so this is done before each trace.
+        optimizers = self._optimizers()
+        self._inventory.add_optimizers(optimizers)
+        with self._strategy.scope():
+            for optimizer in optimizers:
+                if optimizer.built:
+                    move_slots(optimizer)
+
+    def _trace_once(self) -> Trace | None:
+        """Trace once; return None where that met news."""
+        inventory = self._inventory
+        traced: list[tuple[Compute, _Returned]] = []
+
+        def compute(*arguments: Any) -> ComputeOutputs:
+            inputs = ComputeInputs(*arguments)
+            phase = Compute(inventory, inputs)
+            returned = self._call_method(phase, inputs.batch)
+            traced.append((phase, returned))
+            return phase.outputs()._replace(
+                logs=returned.logs,
+                predicted=tf.nest.flatten(returned.predicted, expand_composites=True),
+            )
+
+        function = tf.function(
+            compute, autograph=False, jit_compile=bool(self._model.jit_compile)
+        ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory))
+        phase, returned = traced[-1]  # TensorFlow traces twice where variables are made
+        inventory.settle(phase)
+        if inventory.grew:
+            return None
+        _check_assigned(function.graph, self._method)
+        _check_python_calls(function.graph, self._method)
+        lookups = ByIdentity((table, phase.lookups[table]) for table in inventory.tables)
+        rounds = plan_rounds(function, phase.inputs, lookups, list(inventory.pulled))
+        if isinstance(rounds, MustReadWhole):
+            for table, why in rounds.reasons.items():
+                inventory.read_whole(table, why)
+            return None
+        plan = self._make_plan(function, phase, rounds, returned)
+        return Trace(plan, returned.predicted, returned.logs_are_metrics)
+
+    def _call_method(self, phase: Compute, batch: Any) -> _Returned:
+        """Call the method of the model, in `phase`."""
+        with (
+            self._strategy.scope(),
+            tf.distribute.ReplicaContext(self._strategy, 0),
+            entering(phase),
+        ):
+            returned = getattr(self._model, self._method)(batch)
+            if self._method == "predict_step":
+                return _Returned([], [], False, tf.nest.map_structure(_as_tensor, returned))
+            names, logs = _flatten_logs(returned)
+            metric_names, _ = _flatten_logs(self._model.get_metrics_result())
+        if names and set(names) == set(metric_names):
+            # The merged states of the metrics say more than one step's last return.
+            return _Returned([], [], True, [])
+        return _Returned(names, logs, False, [])
+
+    def _make_plan(
+        self, function: Any, phase: Compute, rounds: list[Round], returned: _Returned
+    ) -> StepPlan:
+        inventory, mutex = self._inventory, self._strategy.extended.mutex
+        deltas, assigned = phase.state_changes()
+        pulled = list(inventory.pulled)
+        fused = FusedVariables(
+            phase.updates if self._fused else [],
+            inventory.pulled,
+            IdentitySet([*deltas, *assigned]),
+        )
+        changes = StepChanges(
+            phase.updates,
+            deltas,
+            assigned,
+            IdentitySet(inventory.tables),
+            self._strategy.sparse_updates,
+            fused.all,
+        )
+        pull = PullPhase(pulled, rounds, fused.all)
+        push = PushPhase(changes, pull.pulls, mutex)
+        outputs = function.structured_outputs.predicted
+        return StepPlan(
+            pull=pull,
+            compute=ComputePhase(
+                function,
+                list(function.captured_inputs),
+                inventory,
+                phase.updates,
+                pads_rows=bool(self._model.jit_compile),
+            ),
+            push=push,
+            names=phase.inputs,
+            fused=fused,
+            lookup=Lookup([*pull.captures, *push.captures], mutex),
+            lookup_tables=LookupTables(function),
+            deltas=deltas,
+            draws=[phase.draws.get(generator, 0) for generator in inventory.seeds],
+            log_names=returned.log_names,
+            outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
+            joins_outputs=_can_join(returned.predicted),
+        )
+
+
+def _check_assigned(graph: Any, method: str) -> None:
+    """Check that a step assigns no variable but Keras's.
+
+    Raises UnsupportedError, naming it, where it does: workers would overwrite it.
+    """
+    unchanged = {
+        id(graph.inputs[i]) for i in _compat.get_read_only_resource_input_indices_graph(graph)
+    }
+    assigned = {id(outer) for outer, inner in graph.captures if id(inner) not in unchanged}
+    for variable in graph.variables:
+        # The state of a `tf.random.Generator` is read and moved on in one operation.
+        if id(variable.handle) in assigned and not variable.name.endswith("StateVar:0"):
+            raise UnsupportedError(
+                f"`{method}` assigns the `tf.Variable` '{variable.name}', and several workers "
+                "would overwrite each other's values. Expected: a variable of Keras. Received: a "
+                f"tf.Variable of shape {tuple(variable.shape)} on {variable.device}. Make it a "
+                "`keras.Variable`, or a weight of the model: `self.add_weight(shape=..., "
+                "initializer=..., trainable=False)`."
+            )
+
+
+def _check_python_calls(graph: Any, method: str) -> None:
+    """Check that a step calls nothing that lives in this process alone; else raise."""
+    calls = python_calls(graph.as_graph_def())
+    if calls:
+        raise UnsupportedError(
+            f"`{method}` calls Python functions (`tf.py_function`, `tf.numpy_function`), which "
+            "live in this process, where the workers cannot reach them. Expected: operations of "
+            f"Keras or TensorFlow. Received: {', '.join(calls)}. Write it with `keras.ops`, or do "
+            "it to the data: batches that a generator yields are made in this process."
+        )
+
+
+def _as_tensor(value: Any) -> Any:
+    is_composite = isinstance(value, (tf.RaggedTensor, tf.SparseTensor))
+    return value if is_composite else tf.convert_to_tensor(value)
+
+
+def _can_join(outputs: Any) -> bool:
+    """Return whether what several steps predict can be put end to end."""
+
+    def joins(tensor: Any) -> bool:
+        return (
+            isinstance(tensor, tf.Tensor)
+            and bool(tensor.shape.rank)
+            and tensor.shape[1:].is_fully_defined()
+        )
+
+    return all(joins(tensor) for tensor in tf.nest.flatten(outputs))
+
+
+def _flatten_logs(logs: Any) -> tuple[list[str], list[tf.Tensor]]:
+    """Return the names and values of all scalars in logs, which may be nested."""
+    if not isinstance(logs, dict):
+        return [], []
+    names: list[str] = []
+    tensors: list[tf.Tensor] = []
+    for name, value in logs.items():
+        if isinstance(value, dict):
+            inner_names, inner_tensors = _flatten_logs(value)
+            names += inner_names
+            tensors += inner_tensors
+            continue
+        tensor = tf.cast(tf.convert_to_tensor(value), tf.float32)
+        if tensor.shape.num_elements() == 1:
+            names.append(name)
+            tensors.append(tf.reshape(tensor, []))
+    return names, tensors

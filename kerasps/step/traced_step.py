@@ -1,0 +1,271 @@
+"""A step of a model (to train, test or predict), traced, as step graphs that executions run."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps.cluster import COORDINATOR_CPU, fetch
+from kerasps.step.graph import build_step_graph
+from kerasps.step.kept_graphs import KEPT_GRAPHS
+from kerasps.step.state import WorkerTotals
+from kerasps.step.trace import Tracer
+from kerasps.step.traffic import StepTraffic
+from kerasps.variables import Flight, ParameterServerVariable
+
+
+@dataclass(frozen=True)
+class ExecutionResult:
+    """What one or more executions on a worker brought back.
+
+    Attributes:
+        steps: how many steps were done.
+        metrics: the metric states that these steps alone add up to.
+        counters: what was added to each counter.
+        rows: how many rows were read of each shard of a table, in one array; empty without tables.
+        logs: what the last step returned beside the metrics.
+        outputs: what each step predicted.
+    """
+
+    steps: int
+    metrics: list[np.ndarray]
+    counters: list[np.ndarray]
+    rows: list[np.ndarray]
+    logs: dict[str, np.ndarray]
+    outputs: list[Any]
+
+
+class TracedStep:
+    """A step of a model, traced, and the step graphs that were built of it.
+
+    Args:
+        model: a built `keras.Model` made under the strategy's scope.
+        strategy: the `ParameterServerStrategy`.
+        element_spec: the `tf.TypeSpec` structure of a batch.
+        method: the method of the model that is a step: `"train_step"`, `"test_step"` or
+            `"predict_step"`.
+        fused: whether small variables lie in `FusedVariables` between `load` and `store`: steps are
+            faster, beginnings slower.
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: Any, element_spec: Any, method: str, *, fused: bool
+    ) -> None:
+        self._model = model
+        self._fused = fused
+        self._element_spec = element_spec
+        self._lock = threading.Lock()
+        self._step_graphs: dict[Any, Any] = {}
+        self._trace = Tracer(model, strategy, element_spec, method, fused=fused).trace()
+        self._plan = self._trace.plan
+        self._totals = WorkerTotals(self._plan.state)
+        self._state = _state_of(model)
+
+    def serves(self, element_spec: Any, *, fused: bool) -> bool:
+        """Return whether this is the step for batches of `element_spec`.
+
+        It is as long as the model's variables are as they were. With `fused`, it must be made so;
+        without, it may be.
+        """
+        is_fast = self._fused or not fused
+        return is_fast and self._plan.lookup_tables.are_current and self._is_for(element_spec)
+
+    def _is_for(self, element_spec: Any) -> bool:
+        return bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
+
+    @property
+    def metrics(self) -> list[ParameterServerVariable]:
+        """The metric states, in the order of `ExecutionResult.metrics`."""
+        return self._plan.metrics
+
+    @property
+    def seeds(self) -> list[ParameterServerVariable]:
+        """The states of the seed generators that a step draws from, in the order of the header."""
+        return self._plan.seeds
+
+    @property
+    def counters(self) -> list[ParameterServerVariable]:
+        """The integer variables that steps add to, in the order of `ExecutionResult.counters`."""
+        return self._plan.counters
+
+    @property
+    def traffic(self) -> StepTraffic:
+        """What each step moves, per ps."""
+        return self._plan.traffic
+
+    @property
+    def logs_are_metrics(self) -> bool:
+        """Whether the step returns the model's metrics.
+
+        Their merged states then say more than its last return.
+        """
+        return self._trace.logs_are_metrics
+
+    @property
+    def max_steps(self) -> int | None:
+        """The most steps of an execution; None where there is no limit.
+
+        Steps that predict are not looped, and outputs that cannot be put end to end come back step
+        by step.
+        """
+        if not self._plan.outputs:
+            return None
+        return self._plan.max_unrolled_steps if self._plan.joins_outputs else 1
+
+    @property
+    def max_fed_steps(self) -> int:
+        """The most steps of an execution to which the batches are sent."""
+        return self.max_steps or self._plan.max_unrolled_steps
+
+    @property
+    def seeds_per_step(self) -> list[int]:
+        """How many seeds a step draws from each generator."""
+        return self._plan.draws
+
+    def step_graph(
+        self,
+        source_spec: Any,
+        num_steps: int,
+        *,
+        checked: bool,
+        keeps_totals: bool,
+        on_coordinator: bool = False,
+    ) -> Any:
+        """Return the step graph of an execution of `num_steps` steps: a concrete function.
+
+        It is built at the first call for its arguments. Thread: any.
+
+        Args:
+            source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a list of
+                batches, one per step.
+            num_steps: steps to do.
+            checked: whether the data may end within the execution.
+            keeps_totals: whether what the steps add up to stays on the worker until `collect`, or
+                is returned.
+            on_coordinator: whether it is the coordinator that runs it, and not a worker.
+        """
+        key = (source_spec, num_steps, checked, keeps_totals, on_coordinator)
+        with self._lock:
+            if key not in self._step_graphs:
+                spec = [self._element_spec] * num_steps if source_spec is None else source_spec
+                built = build_step_graph(
+                    self._plan,
+                    spec,
+                    num_steps,
+                    checked=checked,
+                    totals=self._totals if keeps_totals else None,
+                    on_coordinator=on_coordinator,
+                )
+                self._step_graphs[key] = KEPT_GRAPHS.shared(built)
+            return self._step_graphs[key]
+
+    def load(self) -> None:
+        """Copy small variables into the fused ones on each ps.
+
+        Call in a flight, before the first execution is sent.
+        """
+        self._plan.fused.load()
+
+    def store(self) -> None:
+        """Copy the fused variables back into the variables.
+
+        Call in a flight, after `load`, when nothing is in flight. Until then, `variable.value` is
+        stale.
+        """
+        self._plan.fused.store()
+
+    def start(self) -> None:
+        """Make the worker on whose device this runs ready for executions.
+
+        Clears its totals and fills its lookup tables.
+        """
+        self._totals.clear()
+        self._plan.lookup_tables.bring()
+
+    def run(self, graph: Any, source: Any, header: np.ndarray) -> ExecutionResult:
+        """Run a step graph on the current device, and return its result.
+
+        Args:
+            graph: what `step_graph` returned.
+            source: the resource of the worker's iterator, or a list of batches.
+            header: what `Header.to_array` returned.
+        """
+        returned = self._call(graph, source, header)
+        if not self._plan.outputs:
+            return self._result(returned)
+        flats, leaves, sizes = returned
+        result = self._result(flats)
+        # The steps for which there was no data have predicted nothing.
+        return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
+
+    def run_alone(self, graph: Any, batches: list[Any], header: np.ndarray) -> ExecutionResult:
+        """Run a step graph on the coordinator, in a flight of its own.
+
+        Call when no other execution runs.
+        """
+        owner = threading.Lock()
+
+        def work(flight: Flight) -> ExecutionResult:
+            self.load()
+            try:
+                with tf.device(COORDINATOR_CPU):
+                    return self.run(graph, batches, header)
+            finally:
+                self.store()
+
+        flight = Flight(owner, work, lambda: "a ps does not answer")
+        with owner:
+            flight.start()
+            flight.wait()
+        if flight.error is not None:
+            raise flight.error
+        result: ExecutionResult = flight.result
+        return result
+
+    def advance(self, graph: Any, source: Any, header: np.ndarray) -> None:
+        """Run a step graph that keeps totals; `collect` returns what such add up to."""
+        self._call(graph, source, header)
+
+    def _call(self, graph: Any, source: Any, header: np.ndarray) -> Any:
+        return graph(source, tf.constant(header)) if self.seeds else graph(source)
+
+    def collect(self) -> ExecutionResult:
+        """Return and clear the totals of the worker on whose device this runs."""
+        return self._result(self._totals.collect())
+
+    def _outputs_of_steps(self, leaves: list[tf.Tensor], sizes: Any) -> list[Any]:
+        """Return what each step predicted, from what a step graph returned of all."""
+        structure = self._trace.predicted
+        if not self._plan.joins_outputs:
+            return [_to_numpy(tf.nest.pack_sequence_as(structure, leaves, expand_composites=True))]
+        lengths, *values = fetch([sizes, *leaves])
+        ends = np.cumsum(lengths, axis=0)[:-1]
+        of_steps = [np.split(value, ends[:, i]) for i, value in enumerate(values)]
+        return [tf.nest.pack_sequence_as(structure, step) for step in zip(*of_steps, strict=True)]
+
+    def _result(self, flats: list[tf.Tensor]) -> ExecutionResult:
+        state = self._plan.state.unpack_numpy(fetch(flats))
+        return ExecutionResult(
+            steps=int(state.steps),
+            metrics=state.metrics,
+            counters=state.counters,
+            rows=state.rows,
+            logs=dict(zip(self._plan.log_names, state.logs, strict=True)),
+            outputs=[],
+        )
+
+
+def _state_of(model: keras.Model) -> list[tuple[int, bool]]:
+    """Return what a trace depends on: which variables there are, and which of them are trained."""
+    return [(id(v), v.trainable) for v in model.variables]
+
+
+def _to_numpy(structure: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda t: fetch([t])[0] if isinstance(t, tf.Tensor) else t, structure
+    )

@@ -1,0 +1,144 @@
+"""Between the epoch's state and the threads: events go in, one at a time, and commands come out."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from kerasps.training.epoch_events import Command, Event, Report, ResultsWanted, SessionBegan
+from kerasps.training.epoch_state import EpochState
+
+# The commands for one session, in their order; None ends the session.
+Mailbox = queue.SimpleQueue[Command | None]
+
+
+class EpochChannel:
+    """Brings events to an `EpochState` under one lock, and its commands to whom they are for.
+
+    An interrupt can end `fit`'s thread anywhere, also within the state's code, of which half has
+    then happened. So a state that was left in the middle of an event is never touched again: the
+    channel goes silent. That is safe since whatever interrupts `fit`'s thread ends the epoch, and
+    how sessions end (`Sessions`) does not depend on the state.
+    """
+
+    def __init__(self, state: EpochState) -> None:
+        # A lock of C, taken by `with` alone: neither can an interrupt leave locked.
+        self.lock = threading.Lock()
+        self._state = state
+        self._is_torn = False
+        self.mailboxes: dict[int, Mailbox] = {}
+        self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+
+    def post(self, event: Event) -> None:
+        """Have the state take note of an event. Thread: any."""
+        with self.lock:
+            self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        """Have the state take note of an event. Call with the lock held."""
+        if self._is_torn:
+            return
+        self._is_torn = True
+        for command in self._state.handle(event):
+            if isinstance(command, Report):
+                self.reports.put(command)
+            elif command.worker in self.mailboxes:
+                self.mailboxes[command.worker].put(command)
+        self._is_torn = False
+
+    @property
+    def num_in_flight(self) -> int:
+        """The executions that were asked for and are not done."""
+        with self.lock:
+            return self._state.num_in_flight
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """The workers that were lost and have done nothing since."""
+        with self.lock:
+            return self._state.lost_workers
+
+    def settle(self) -> bool:
+        """Return whether nothing more will be reported, unless more is asked for.
+
+        When all that was asked for is done, or cannot be done by anybody, has workers bring the
+        results that they hold; so the answer is yes when these are in and reported.
+        """
+        with self.lock:
+            if self._state.num_in_flight and not self._state.is_exhausted:
+                return False
+            self.handle(ResultsWanted())
+            return not self._state.has_results_due and self.reports.empty()
+
+
+class Sessions:
+    """The sessions of one flight: their mailboxes, which are at work, and what ends them.
+
+    A flight is over when `end` was called and nothing of any session is on its worker.
+
+    Args:
+        channel: the channel of the epoch.
+        addresses: the workers' addresses, for messages.
+    """
+
+    def __init__(self, channel: EpochChannel, addresses: tuple[str, ...]) -> None:
+        self._channel = channel
+        self._addresses = addresses
+        # Not for `fit`'s thread: an interrupt in the `__exit__` of a condition leaves it locked.
+        self._news = threading.Condition(channel.lock)
+        self._is_over = False
+        self.error: BaseException | None = None
+        self.wake: Callable[[], None] = lambda: None
+        # Sessions, and executors of sessions that failed, with something on each worker.
+        self._at_work: Counter[int] = Counter()
+        channel.mailboxes = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to begin."""
+        return self._is_over
+
+    def enter(self, worker: int, *, is_open: bool) -> Mailbox | None:
+        """Begin a session; return its mailbox, or None when the flight is over before."""
+        with self._news:
+            if self._is_over:
+                return None
+            mailbox: Mailbox = queue.SimpleQueue()
+            self._channel.mailboxes[worker] = mailbox
+            self._channel.handle(SessionBegan(worker, is_open))
+            self._at_work[worker] += 1
+            return mailbox
+
+    def leave(self, worker: int) -> None:
+        """Note that nothing of a session is on its worker any more."""
+        with self._news:
+            self._at_work[worker] -= 1
+            self._news.notify_all()
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait until nothing of any session is on a worker; return whether it is so."""
+        with self._news:
+            return self._news.wait_for(lambda: not any(self._at_work.values()), timeout)
+
+    def holders(self) -> str:
+        """Say who something is on, for a message."""
+        at_work = [worker for worker, count in list(self._at_work.items()) if count]
+        names = ", ".join(f"worker {worker} at {self._addresses[worker]}" for worker in at_work)
+        if not names:
+            return "a ps does not answer"
+        return f"{names} does not answer, or waits for a ps that does not"
+
+    def fail(self, error: BaseException) -> None:
+        """Have the flight end in `error`, if it has none yet."""
+        self.error = self.error or error
+        self._channel.reports.put(Report())
+        self.wake()
+
+    def end(self) -> None:
+        """Have every session end after the command that it carries out now."""
+        with self._news:
+            self._is_over = True
+            for mailbox in self._channel.mailboxes.values():
+                mailbox.put(None)

@@ -1,0 +1,175 @@
+"""What `EpochState` is told, and what it asks for: events, commands, and executions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Execution:
+    """The order to do some steps in one go.
+
+    Args:
+        num_steps: how many.
+        header: what the step graph is given beside the data: the number of the first step, seeds.
+        batches: those to do the steps on, where the coordinator reads the data; else None.
+        first_batch: the place in the input of the first of `batches`.
+    """
+
+    num_steps: int
+    header: Any
+    batches: list[Any] | None = None
+    first_batch: int = 0
+
+
+# Events. Each says what has happened, and where.
+
+
+@dataclass(frozen=True)
+class PassBegan:
+    """A pass over the data begins; there are `num_splits` splits (0: batches travel)."""
+
+    num_splits: int
+
+
+@dataclass(frozen=True)
+class EpochBegan:
+    """An epoch begins, in the pass that there is. Executions of the one before are forgotten."""
+
+
+@dataclass(frozen=True)
+class StepsAsked:
+    """Steps are to be done, by any worker."""
+
+    execution: Execution
+
+
+@dataclass(frozen=True)
+class ResultsWanted:
+    """Nothing more is asked for now: what the workers hold is to be fetched at once."""
+
+
+@dataclass(frozen=True)
+class SessionBegan:
+    """The session of a worker takes commands. `is_open`: its dataset, from before, is alive."""
+
+    worker: int
+    is_open: bool
+
+
+@dataclass(frozen=True)
+class SplitOpened:
+    """A worker has opened what it was told to; `left` batches are in it, None where not known."""
+
+    worker: int
+    left: int | None
+
+
+@dataclass(frozen=True)
+class ExecutionsDone:
+    """The oldest `count` executions of a worker are done, at time `at`; it holds their results."""
+
+    worker: int
+    count: int
+    at: float
+
+
+@dataclass(frozen=True)
+class ResultReturned:
+    """The oldest execution of a worker is done and has returned its result."""
+
+    worker: int
+    steps: int
+    result: Any
+
+
+@dataclass(frozen=True)
+class ResultCollected:
+    """What all done executions of a worker add up to was fetched, at time `at`."""
+
+    worker: int
+    steps: int
+    result: Any
+    at: float
+
+
+@dataclass(frozen=True)
+class WorkerLost:
+    """A worker is gone, or failed: what it had not reported must be done again."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class WorkerGone:
+    """A worker is known to be dead; it may be one that has no session, and will have none."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class SessionEnded:
+    """The session of a worker takes no more commands; the worker and its dataset are alive."""
+
+    worker: int
+
+
+Event = (
+    PassBegan
+    | EpochBegan
+    | StepsAsked
+    | ResultsWanted
+    | SessionBegan
+    | SplitOpened
+    | ExecutionsDone
+    | ResultReturned
+    | ResultCollected
+    | WorkerLost
+    | WorkerGone
+    | SessionEnded
+)
+
+
+# Commands. All but `Report` are for the session of one worker, which does them in their order.
+
+
+@dataclass(frozen=True)
+class Open:
+    """Make the worker ready and open `split` behind its first `skip` batches; None: no dataset."""
+
+    worker: int
+    split: int | None
+    skip: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Run an execution on the worker."""
+
+    worker: int
+    execution: Execution
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Wait for what runs on the worker, then fetch what its executions add up to."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell `fit`'s thread what is new: a `result`, steps that are missing, or just that it is.
+
+    `missing_steps` must be asked for again: a worker's data ended before. Of a result, `split` and
+    `first_batch` say which batches it is of, where each execution returns its own.
+    """
+
+    missing_steps: int = 0
+    result: Any = None
+    split: int | None = None
+    first_batch: int = 0
+
+
+Command = Open | Send | Collect | Report

@@ -1,0 +1,172 @@
+"""The loop behind `fit`, `evaluate` and `predict`: asks for steps, adds up results, calls back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kerasps.inputs import Input
+from kerasps.step import TRAIN, ExecutionResult, Mode, TracedStep, TrafficMeter
+from kerasps.training.batch_callbacks import BatchCallbacks, listen_to_batches
+from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER, Dispatcher
+from kerasps.training.epoch_events import Execution, Report
+from kerasps.training.metrics import MetricTotals
+from kerasps.training.step_numbers import StepNumbers
+
+# What steps add up to may stay on a worker for so long where no callback asks for it with each
+# execution. Should the worker be lost, it has to do the steps of this time again.
+COLLECT_INTERVAL_S = 0.2
+
+
+class Loop:
+    """Runs passes over an input in one mode.
+
+    Args:
+        model: the model.
+        mode: what to do with it.
+        function: the model's step.
+        inputs: the data.
+        steps: steps in each epoch; None for as many as there are data.
+        callbacks: the `keras.callbacks.CallbackList`.
+        on_result: called with each result, the split of the input that it is of, and the place in
+            it of its first batch. Each execution returns its own result then.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        mode: Mode,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        steps: int | None,
+        callbacks: Any,
+        on_result: Callable[[ExecutionResult, int | None, int], None] | None = None,
+    ) -> None:
+        self._model = model
+        self._mode = mode
+        self._function = function
+        self._inputs = inputs
+        self._steps = steps
+        self._callbacks = callbacks
+        self._on_result = on_result
+        strategy = model._distribute_strategy
+        self._meter = strategy._traffic_meter
+        if mode is not TRAIN:
+            # What a training moves is reported, and other steps read other tables: nobody looks at
+            # this one.
+            self._meter = TrafficMeter(strategy.num_ps)
+            self._meter.start(function.traffic)
+        listens = listen_to_batches(callbacks, mode.name)
+        # A callback that is told of a batch finds the model as that batch left it, but for what
+        # other workers have done.
+        self._max_in_flight = (1 if listens else EXECUTIONS_PER_WORKER) * strategy.num_workers
+        interval = 0.0 if on_result is not None or listens else COLLECT_INTERVAL_S
+        self._dispatcher = Dispatcher(strategy, function, inputs, collect_interval=interval)
+        self._has_sources = False
+        self._numbers = StepNumbers(model, function)
+        limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
+        self._per_execution = min(model.steps_per_execution, limit or model.steps_per_execution)
+        # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
+        self._asked = self._done = 0
+
+    def run_epoch(self, epoch: int) -> MetricTotals:
+        """Run one epoch; return what it added up to."""
+        dispatcher, target = self._dispatcher, self._steps
+        if target is None or not self._has_sources:
+            dispatcher.make_sources(epoch, must_end=target is None)
+            self._has_sources = True
+        failures = dispatcher.num_failures
+        totals = MetricTotals(self._model, self._function)
+        with dispatcher.hold():
+            dispatcher.start_epoch()
+            self._run_steps(totals)
+            dispatcher.finish_epoch()
+        self._numbers.settle(self._done)
+        if dispatcher.num_failures > failures:
+            totals.correct_counters()
+        if dispatcher.is_at_end:
+            self._has_sources = False
+        if target is not None and self._done < target and not self._is_stopped:
+            self._has_sources = False
+            warn_of_missing_data()
+        return totals
+
+    def _run_steps(self, totals: MetricTotals) -> None:
+        """Run the steps of an epoch, and add them to `totals`."""
+        self._asked = self._done = 0
+        self._inputs.on_epoch_begin()
+        dispatcher = self._dispatcher
+        callbacks = BatchCallbacks(
+            self._callbacks, self._mode.name, totals, before_access=dispatcher.suspend
+        )
+        self._meter.resume()
+        has_data = True
+        try:
+            while True:
+                while has_data and self._has_room():
+                    has_data = self._ask_for_steps()
+                if dispatcher.settle():
+                    break
+                self._count(dispatcher.wait(), totals, callbacks)
+            callbacks.flush()
+        except BaseException:
+            dispatcher.abandon()
+            raise
+        finally:
+            self._meter.pause()
+            self._inputs.on_epoch_end()
+
+    def _ask_for_steps(self) -> bool:
+        """Send the next execution; return False where the data have ended."""
+        wanted = self._per_execution
+        if self._steps is not None:
+            wanted = min(wanted, self._steps - self._asked)
+        data = self._inputs.next_batches(wanted)
+        if not data.num_steps:
+            return False
+        header = self._numbers.next_header(data.num_steps)
+        self._dispatcher.send(Execution(data.num_steps, header, data.batches, data.first_batch))
+        self._asked += data.num_steps
+        return True
+
+    def _count(self, report: Report, totals: MetricTotals, callbacks: BatchCallbacks) -> None:
+        """Add what has come back, and tell the callbacks."""
+        self._asked -= report.missing_steps
+        result = report.result
+        if result is None or not result.steps:
+            return
+        totals.add(result)
+        self._meter.add(result.steps, result.rows)
+        if self._on_result is not None:
+            self._on_result(result, report.split, report.first_batch)
+        first = self._done
+        self._done += result.steps
+        if self._is_stopped:
+            return  # who has asked to stop hears no more of what was in flight
+        # As in Keras, the last execution of an epoch counts as if it were whole.
+        is_last = self._steps is None or self._done >= self._steps
+        counted = max(result.steps, self._per_execution) if is_last else result.steps
+        callbacks.add(first, first + counted - 1, result)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return bool(getattr(self._model, self._mode.stop))
+
+    def _has_room(self) -> bool:
+        if self._is_stopped or (self._steps is not None and self._asked >= self._steps):
+            return False
+        return bool(self._dispatcher.num_in_flight < self._max_in_flight)
+
+
+def warn_of_missing_data() -> None:
+    """Warn, as Keras does, that an epoch ended before its steps were done."""
+    warnings.warn(
+        "Your input ran out of data; interrupting training. Make sure that your dataset or "
+        "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use "
+        "the `.repeat()` function when building your dataset.",
+        stacklevel=6,
+    )

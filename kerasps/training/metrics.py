@@ -1,0 +1,71 @@
+"""Adds up the metric states and counters that executions bring back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from kerasps.cluster import fetch
+from kerasps.step import ExecutionResult, TracedStep
+
+
+class MetricTotals:
+    """The metric states of the model, as far as they have come back from workers.
+
+    Each result starts at zero and is added here, so that what is run again, because its result was
+    lost, counts once. The sums are kept as arrays; `logs` brings them to the model's metrics.
+
+    Args:
+        model: the model; its metrics hold the state to start from.
+        function: the `TracedStep` whose results are added.
+    """
+
+    def __init__(self, model: keras.Model, function: TracedStep) -> None:
+        self._model = model
+        self._function = function
+        self._totals = [v.storage.numpy() for v in function.metrics]
+        self._counters = fetch([v.storage.read_value() for v in function.counters])
+        self._last_logs: dict[str, Any] = {}
+        self.steps = 0
+
+    def add(self, result: ExecutionResult) -> None:
+        """Add the states of one or more executions."""
+        self.steps += result.steps
+        self._totals = [
+            total + state for total, state in zip(self._totals, result.metrics, strict=True)
+        ]
+        self._counters = [
+            total + added for total, added in zip(self._counters, result.counters, strict=True)
+        ]
+        self._last_logs = result.logs
+
+    def logs(self) -> dict[str, Any]:
+        """Write the sums to the model's metrics; return the logs as they stand now."""
+        for variable, total in zip(self._function.metrics, self._totals, strict=True):
+            variable.storage.assign(total)
+        if not self._function.logs_are_metrics:
+            return dict(self._last_logs)
+        # `result` may return a variable itself. A callback that reads one has the steps in flight
+        # end first.
+        results: dict[str, Any] = dict(self._model.get_metrics_result())
+        results = keras.tree.map_structure(
+            lambda value: value.value if isinstance(value, keras.Variable) else value, results
+        )
+        return results
+
+    def correct_counters(self) -> None:
+        """Set the counters on the ps to the steps that succeeded.
+
+        Call after an epoch in which a worker was lost: it may have pushed steps whose results never
+        came back, and which were done again.
+        """
+        for variable, total in zip(self._function.counters, self._counters, strict=True):
+            variable.storage.assign(total)
+
+
+def merge_once(model: keras.Model, function: TracedStep, result: ExecutionResult) -> dict[str, Any]:
+    """Return the logs after one execution; its states are written to the model's metrics."""
+    totals = MetricTotals(model, function)
+    totals.add(result)
+    return totals.logs()

@@ -1,0 +1,12 @@
+"""Readies a model for any of its methods under the strategy."""
+
+from __future__ import annotations
+
+import keras
+
+from kerasps.variables import adopt_model, strategy_of
+
+
+def prepare(model: keras.Model) -> None:
+    """Make the model, wherever it was made, one that its strategy can train."""
+    adopt_model(strategy_of(model), model)

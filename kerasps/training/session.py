@@ -1,0 +1,202 @@
+"""What a worker's thread on the coordinator does within a flight: it carries out commands."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.inputs import Input, OpenDataset
+from kerasps.step import TracedStep
+from kerasps.training.channel import Mailbox
+from kerasps.training.epoch_events import (
+    Collect,
+    Event,
+    Execution,
+    ExecutionsDone,
+    Open,
+    ResultCollected,
+    ResultReturned,
+    Send,
+    SplitOpened,
+)
+from kerasps.variables import CALLS
+
+# Executions that a worker has at a time: one runs, and the next is there when it ends.
+EXECUTIONS_AHEAD = 2
+
+
+class WorkerSource:
+    """What one worker has open, from session to session; a worker that came back has a new one.
+
+    Thread: that of the worker's session.
+    """
+
+    def __init__(self) -> None:
+        self._dataset: OpenDataset | None = None
+        self._resource: tf.Tensor | None = None
+        self._graphs: dict[int, Any] = {}
+        self.is_ready = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to read, or to run executions with batches on."""
+        return self._dataset is not None
+
+    def open(self, dataset: OpenDataset) -> None:
+        """Read from `dataset` from here on."""
+        self._dataset, self._resource = dataset, dataset.resource
+        self._graphs.clear()
+
+    def close(self) -> None:
+        """Forget all: the worker is lost, or what it holds is unknown."""
+        self._dataset = self._resource = None
+        self._graphs.clear()
+        self.is_ready = False
+
+    def data_of(self, execution: Execution) -> Any:
+        """Return what the step graph of an execution reads: a resource, or batches."""
+        return self._resource if execution.batches is None else execution.batches
+
+    def step_graph(self, function: TracedStep, num_steps: int, *, keeps_totals: bool) -> Any:
+        """Return the step graph of an execution of `num_steps` steps on this source."""
+        assert self._dataset is not None  # `Open` comes before `Send`
+        if num_steps not in self._graphs:
+            self._graphs[num_steps] = function.step_graph(
+                self._dataset.spec,
+                num_steps,
+                checked=self._dataset.is_checked,
+                keeps_totals=keeps_totals,
+            )
+        return self._graphs[num_steps]
+
+
+class Session:
+    """Carries out commands on one worker, until it is told to end.
+
+    Thread: the worker's own, with operations going through `executor` to the worker's device.
+
+    Args:
+        worker: the index of the worker.
+        source: what the worker has open.
+        function: the step.
+        inputs: the data.
+        executor: the executor that operations go through, in the order in which they are made.
+        keeps_totals: whether results add up on the worker until they are collected.
+        post: brings an event to the epoch's state.
+        on_success: called when executions are known to be done.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        source: WorkerSource,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        executor: Any,
+        keeps_totals: bool,
+        post: Callable[[Event], None],
+        on_success: Callable[[int], None],
+    ) -> None:
+        self._worker = worker
+        self._source = source
+        self._function = function
+        self._inputs = inputs
+        self._executor = executor
+        self._keeps_totals = keeps_totals
+        self._post = post
+        self._on_success = on_success
+        # Executions that are not known to be done.
+        self._num_running = 0
+
+    def run(self, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
+        """Carry out the commands in `mailbox`; return when the flight is over and nothing runs."""
+        while True:
+            if mailbox.empty():
+                # There is nothing to send ahead, so the state may as well know what is done.
+                self._wait()
+            command = mailbox.get()
+            if command is None or is_over():
+                self._wait()
+                return
+            match command:
+                case Open():
+                    self._open(command)
+                case Send():
+                    self._send(command.execution)
+                case Collect():
+                    self._collect()
+
+    def _open(self, command: Open) -> None:
+        if not self._source.is_ready:
+            self._function.start()
+            self._source.is_ready = True
+        dataset = self._inputs.open(command.split, command.skip)
+        self._source.open(dataset)
+        self._post(SplitOpened(self._worker, dataset.left))
+
+    def _send(self, execution: Execution) -> None:
+        graph = self._source.step_graph(
+            self._function, execution.num_steps, keeps_totals=self._keeps_totals
+        )
+        data = self._source.data_of(execution)
+        if self._keeps_totals:
+            self._num_running += 1
+            # Returns when there is room in the executor: the oldest but `EXECUTIONS_AHEAD` is done.
+            self._function.advance(graph, data, execution.header)
+            self._report(EXECUTIONS_AHEAD)
+        else:
+            result = self._function.run(graph, data, execution.header)
+            self._on_success(self._worker)
+            self._post(ResultReturned(self._worker, result.steps, result))
+
+    def _collect(self) -> None:
+        self._wait()
+        result = self._function.collect()
+        self._post(ResultCollected(self._worker, result.steps, result, time.monotonic()))
+
+    def _wait(self) -> None:
+        """Wait until nothing runs on the worker."""
+        self._executor.wait()
+        self._report(0)
+
+    def _report(self, still_running: int) -> None:
+        done = self._num_running - still_running
+        if done > 0:
+            self._num_running = still_running
+            self._on_success(self._worker)
+            self._post(ExecutionsDone(self._worker, done, time.monotonic()))
+
+
+@contextlib.contextmanager
+def sending_through(executor: Any) -> Iterator[None]:
+    """In this context, this thread's operations go through `executor`."""
+    context = _compat.eager_context()
+    before = context.executor
+    context.executor, CALLS.are_waited_for = executor, False
+    try:
+        yield
+    finally:
+        context.executor, CALLS.are_waited_for = before, True
+        # What is deleted when a task is gone, and was on it, leaves an error that nobody asked for,
+        # and that would be printed.
+        before.clear_error()
+
+
+def drain(executor: Any) -> None:
+    """Wait until an executor that has failed is empty.
+
+    What is left in it fails too, at the latest when it is cancelled. TensorFlow prints errors that
+    are still there when an executor is deleted.
+    """
+    for _ in range(2 * EXECUTIONS_AHEAD + 1):
+        try:
+            executor.wait()
+            return
+        except tf.errors.OpError:
+            executor.clear_error()

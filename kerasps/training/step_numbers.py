@@ -1,0 +1,47 @@
+"""The global numbers of steps, and the seeds that follow from them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps.step import Header, TracedStep
+
+
+class StepNumbers:
+    """Gives every step its global number, and with it the seeds that it draws.
+
+    The numbers go on from the optimizer's iterations. A step's seeds follow from its number alone,
+    so that no two workers draw the same and an execution that is run again draws what it drew
+    before. One worker draws what plain Keras draws.
+    """
+
+    def __init__(self, model: keras.Model, function: TracedStep) -> None:
+        self._function = function
+        optimizer = getattr(model, "optimizer", None)
+        self._next = 0 if optimizer is None else int(optimizer._iterations.numpy())
+        self._seeds = [v.storage.numpy().astype(np.int64) for v in function.seeds]
+        self._settled = self._next
+
+    def next_header(self, num_steps: int) -> np.ndarray:
+        """Return the header of an execution of the next `num_steps` steps."""
+        header = Header(self._next, self._seeds).to_array()
+        self._next += num_steps
+        for seed, draws in zip(self._seeds, self._function.seeds_per_step, strict=True):
+            seed[1] += num_steps * draws
+        return header
+
+    def settle(self, num_steps: int) -> None:
+        """Number what follows behind the `num_steps` that were done since the last call.
+
+        Executions that found no data have used no seeds. Those that were used are written to the
+        states of their generators.
+        """
+        unused = self._next - self._settled - num_steps
+        self._next = self._settled = self._settled + num_steps
+        for variable, seed, draws in zip(
+            self._function.seeds, self._seeds, self._function.seeds_per_step, strict=True
+        ):
+            seed[1] -= unused * draws
+            variable.storage.assign(tf.cast(seed, variable.storage.dtype))

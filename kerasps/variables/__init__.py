@@ -1,0 +1,117 @@
+"""Variables on ps tasks: makes them, splits them into shards, reads, writes, moves, destroys them.
+
+Contract: outside a step, a `ParameterServerVariable` is an ordinary `keras.Variable` whose storage
+is remote. Inside a step it resolves through the `Phase` of the current thread; who traces steps
+supplies the phase, and this wing knows none of them.
+"""
+
+from __future__ import annotations
+
+from kerasps.variables.adoption import (
+    adopt_model,
+    adopt_optimizer,
+    adopt_variable,
+    strategy_of,
+)
+from kerasps.variables.chunks import (
+    CHUNK_BYTES,
+    StoredRows,
+    chunks_of,
+    num_bytes,
+    read_rows,
+    row_bytes,
+    write_rows,
+)
+from kerasps.variables.flights import Flight, aboard, uninterrupted, worker_timeout
+from kerasps.variables.lookup_tables import LookupTables
+from kerasps.variables.named import (
+    Lookup,
+    NamedVariable,
+    anonymous_handle,
+    call_with,
+    plain_variable,
+)
+from kerasps.variables.names import CALLS, NAMES
+from kerasps.variables.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+)
+from kerasps.variables.phase import (
+    before_access,
+    come_to_rest,
+    creating_under,
+    current_phase,
+    entering,
+)
+from kerasps.variables.placement import Placement, TaskPlacement, text_table
+from kerasps.variables.placing import Extended, is_ours
+from kerasps.variables.sharding import LAYOUTS, ShardedStorage, TensorLike, WholeValue
+from kerasps.variables.shards import Shard, shards_in
+from kerasps.variables.slots import (
+    check_optimizer,
+    move_slots,
+    optimizers_of,
+    shared_state,
+    slots_of,
+)
+from kerasps.variables.variable import (
+    ParameterServerVariable,
+    is_metric_state,
+    is_seed_state,
+    make_parameter_server_variable,
+)
+
+__all__ = [
+    "CALLS",
+    "CHUNK_BYTES",
+    "LAYOUTS",
+    "NAMES",
+    "Extended",
+    "FixedShardsPartitioner",
+    "Flight",
+    "Lookup",
+    "LookupTables",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "NamedVariable",
+    "ParameterServerVariable",
+    "Placement",
+    "Shard",
+    "ShardedStorage",
+    "StoredRows",
+    "TaskPlacement",
+    "TensorLike",
+    "WholeValue",
+    "aboard",
+    "adopt_model",
+    "adopt_optimizer",
+    "adopt_variable",
+    "anonymous_handle",
+    "before_access",
+    "call_with",
+    "check_optimizer",
+    "chunks_of",
+    "come_to_rest",
+    "creating_under",
+    "current_phase",
+    "entering",
+    "is_metric_state",
+    "is_ours",
+    "is_seed_state",
+    "make_parameter_server_variable",
+    "move_slots",
+    "num_bytes",
+    "optimizers_of",
+    "plain_variable",
+    "read_rows",
+    "row_bytes",
+    "shards_in",
+    "shared_state",
+    "slots_of",
+    "strategy_of",
+    "text_table",
+    "uninterrupted",
+    "worker_timeout",
+    "write_rows",
+]

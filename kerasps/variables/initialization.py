@@ -1,0 +1,390 @@
+"""Makes initial values of some rows of a variable, without the other rows.
+
+A ps that holds a shard of a variable makes the values of its rows and of no others. They are those
+that the whole variable would have had: Keras's initializers draw from generators that are based on
+a counter, and such a generator starts anywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps.variables.keras_random import drawn_seed, fans
+
+# Whole values larger than this are worth a warning: beside the shard itself, they fill the memory
+# of a small ps.
+LARGE_VALUE_BYTES = 1_000_000_000
+
+# Random values are made in chunks of so many bytes. Processor time was the same within a tenth from
+# 1 MB to 64 MB (2 million rows of 32 values, together or every other row); the memory beside the
+# shard is two to five times this.
+CHUNK_BYTES = 8 << 20
+
+# The numbers that TensorFlow's kernels take from Philox (`random_distributions.h`,
+# `random_op_cpu.h`). One count of the counter gives four numbers of 32 bits. A normal that is
+# truncated draws again up to a limit, so 256 numbers are set aside for each of its values.
+_NUMBERS_PER_COUNT = 4
+_NUMBERS_PER_TRUNCATED_NORMAL = 256
+_VALUES_PER_GROUP = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 2}
+
+
+class RowInitializer:
+    """Makes some rows of `initializer(shape, dtype=dtype)`, on the device that is current.
+
+    Made once for a variable, on the coordinator, then called once for each shard under the device
+    of its ps. All shards together are one draw of the initializer: a `keras.random.SeedGenerator`
+    moves on once, as for a variable that is whole.
+
+    Some initializers make their rows alone, bit for bit those of the whole: `Zeros`, `Ones`,
+    `Constant`, `RandomNormal`, `RandomUniform`, `TruncatedNormal`, `VarianceScaling` and the
+    classes derived from it (Glorot, He, LeCun). The fans are those of the whole shape.
+
+    Any other initializer makes the whole value for each shard, and all but the shard's rows are
+    dropped. So does a class derived from one of these with a `__call__` of its own. Such an
+    initializer must return the same value each time. Where its attribute `seed` is a
+    `SeedGenerator`, it is given the seeds of the first time again.
+
+    ```python
+    make_rows = RowInitializer(keras.initializers.GlorotUniform(seed=1), (1000, 16), "float32")
+    with tf.device("/job:ps/task:0"):
+        first_half = make_rows(range(0, 500))
+    with tf.device("/job:ps/task:1"):
+        odd_rows = make_rows(range(1, 1000, 2))
+    ```
+
+    Args:
+        initializer: a callable of `shape` and `dtype`, such as a `keras.initializers.Initializer`.
+        shape: the shape of the whole variable; one axis at least.
+        dtype: the name of its dtype.
+
+    Raises:
+        TypeError: `initializer` cannot be called.
+        ValueError: `shape` has no axis to take rows of.
+    """
+
+    def __init__(self, initializer: Any, shape: Sequence[int], dtype: str) -> None:
+        if not callable(initializer):
+            raise TypeError(
+                "Argument `initializer` cannot be called. Expected: a callable of `shape` and "
+                "`dtype`, such as `keras.initializers.GlorotUniform()`. Received: "
+                f"initializer={initializer!r}. `keras.initializers.get` makes one of a name or an "
+                "array."
+            )
+        self._shape = tuple(int(size) for size in shape)
+        self._dtype: str = keras.backend.standardize_dtype(dtype)
+        if not self._shape:
+            raise ValueError(
+                "A scalar has no rows. Expected: a shape with one axis at least. Received: "
+                f"shape={shape!r}. Call the initializer itself."
+            )
+        with tf.init_scope():
+            make_rows = _constant(initializer, self._shape, self._dtype) or _random(
+                initializer, self._shape, self._dtype
+            )
+        self._is_exact_by_rows = make_rows is not None
+        self._make_rows = make_rows or _sliced(initializer, self._shape, self._dtype)
+
+    @property
+    def is_exact_by_rows(self) -> bool:
+        """True where rows are made alone; else each call makes the whole and drops the rest."""
+        return self._is_exact_by_rows
+
+    def __call__(self, rows: range) -> tf.Tensor:
+        """Make the rows `rows` of the whole value, on the current device.
+
+        Args:
+            rows: their indices, ascending: `range(a, b)`, or `range(a, b, n)` for every n-th.
+
+        Returns:
+            A tensor of shape `(len(rows), *shape[1:])`.
+
+        Raises:
+            ValueError: `rows` are not rows of the variable in ascending order.
+        """
+        if rows.step < 1 or (rows and (rows[0] < 0 or rows[-1] >= self._shape[0])):
+            raise ValueError(
+                "Argument `rows` must name rows of the variable, in ascending order. Expected: a "
+                f"range within range({self._shape[0]}) with a step of 1 or more. Received: "
+                f"rows={rows!r}. Leave out rows that are not there."
+            )
+        return self._make_rows(rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"<RowInitializer shape={self._shape} dtype={self._dtype} "
+            f"is_exact_by_rows={self._is_exact_by_rows}>"
+        )
+
+
+_MakeRows = Callable[[range], tf.Tensor]
+
+
+def _calls(initializer: Any, cls: type) -> bool:
+    """Return whether `initializer(...)` runs the very `__call__` of `cls`, and no override."""
+    return bool(type(initializer).__call__ is cls.__call__)
+
+
+def _constant(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows | None:
+    """Return a maker of rows of a constant or a given value; None for another initializer."""
+    if _calls(initializer, keras.initializers.Zeros) or _calls(
+        initializer, keras.initializers.Ones
+    ):
+        return lambda rows: initializer((len(rows), *shape[1:]), dtype=dtype)
+    if not _calls(initializer, keras.initializers.Constant):
+        return None
+    value = keras.ops.cast(initializer.value, dtype)
+    if not _broadcasts(value.shape, shape):
+        return None  # the whole value then says what is wrong
+    by_row = len(value.shape) == len(shape) and value.shape[0] == shape[0]
+
+    def make_rows(rows: range) -> tf.Tensor:
+        own = value[rows.start : rows.stop : rows.step] if by_row else value
+        return keras.initializers.Constant(own)((len(rows), *shape[1:]), dtype=dtype)
+
+    return make_rows
+
+
+def _broadcasts(shape: tf.TensorShape, to: tuple[int, ...]) -> bool:
+    try:
+        return bool(tf.broadcast_static_shape(shape, tf.TensorShape(to)) == to)
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class _Distribution:
+    """The distribution that an initializer draws from: `kind`, times `scale`, plus `shift`."""
+
+    kind: str
+    scale: tf.Tensor
+    shift: tf.Tensor
+
+
+def _random(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows | None:
+    """Draw the seed, and return a maker of rows of random values; None for other initializers."""
+    if dtype not in _VALUES_PER_GROUP:
+        return None  # Keras's error says that the values are not integers
+    distribution = _distribution(initializer, shape, dtype)
+    if distribution is None:
+        return None
+    seed = drawn_seed(initializer.seed)
+    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    # Three small arrays, and not a dozen scalars: each goes to the ps by itself.
+    start = tf.concat([key, counter], 0).numpy()
+    scale_and_shift = tf.stack([distribution.scale, distribution.shift]).numpy()
+    row_size = math.prod(shape[1:])
+
+    def make_rows(rows: range) -> tf.Tensor:
+        # Of every n-th row, the n - 1 between are drawn too: the generator goes through them.
+        generated_row_bytes = max(1, row_size * tf.as_dtype(dtype).size) * rows.step
+        rows_per_chunk = max(1, CHUNK_BYTES // generated_row_bytes)
+        layout = tf.constant([rows.start, rows.step, len(rows), row_size, rows_per_chunk], tf.int64)
+        # A task knows only functions that were traced after the coordinator had connected to it, so
+        # the devices are a part of the cache's key.
+        connected = tuple(device.name for device in tf.config.list_logical_devices())
+        generate = _generator(distribution.kind, dtype, connected)
+        values = generate(layout, tf.constant(start), tf.constant(scale_and_shift, dtype))
+        return tf.reshape(values, (len(rows), *shape[1:]))
+
+    return make_rows
+
+
+def _distribution(initializer: Any, shape: tuple[int, ...], dtype: str) -> _Distribution | None:
+    # Each number becomes a tensor in the way of Keras's `random.uniform` and
+    # `tf.random.stateless_normal`: they round differently (`tf.cast` goes through float32), and the
+    # values are to be the same bit for bit.
+    if _calls(initializer, keras.initializers.RandomUniform):
+        return _uniform(initializer.minval, initializer.maxval, dtype)
+    if _calls(initializer, keras.initializers.RandomNormal):
+        return _normal("Normal", initializer.mean, initializer.stddev, dtype)
+    if _calls(initializer, keras.initializers.TruncatedNormal):
+        return _normal("TruncatedNormal", initializer.mean, initializer.stddev, dtype)
+    if not _calls(initializer, keras.initializers.VarianceScaling):
+        return None
+    # Not in every version of Keras that is supported, and None unless given.
+    axes = {name: getattr(initializer, name, None) for name in ("input_axes", "output_axes")}
+    fan_in, fan_out = fans(
+        shape, **{name: value for name, value in axes.items() if value is not None}
+    )
+    fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2.0}[
+        initializer.mode
+    ]
+    variance = initializer.scale / max(1.0, fan)
+    if initializer.distribution == "uniform":
+        limit = math.sqrt(3.0 * variance)
+        return _uniform(-limit, limit, dtype)
+    if initializer.distribution == "untruncated_normal":
+        return _normal("Normal", 0.0, math.sqrt(variance), dtype)
+    # The standard deviation of a standard normal that is truncated at -2 and 2, as Keras writes it.
+    return _normal("TruncatedNormal", 0.0, math.sqrt(variance) / 0.87962566103423978, dtype)
+
+
+def _uniform(minval: Any, maxval: Any, dtype: str) -> _Distribution | None:
+    minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+    return _scalars(_Distribution("Uniform", maxval - minval, minval))
+
+
+def _normal(kind: str, mean: Any, stddev: Any, dtype: str) -> _Distribution | None:
+    mean, stddev = (
+        tf.convert_to_tensor(mean, dtype=dtype),
+        tf.convert_to_tensor(stddev, dtype=dtype),
+    )
+    return _scalars(_Distribution(kind, stddev, mean))
+
+
+def _scalars(distribution: _Distribution) -> _Distribution | None:
+    """Return `distribution`, None where its mean or limits are arrays.
+
+    Keras broadcasts these, so they may differ from row to row.
+    """
+    return (
+        distribution
+        if not distribution.scale.shape.rank and not distribution.shift.shape.rank
+        else None
+    )
+
+
+@functools.cache
+def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
+    """Return a function that makes rows of a distribution in chunks, for every shape and device.
+
+    It is a graph, whose loop writes each chunk into the result in place: beside the result there
+    are a few chunks. One operation at a time would hold the result three times, and with the `mod`
+    layout all rows between the shard's own.
+    """
+    del connected  # in the key of the cache only
+    draw = {
+        "Uniform": tf.raw_ops.StatelessRandomUniformV2,
+        "Normal": tf.raw_ops.StatelessRandomNormalV2,
+        "TruncatedNormal": tf.raw_ops.StatelessTruncatedNormalV2,
+    }[kind]
+    group = _VALUES_PER_GROUP[dtype]
+    counts_per_group = (
+        group * _NUMBERS_PER_TRUNCATED_NORMAL // _NUMBERS_PER_COUNT
+        if kind == "TruncatedNormal"
+        else 1
+    )
+
+    def values_from(index: tf.Tensor, size: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+        """Return `size` values of the whole sequence, from `index` on."""
+        # The counter has 128 bits in two halves; where the lower one wraps around, one is carried.
+        low, high = start[1], start[2]
+        moved = low + tf.cast(index // group * counts_per_group, tf.uint64)
+        counter = tf.stack([moved, high + tf.cast(moved < low, tf.uint64)])
+        drop = index % group
+        values = draw(
+            shape=[drop + size],
+            key=start[:1],
+            counter=counter,
+            alg=tf.random.Algorithm.PHILOX.value,
+            dtype=dtype,
+        )
+        return values[drop:]
+
+    def generate(layout: tf.Tensor, start: tf.Tensor, scale_and_shift: tf.Tensor) -> tf.Tensor:
+        first, step, num_rows, row_size, rows_per_chunk = tf.unstack(layout)
+        scale, shift = tf.unstack(scale_and_shift)
+
+        def write_chunk(done: tf.Tensor, result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            until = tf.minimum(done + rows_per_chunk, num_rows)
+            span = (until - done - 1) * step + 1  # the rows from the first of the chunk to its last
+            values = values_from((first + done * step) * row_size, span * row_size, start)
+            values = tf.reshape(values, tf.stack([span, row_size]))[::step]
+            result = tf.raw_ops.TensorStridedSliceUpdate(
+                input=result, begin=[done], end=[until], strides=[1], value=values * scale + shift
+            )
+            return until, result
+
+        result = tf.raw_ops.Empty(shape=tf.cast([num_rows, row_size], tf.int32), dtype=dtype)
+        # One chunk at a time, or several would be in memory.
+        _, result = tf.while_loop(
+            lambda done, _: done < num_rows,
+            write_chunk,
+            (tf.constant(0, tf.int64), result),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, None])),
+            parallel_iterations=1,
+        )
+        return result
+
+    signature = [
+        tf.TensorSpec([5], tf.int64),
+        tf.TensorSpec([3], tf.uint64),
+        tf.TensorSpec([2], dtype),
+    ]
+    # Traced for no device in particular, so that one graph serves every ps.
+    with tf.init_scope(), tf.device(None):
+        return tf.function(
+            generate, autograph=False, input_signature=signature
+        ).get_concrete_function()
+
+
+def _sliced(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows:
+    """Return a maker of rows that makes the whole value in each call and drops the rest.
+
+    Warns above 1 GB.
+    """
+    num_bytes = math.prod(shape) * tf.as_dtype(dtype).size
+    if num_bytes > LARGE_VALUE_BYTES:
+        warnings.warn(
+            "Each ps that holds a shard of this variable makes the whole initial value of "
+            f"{num_bytes:,} bytes, and then drops the rows of the other shards. Expected: one of "
+            f"Keras's initializers, whose rows can be made alone. Received: {_name(initializer)} "
+            f"for shape {shape} and dtype {dtype}. Use `keras.initializers.VarianceScaling`, "
+            "`RandomNormal`, `RandomUniform` or another built-in initializer, or give each ps "
+            "that much memory.",
+            stacklevel=3,
+        )
+    seeds = None
+    if isinstance(getattr(initializer, "seed", None), keras.random.SeedGenerator):
+        seeds = _ReplayedSeeds(initializer.seed)
+        initializer = copy.copy(initializer)
+        initializer.seed = seeds
+
+    def make_rows(rows: range) -> tf.Tensor:
+        if seeds is not None:
+            seeds.rewind()
+        whole = keras.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype=dtype)
+        if tuple(whole.shape) != shape:
+            raise ValueError(
+                f"The initializer {_name(initializer)} returned a value of another shape than the "
+                f"variable's. Expected: {shape}. Received: {tuple(whole.shape)}. Let it return the "
+                "shape that it is called with."
+            )
+        # A slice could share the memory of the whole value, and keep it for as long as the variable
+        # lives.
+        return tf.gather(whole, tf.range(rows.start, rows.stop, rows.step))
+
+    return make_rows
+
+
+def _name(initializer: Any) -> str:
+    return str(getattr(initializer, "__name__", type(initializer).__name__))
+
+
+class _ReplayedSeeds(keras.random.SeedGenerator):
+    """Gives the seeds of a `SeedGenerator`, and after `rewind` the same ones again."""
+
+    def __init__(self, generator: keras.random.SeedGenerator) -> None:
+        # Without `super().__init__()`, which would make a variable: the state is that of
+        # `generator`.
+        self._generator = generator
+        self._drawn: list[tf.Tensor] = []
+        self._num_given = 0
+
+    def rewind(self) -> None:
+        self._num_given = 0
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        if self._num_given == len(self._drawn):
+            self._drawn.append(self._generator.next(ordered))
+        self._num_given += 1
+        return self._drawn[self._num_given - 1]

@@ -1,0 +1,204 @@
+"""Copies lookup tables that a step or a dataset asks to each worker, which asks its own copy.
+
+The table of a `StringLookup`, an `IntegerLookup` or a `TextVectorization` (a
+`tf.lookup.StaticHashTable`) lives in the process that made it. A function that captured it would
+ask that process for each batch. So the graph that a worker runs has a table with a name in place of
+the captured one. Before it runs there, the worker's table is filled: once, unless the worker came
+back empty. The content of a table travels by itself and not in graphs, so a large vocabulary makes
+no graph larger.
+
+A table that can change (`tf.lookup.experimental.MutableHashTable`, `DenseHashTable`) stays one for
+all, where it was made.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster import fetch
+from kerasps.errors import InputError
+from kerasps.variables.named import destroy
+from kerasps.variables.names import NAMES
+
+_Dtypes = tuple[tf.DType, tf.DType]
+
+
+class LookupTables:
+    """The lookup tables that a function captured and of which workers have copies.
+
+    Args:
+        function: the concrete function, as it was traced.
+
+    Raises:
+        InputError: a table has no contents yet.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._tables: dict[int, tuple[tf.Tensor, _Copies]] = {}
+        self._owners: list[weakref.ref[Any]] = []
+        finds = [
+            node for node in _nodes(function.graph.as_graph_def()) if node.op == "LookupTableFindV2"
+        ]
+        if not finds:
+            return
+        # Tables that can change have their look-ups bound to the task where they are.
+        dtypes = {_dtypes(node) for node in finds} - {
+            _dtypes(node) for node in finds if "/job:" in node.device
+        }
+        variables = {id(variable.handle) for variable in function.variables}
+        for captured in function.captured_inputs:
+            if captured.dtype == tf.resource and id(captured) not in variables:
+                copies = _copies_of(captured, dtypes)
+                if copies is not None:
+                    self._tables[id(captured)] = captured, copies
+                    owner = _compat.owner_of(captured)
+                    self._owners += [] if owner is None else [weakref.ref(owner)]
+        if self._tables:
+            self._sizes = tf.function(self._read_sizes, autograph=False).get_concrete_function()
+
+    def __bool__(self) -> bool:
+        return bool(self._tables)
+
+    @property
+    def are_current(self) -> bool:
+        """True where no table has been replaced; a layer makes a new one when it is adapted."""
+        return all(owner() is not None for owner in self._owners)
+
+    def handles(self) -> dict[int, tf.Tensor]:
+        """Return the worker's tables in the current graph, by the `id` of captured handles."""
+        return {key: copies.table() for key, (_, copies) in self._tables.items()}
+
+    def bring(self) -> None:
+        """Fill the tables of the worker on whose device this runs.
+
+        Call before a graph with `handles` runs there.
+        """
+        if self._tables:
+            # One call for the sizes of all: a worker that has them needs no other.
+            for (original, copies), size in zip(
+                self._tables.values(), fetch([self._sizes()])[0], strict=True
+            ):
+                if size != copies.size:
+                    copies.fill(original)
+
+    def _read_sizes(self) -> tf.Tensor:
+        return tf.stack(
+            [
+                tf.raw_ops.LookupTableSizeV2(table_handle=handle)
+                for handle in self.handles().values()
+            ]
+        )
+
+
+class _Copies:
+    """The copies of one lookup table, under one name on every worker.
+
+    They are destroyed when the original is collected, which holds this object.
+
+    Args:
+        keys: the keys in the table, which do not change.
+        values: the value of each.
+    """
+
+    def __init__(self, keys: tf.Tensor, values: tf.Tensor) -> None:
+        self.size = int(keys.shape[0])
+        # Never given back: a copy that could not be destroyed must not be met again.
+        self._name = NAMES.claim("lookup table")
+        self._key_dtype, self._value_dtype = keys.dtype, values.dtype
+        self._on_devices: dict[str, tf.Tensor] = {}
+        weakref.finalize(self, _destroy_all, self._on_devices).atexit = False
+
+    def table(self) -> tf.Tensor:
+        """Return the table on the device at hand, empty where it is new."""
+        return tf.raw_ops.HashTableV2(
+            container="",
+            shared_name=self._name,
+            key_dtype=self._key_dtype,
+            value_dtype=self._value_dtype,
+        )
+
+    def fill(self, original: tf.Tensor) -> None:
+        """Fill the table on the device at hand with the content of `original`."""
+        keys, values = _contents(original, (self._key_dtype, self._value_dtype))
+        table = self.table()
+        self._on_devices[table.device] = table
+        tf.raw_ops.InitializeTableV2(table_handle=table, keys=keys, values=values)
+
+
+def _copies_of(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
+    """Return the copies of the lookup table that a handle is of.
+
+    Args:
+        handle: the handle of any resource.
+        dtypes: pairs of dtypes of keys and values that it may have.
+
+    Returns:
+        The copies, None where the resource is no table, or one that may change.
+
+    Raises:
+        InputError: the table has no contents yet.
+    """
+    # On the handle: all functions that captured the table share the copies, which end with it.
+    if not hasattr(handle, "copies"):
+        handle.copies = _make_copies(handle, dtypes)
+    copies: _Copies | None = handle.copies
+    return copies
+
+
+def _make_copies(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
+    owner = _compat.owner_of(handle)
+    if isinstance(
+        owner, (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
+    ):
+        return None
+    if isinstance(owner, tf.lookup.StaticHashTable):
+        dtypes = [(owner.key_dtype, owner.value_dtype)]
+    # Where the owner is not known, neither are the dtypes. The table is asked for its contents with
+    # each pair, and any other resource answers with an error.
+    for candidate in dtypes:
+        try:
+            with tf.init_scope():
+                keys, values = _contents(handle, candidate)
+        except (tf.errors.FailedPreconditionError, tf.errors.AbortedError) as exc:
+            raise InputError(
+                "A lookup table that is asked for a batch has no contents. Expected: a "
+                "vocabulary. Received: a table that was never filled. Call `adapt` or "
+                "`set_vocabulary` on each lookup layer first, or give it a `vocabulary`."
+            ) from exc
+        except tf.errors.OpError:
+            continue  # another kind of resource, or other dtypes
+        # An empty copy could not be told from one that is to be filled.
+        return (
+            _Copies(keys, values)
+            if keys.shape.rank == values.shape.rank == 1 and keys.shape[0]
+            else None
+        )
+    return None
+
+
+def _contents(handle: tf.Tensor, dtypes: _Dtypes) -> tuple[tf.Tensor, tf.Tensor]:
+    with tf.device(handle.device):
+        keys, values = tf.raw_ops.LookupTableExportV2(
+            table_handle=handle, Tkeys=dtypes[0], Tvalues=dtypes[1]
+        )
+    return keys, values
+
+
+def _destroy_all(on_devices: dict[str, tf.Tensor]) -> None:
+    for handle in on_devices.values():
+        destroy(handle)
+
+
+def _nodes(graph_def: Any) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _dtypes(node: Any) -> _Dtypes:
+    return tf.as_dtype(node.attr["Tin"].type), tf.as_dtype(node.attr["Tout"].type)

@@ -1,0 +1,217 @@
+"""Variables with a name on their task, by which the graph of an execution looks them up.
+
+TensorFlow's own variables are anonymous: whatever reads one must be sent its handle. A call from
+the coordinator to a worker to a ps would carry one handle per variable and slot. Each handle costs
+all three some 15 microseconds per call. Ours have a name on their task, so an execution carries
+none: its graph looks them up where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import uuid
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster import is_fork, naming_lost_ps
+from kerasps.variables.names import CALLS, NAMES
+
+
+class NamedVariable(_compat.ResourceVariable):
+    """A `tf.Variable` with a name on its task; its resource is destroyed when it is collected.
+
+    Args:
+        initial_value: a function that returns the initial value; it runs on the current device.
+            None for a variable without a value.
+        shape: a fully defined shape.
+        dtype: the `tf.DType`.
+        trainable: as for `tf.Variable`.
+        name: its name in messages; need not be unique.
+    """
+
+    def __init__(
+        self,
+        initial_value: Callable[[], Any] | None,
+        *,
+        shape: Any,
+        dtype: Any,
+        trainable: bool,
+        name: str,
+    ) -> None:
+        with tf.init_scope():
+            dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
+            kind = (dtype.name, tuple(shape))
+            shared_name = NAMES.claim(kind)
+            with naming_lost_ps:
+                handle = tf.raw_ops.VarHandleOp(
+                    dtype=dtype, shape=shape, container="", shared_name=shared_name
+                )
+            # TensorFlow's variables know their names by these two. The latter is never given again,
+            # not even to a variable that gets the name of another on its task.
+            handle._name, handle._unique_id = f"{name}:0", uuid.uuid4().hex
+            _compat.set_handle_data(handle, _compat.create_handle_data(shape, dtype))
+            super().__init__(trainable=trainable, shape=shape, dtype=dtype, handle=handle)
+            self._distribute_strategy = tf.distribute.get_strategy()
+            if initial_value is not None:
+                value = initial_value()
+                with naming_lost_ps:
+                    super().assign(value, read_value=False)
+            self.shared_name = shared_name
+            # A graph captures handles and not variables, and is asked for the variables later.
+            handle.named_variable = weakref.ref(self)
+            # Not when this process ends: TensorFlow then takes all of the process's resources off
+            # the tasks, and some of these may be gone already.
+            weakref.finalize(self, _destroy, handle, kind, shared_name).atexit = False
+
+
+def _naming_lost_ps(method: Any) -> None:
+    @functools.wraps(method)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with naming_lost_ps:
+            return method(*args, **kwargs)
+
+    setattr(NamedVariable, method.__name__, named)
+
+
+# Whatever reads or writes a variable ends in one of these.
+for _method in (
+    NamedVariable._read_variable_op,
+    NamedVariable.numpy,
+    NamedVariable.assign,
+    NamedVariable.assign_add,
+    NamedVariable.assign_sub,
+    NamedVariable.sparse_read,
+    NamedVariable.gather_nd,
+):
+    _naming_lost_ps(_method)
+
+
+def plain_variable(*, use_resource: bool = True, **kwargs: Any) -> tf.Variable:
+    """Make the `tf.Variable` that there is without a strategy, on the current device.
+
+    No variable creator is asked, whichever are active.
+    """
+    # A strategy's creator adds the argument, and there is no other kind of variable any more.
+    del use_resource
+    return _compat.ResourceVariable(**kwargs)
+
+
+class Lookup:
+    """Finds variables, and the locks of their tasks, by name, in the graph of an execution.
+
+    Args:
+        captures: captured handles, some of them more than once. Those of variables with a name are
+            looked up.
+        mutex: returns the handle of the lock of a device, given the device's name.
+    """
+
+    def __init__(self, captures: Iterable[tf.Tensor], mutex: Callable[[str], tf.Tensor]) -> None:
+        by_device: dict[str, dict[int, NamedVariable]] = {}
+        for captured in captures:
+            if hasattr(captured, "named_variable"):
+                variable = captured.named_variable()
+                by_device.setdefault(variable.device, {})[id(captured)] = variable
+        self._functions = {
+            device: _look_up(device, list(stored.values()))
+            for device, stored in sorted(by_device.items())
+        }
+        self._keys = {device: [id(mutex(device)), *stored] for device, stored in by_device.items()}
+
+    def __call__(self) -> dict[int, tf.Tensor]:
+        """Return the handles in the current graph, by the `id` of the handles they stand for."""
+        handles: dict[int, tf.Tensor] = {}
+        for device, function in self._functions.items():
+            # TensorFlow has calls without a resource among their arguments wait for each other,
+            # across machines. A resource that nothing else uses keeps the look-ups of several tasks
+            # apart. It is the worker's, so that no task waits for another to give it; where there
+            # is one task only, it is that task's.
+            with tf.device(device if len(self._functions) == 1 else None):
+                token = tf.raw_ops.VarHandleOp(
+                    dtype=tf.bool, shape=[], container="", shared_name=f"token of {device}"
+                )
+            with tf.device(device):
+                handles.update(zip(self._keys[device], function(token), strict=True))
+        return handles
+
+
+def _look_up(device: str, stored: Sequence[NamedVariable]) -> Any:
+    names = [(v.shared_name, v.dtype, v.shape) for v in stored]
+
+    def look_up(token: tf.Tensor) -> list[tf.Tensor]:
+        del token
+        with tf.device(device):
+            mutex = tf.raw_ops.MutexV2(container="", shared_name=mutex_name(device))
+            return [
+                mutex,
+                *(
+                    tf.raw_ops.VarHandleOp(dtype=d, shape=shape, container="", shared_name=name)
+                    for name, d, shape in names
+                ),
+            ]
+
+    return tf.function(
+        look_up, autograph=False, input_signature=[tf.TensorSpec([], tf.resource)]
+    ).get_concrete_function()
+
+
+def call_with(
+    handles: dict[int, tf.Tensor], function: Any, captures: Iterable[tf.Tensor], *args: Any
+) -> Any:
+    """Call a concrete function with handles of the current graph in place of captured ones.
+
+    Args:
+        handles: the handles of the current graph, by the `id` of the captured handle that each
+            stands for. A captured handle that is not in it is used itself.
+        function: the `tf.types.experimental.ConcreteFunction`.
+        captures: its `captured_inputs`, as they were when it was traced.
+        args: its arguments.
+    """
+    function.set_external_captures([handles.get(id(captured), captured) for captured in captures])
+    return function(*args)
+
+
+def mutex_name(device: str) -> str:
+    """Return the name of the lock of a task."""
+    return f"kerasps/{device}"
+
+
+def anonymous_handle(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+    """Return the handle of a variable that each execution of the current graph has for itself.
+
+    It is freed when the execution ends.
+    """
+    return tf.raw_ops.VarHandleOp(
+        dtype=dtype, shape=shape, container="", shared_name=_compat.anonymous_name()
+    )
+
+
+def _destroy(handle: tf.Tensor, kind: Hashable, shared_name: str) -> None:
+    # A destruction that was not waited for may still be on its way to the task, and would hit a new
+    # variable of that name.
+    if destroy(handle) and CALLS.are_waited_for:
+        NAMES.give_back(kind, shared_name)
+
+
+def destroy(handle: tf.Tensor) -> bool:
+    """Free the resource of a handle on its task, and return whether the task has done so.
+
+    Thread: any, at any instant. Python calls this when it collects an object, which may be in the
+    middle of TensorFlow building a graph.
+    """
+    if is_fork():  # whose parent still has the resource
+        return False
+    # The task may be gone, and the resource with it. ValueError: TensorFlow's words for a handle
+    # that was never made.
+    with (
+        contextlib.suppress(tf.errors.OpError, ValueError),
+        _compat.eager_mode(),
+        tf.device(handle.device),
+    ):
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        return True
+    return False

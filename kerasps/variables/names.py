@@ -1,0 +1,72 @@
+"""Names of resources on tasks. A name is given again when its resource is destroyed."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import uuid
+from collections.abc import Hashable
+
+
+class Names:
+    """Gives names to resources, and gives them again when the resources are gone.
+
+    A program that asks for the same kinds in the same order is given the same names.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: Python may collect a variable, and give back its name, in the middle of
+        # anything.
+        self._lock = threading.RLock()
+        self._prefix = self._new_prefix()
+        self._numbers = itertools.count()
+        self._free: dict[Hashable, list[tuple[int, str]]] = {}
+
+    @staticmethod
+    def _new_prefix() -> str:
+        return f"kerasps/{uuid.uuid4().hex}/"
+
+    def claim(self, kind: Hashable) -> str:
+        """Return a name that no resource has, in this process or another.
+
+        Args:
+            kind: the kind of the resource, such as its dtype and shape. A name goes to one kind.
+        """
+        with self._lock:
+            free = self._free.get(kind)
+            if free:
+                # The lowest, so that a model like the last one gets the last one's names in order,
+                # whichever order Python collected them in, and finds the graphs that have them.
+                return heapq.heappop(free)[1]
+            return f"{self._prefix}{next(self._numbers)}"
+
+    def give_back(self, kind: Hashable, name: str) -> None:
+        """Give a name back. Call when its resource is destroyed and no step in flight uses it."""
+        with self._lock:
+            if name.startswith(self._prefix):
+                heapq.heappush(
+                    self._free.setdefault(kind, []), (int(name.removeprefix(self._prefix)), name)
+                )
+
+    def retire(self) -> None:
+        """Give none of the names again that were given until now.
+
+        Call when a worker was lost, or steps in flight were given up: a step that uses the names
+        may still be on its way.
+        """
+        with self._lock:
+            self._prefix = self._new_prefix()
+            self._free.clear()
+
+
+NAMES = Names()
+
+
+class _Calls(threading.local):
+    """State of the current thread: whether a call to a task has been done when it returns."""
+
+    are_waited_for = True
+
+
+CALLS = _Calls()

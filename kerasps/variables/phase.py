@@ -1,0 +1,126 @@
+"""The phase of a step through which variables resolve in the current thread.
+
+Outside a step a variable is its value on a ps. While a step is traced, the tracer enters a phase,
+and the variable is whatever that phase answers: a pulled tensor, rows of it, or the storage itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from kerasps.cluster import check_not_forked
+from kerasps.variables import flights
+
+
+class Phase(Protocol):
+    """Answers for variables during one phase of a training step.
+
+    Thread: the one that traces. A phase is entered by `entering`, for that thread only.
+    """
+
+    # True where a variable shows no constraint, because another phase applies it.
+    hides_constraints: bool
+
+    def read(self, variable: keras.Variable) -> Any:
+        """Return the value of `variable`: a tensor or a `tf.Variable`."""
+
+    def shape(self, variable: keras.Variable) -> tf.TensorShape:
+        """Return the shape that the result of `read` has, without reading."""
+
+    def source(self, variable: keras.Variable) -> Any:
+        """Return what a GradientTape takes gradients with respect to, without reading."""
+
+    def take(self, variable: keras.Variable, ids: tf.Tensor) -> tf.Tensor:
+        """Return the rows `ids` of `variable`, of shape `ids.shape + variable.shape[1:]`."""
+
+    def assign(self, variable: keras.Variable, value: tf.Tensor) -> Any:
+        """Take the new value of `variable`."""
+
+    def assign_add(self, variable: keras.Variable, value: tf.Tensor) -> Any:
+        """Add `value` to `variable`."""
+
+    def regularizer(self, variable: keras.Variable, regularizer: Any) -> Any:
+        """Return the regularizer to show for `variable`, given its own, which may be None."""
+
+
+# Each thread traces by itself, and only the thread of a callback has something to do before access.
+class _ThreadState(threading.local):
+    phase: Phase | None = None
+    before_access: Callable[[], None] | None = None
+    strategy: Any = None
+
+
+_STATE = _ThreadState()
+
+
+def current_phase() -> Phase | None:
+    """Return the phase that the current thread traces, None outside a step."""
+    return _STATE.phase
+
+
+@contextlib.contextmanager
+def _holding(name: str, value: Any) -> Iterator[None]:
+    """In this context, hold `value` as the thread's state of that name."""
+    previous = getattr(_STATE, name)
+    setattr(_STATE, name, value)
+    try:
+        yield
+    finally:
+        setattr(_STATE, name, previous)
+
+
+def entering(new_phase: Phase | None) -> contextlib.AbstractContextManager[None]:
+    """In this context, resolve variables through `new_phase` in this thread; None: to storages."""
+    return _holding("phase", new_phase)
+
+
+def before_access(call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """In this context, run `call` once, just before this thread first touches a variable.
+
+    `come_to_rest` counts as such. `fit` lets steps run on during a batch callback, and waits for
+    them in `call`, only where the callback needs them done.
+    """
+    return _holding("before_access", call)
+
+
+def come_to_rest() -> None:
+    """Wait until no step is in flight, as far as this thread can know.
+
+    Within a batch callback on `fit`'s thread it suspends the loop. Elsewhere it waits for flights
+    that are ending, and returns at once where there are none.
+
+    Raises:
+        KeraspsError: this process was forked from a connected one.
+        WorkerLostError: a worker holds a step and has not answered for KERASPS_WORKER_TIMEOUT
+            seconds (600).
+    """
+    check_not_forked()
+    # Cleared first: what `call` does touches variables too.
+    call, _STATE.before_access = _STATE.before_access, None
+    if call is not None:
+        call()
+    flights.come_to_rest()
+
+
+def creating_under(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
+    """In this context, have new variables of this thread belong to `strategy`.
+
+    It goes before the strategy that is current.
+    """
+    return _holding("strategy", strategy)
+
+
+def creating_strategy() -> Any:
+    """Return the strategy that `creating_under` names in this thread, else None."""
+    return _STATE.strategy
+
+
+def strategy_of_new_variables() -> Any:
+    """Return the strategy that new variables of this thread belong to."""
+    return tf.distribute.get_strategy() if _STATE.strategy is None else _STATE.strategy

@@ -1,0 +1,196 @@
+"""Where variables go: by bytes, each on the lightest ps, and a slot beside its variable."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster import COORDINATOR_CPU, ps_device
+from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
+from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.sharding import ShardedStorage, Sharding
+
+
+class _Placing(threading.local):
+    """What this thread has said of the variables that it makes."""
+
+    active = False
+    device: str | None = None
+    beside: ShardedStorage | None = None
+
+
+class Extended(_compat.ParameterServerStrategyV2Extended):
+    """Place variables: by bytes, each on the lightest ps; a slot beside its variable.
+
+    TensorFlow's strategy asks this object where a new variable goes. Methods with an underscore
+    override its own; `_compat.check_overridden` sees that they exist there.
+
+    Args:
+        strategy: the `ParameterServerStrategy` that this belongs to.
+        cluster_resolver: as its constructor got it.
+        variable_partitioner: a callable that returns the number of shards per axis, or None.
+        shard_layout: `"mod"` or `"div"`.
+    """
+
+    def __init__(
+        self, strategy: Any, cluster_resolver: Any, variable_partitioner: Any, shard_layout: str
+    ) -> None:
+        super().__init__(strategy, cluster_resolver, variable_partitioner)
+        self.ledger = PlacementLedger(self._num_ps)
+        self._partitioner = variable_partitioner
+        self._shard_layout = shard_layout
+        self._placing = _Placing()
+        self._mutexes: dict[str, tf.Tensor] = {}
+
+    @contextlib.contextmanager
+    def placing(self, device: str | None) -> Iterator[None]:
+        """In this context, create variables whole on `device`; None picks the lightest ps.
+
+        Thread: acts on this thread alone.
+        """
+        placing = self._placing
+        before = placing.active, placing.device
+        placing.active, placing.device = True, device
+        try:
+            yield
+        finally:
+            placing.active, placing.device = before
+
+    def shards(self, shape: tuple[int, ...], dtype: tf.DType) -> tuple[Sharding, list[str]] | None:
+        """Return the sharding of a new variable and the device of each shard; None: it is whole.
+
+        A slot, which is made beside its variable, is sharded as that one is.
+
+        Raises:
+            ValueError: the partitioner splits another axis than the first.
+        """
+        beside = self._placing.beside
+        if beside is not None:
+            same = tuple(beside.shape) == shape
+            return (
+                (beside.sharding, [str(shard.device) for shard in beside.shards]) if same else None
+            )
+        if self._partitioner is None or not shape:
+            return None
+        partitions = list(self._partitioner(shape=tf.TensorShape(shape), dtype=dtype))
+        if len(partitions) != len(shape) or any(count != 1 for count in partitions[1:]):
+            raise ValueError(
+                "Argument `variable_partitioner` may split the first axis only. Expected: the "
+                f"number of shards per axis, 1 for all but the first. Received: {partitions} for "
+                f"shape {shape}. Use a partitioner of kerasps."
+            )
+        count = min(int(partitions[0]), shape[0])
+        if count <= 1:
+            return None
+        return Sharding(shape[0], count, self._shard_layout), [
+            ps_device(ps) for ps in self.ledger.spread(count)
+        ]
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """In this context, create variables beside the given one.
+
+        Beside one in shards, those of its shape are in shards alike. Thread: acts on this thread
+        alone.
+        """
+        if not isinstance(colocate_with_variable, ShardedStorage):
+            with super().colocate_vars_with(colocate_with_variable):
+                yield
+            return
+        placing = self._placing
+        before, placing.beside = placing.beside, colocate_with_variable
+        try:
+            yield
+        finally:
+            placing.beside = before
+
+    def mutex(self, device: str) -> tf.Tensor:
+        """Return the lock that one push at a time holds on the ps `device`."""
+        if device not in self._mutexes:
+            with tf.init_scope(), tf.device(device):
+                self._mutexes[device] = tf.raw_ops.MutexV2(
+                    container="", shared_name=mutex_name(device)
+                )
+        return self._mutexes[device]
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return 1
+
+    def _use_merge_call(self) -> bool:
+        return False
+
+    def _create_var_creator(self, next_creator: Any, **kwargs: Any) -> Any:
+        # TensorFlow wraps variables for caching and aggregation; pull and push do both.
+        return next_creator
+
+    def _resource_creator_scope(self) -> list[Any]:
+        # TensorFlow would put a copy of each StaticHashTable that is made in the scope on each
+        # worker, for good, whether or not it asks. `lookup_tables` brings tables, made anywhere,
+        # where they are asked, and as long as they are there.
+        return []
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        placing = self._placing
+        if not placing.active:
+            beside = kwargs.get("colocate_with")
+            return (
+                self._create_on(beside.device, next_creator, kwargs)
+                if beside
+                else super()._create_variable(next_creator, **kwargs)
+            )
+        if placing.device == COORDINATOR_CPU:
+            # Without the next creator: where no strategy is current for a while, that is the
+            # default strategy's.
+            return self._create_on(placing.device, plain_variable, kwargs)
+        if placing.device is not None:
+            device = placing.device
+        elif "colocate_with" in kwargs:
+            device = kwargs["colocate_with"].device
+        elif placing.beside is not None:
+            device = placing.beside.device
+        else:
+            device = ps_device(self.ledger.lightest())
+        return self._create_on(device, _named_variable, kwargs)
+
+    def _create_on(self, device: str, creator: Any, kwargs: dict[str, Any]) -> Any:
+        with _without_colocation(), tf.device(device):
+            variable = creator(**kwargs)
+        self.ledger.add(variable)
+        return variable
+
+    def _create_variable_round_robin(self, next_creator: Any, **kwargs: Any) -> Any:
+        # TensorFlow's name for the method that picks a ps; in turn whatever the size there, by
+        # bytes here.
+        return self._create_on(ps_device(self.ledger.lightest()), next_creator, kwargs)
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        # Keras applies weight decay through this; during a push the storage is at hand and needs no
+        # placing.
+        if group and not isinstance(var, ShardedStorage):
+            return super()._update(var, fn, args, kwargs, group)
+        return fn(var, *args, **kwargs)
+
+
+def _without_colocation() -> contextlib.AbstractContextManager[Any]:
+    """Leave the colocation scopes of a graph that is being built: they would go before a device."""
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    graph: Any = tf.compat.v1.get_default_graph()
+    return graph.colocate_with(None, ignore_existing=True)  # type: ignore[no-any-return]
+
+
+def _named_variable(
+    initial_value: Any, shape: Any, dtype: Any, trainable: bool, name: str, **unused: Any
+) -> NamedVariable:
+    return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name)
+
+
+def is_ours(strategy: Any) -> bool:
+    """Return whether `strategy` is a `kerasps.ParameterServerStrategy`."""
+    return isinstance(strategy.extended, Extended)

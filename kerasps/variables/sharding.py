@@ -1,0 +1,273 @@
+"""Divides the rows of a variable into shards, and stores it as shards on several ps tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+LAYOUTS = ("mod", "div")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Which rows (entries of the first axis) of a variable are in which shard.
+
+    Args:
+        num_rows: the rows of the variable.
+        num_shards: the shards, at most `num_rows`.
+        layout: `"div"` gives each shard a contiguous range of rows. Where it does not come out
+            even, the first shards have one more, as in TensorFlow. `"mod"` deals the rows out in
+            turn, so that ids sorted by frequency spread evenly. The words are those of
+            `tf.nn.embedding_lookup`'s `partition_strategy`.
+    """
+
+    num_rows: int
+    num_shards: int
+    layout: str
+
+    def rows(self, shard: int) -> range:
+        """Return the rows of a shard, in its order."""
+        if self.layout == "mod":
+            return range(shard, self.num_rows, self.num_shards)
+        base, extra = divmod(self.num_rows, self.num_shards)
+        return range(base * shard + min(shard, extra), base * (shard + 1) + min(shard + 1, extra))
+
+    def places(self, shard: int, rows: range) -> range:
+        """Return the places in `shard` of those of `rows` that it has.
+
+        Args:
+            shard: the index of the shard.
+            rows: rows of the variable, with a step of 1. In any shard such rows are neighbours.
+        """
+        own = self.rows(shard)
+        # Both are divided rounding up: the first own row at or behind the start, and at or behind
+        # the end. The second may lie before the first where the shard has none of the rows.
+        first = max(0, -((own.start - rows.start) // own.step))
+        until = max(first, min(len(own), -((own.start - rows.stop) // own.step)))
+        return range(first, until)
+
+    def rows_in(self, value: Any, shard: int) -> Any:
+        """Return the rows of `value` that are in `shard`.
+
+        Args:
+            value: a tensor or an array of the whole variable.
+            shard: the index of the shard.
+        """
+        rows = self.rows(shard)
+        return value[rows.start : rows.stop : rows.step]
+
+    def join(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the whole value, from the values of the shards in order."""
+        if self.layout == "div":
+            return tf.concat(shards, 0)
+        return tf.dynamic_stitch(
+            [tf.range(shard, self.num_rows, self.num_shards) for shard in range(self.num_shards)],
+            shards,
+        )
+
+    def locate(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the shard (int32) of each row id, and the row's place in it."""
+        if self.layout == "mod":
+            return tf.cast(ids % self.num_shards, tf.int32), ids // self.num_shards
+        base, extra = divmod(self.num_rows, self.num_shards)
+        # The first `extra` shards have a row more. Each quotient is right for shards of one height,
+        # and never too high for the others, so the larger of the two is right.
+        shard = tf.maximum(ids // (base + 1), (ids - extra) // base)
+        return tf.cast(shard, tf.int32), tf.where(
+            shard < extra, ids % (base + 1), (ids - extra) % base
+        )
+
+
+# A subclass, so that Keras and TensorFlow take it for a tensor and convert it as one.
+class TensorLike(_compat.InternalTensor):
+    """Something in the place of a `tf.Variable`, with a value that is read when it is used."""
+
+    def read_value(self) -> tf.Tensor:
+        """Return the value as it is now."""
+        raise NotImplementedError
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.read_value(), dtype, name=name)
+
+
+def _overload(operator: str) -> None:
+    def method(self: TensorLike, *args: Any) -> tf.Tensor:
+        return getattr(self.read_value(), operator)(*args)
+
+    setattr(TensorLike, operator, method)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    _overload(f"__{_name}__")
+    _overload(f"__r{_name}__")
+for _name in ("neg", "abs", "lt", "le", "gt", "ge", "getitem"):
+    _overload(f"__{_name}__")
+
+
+class ShardedStorage(TensorLike):
+    """The storage of a variable as shards on ps tasks. Reading it puts the whole value together.
+
+    Args:
+        shards: a `tf.Variable` per shard.
+        sharding: says which rows each of them has.
+        name: the name in messages.
+    """
+
+    def __init__(self, shards: Sequence[tf.Variable], sharding: Sharding, name: str) -> None:
+        self.shards = tuple(shards)
+        self.sharding = sharding
+        self._name = name
+        # Optimizers know a variable by it. Not that of the first shard, which is a variable too.
+        self._unique_id = f"{self.shards[0]._unique_id}_sharded"
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return self._name
+
+    @property
+    def _shared_name(self) -> str:
+        return self._name
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of the elements."""
+        return self.shards[0].dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the whole variable."""
+        return tf.TensorShape([self.sharding.num_rows, *self.shards[0].shape[1:]])
+
+    @property
+    def device(self) -> str:
+        """The device of the first shard."""
+        return str(self.shards[0].device)
+
+    @property
+    def trainable(self) -> bool:
+        """True where gradients are taken with respect to it."""
+        return bool(self.shards[0].trainable)
+
+    def read_value(self) -> tf.Tensor:
+        """Return the whole value, on the current device."""
+        return self.sharding.join([shard.read_value() for shard in self.shards])
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return the rows `indices`, of shape `indices.shape + shape[1:]`; `tf.gather` calls it."""
+        del name
+        flat = tf.reshape(indices, [-1])
+        shard, place = self.sharding.locate(flat)
+        count = len(self.shards)
+        # Each shard is asked once, for its rows only; `order` says where they go in the result.
+        order = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
+        places = tf.dynamic_partition(place, shard, count)
+        rows = tf.dynamic_stitch(
+            order, [tf.gather(s, own) for s, own in zip(self.shards, places, strict=True)]
+        )
+        return tf.reshape(rows, tf.concat([tf.shape(indices), self.shape[1:]], 0))
+
+    def assign(self, value: Any, **unused: Any) -> ShardedStorage:
+        """Set the whole value."""
+        value = self._checked(value)
+        for index, shard in enumerate(self.shards):
+            shard.assign(self.sharding.rows_in(value, index), read_value=False)
+        return self
+
+    def assign_add(self, value: Any, **unused: Any) -> ShardedStorage:
+        """Add a value of the variable's shape; atomic per shard."""
+        value = self._checked(value)
+        for index, shard in enumerate(self.shards):
+            shard.assign_add(self.sharding.rows_in(value, index), read_value=False)
+        return self
+
+    def assign_sub(self, value: Any, **unused: Any) -> ShardedStorage:
+        """Subtract a value of the variable's shape; atomic per shard."""
+        return self.assign_add(-self._checked(value))
+
+    def scatter_add(self, slices: tf.IndexedSlices) -> ShardedStorage:
+        """Add slices to their rows; atomic per shard."""
+        return self._scatter("scatter_add", slices)
+
+    def scatter_sub(self, slices: tf.IndexedSlices) -> ShardedStorage:
+        """Subtract slices from their rows; atomic per shard."""
+        return self._scatter("scatter_sub", slices)
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> ShardedStorage:
+        """Put slices in the place of their rows."""
+        return self._scatter("scatter_update", slices)
+
+    def _scatter(self, method: str, slices: tf.IndexedSlices) -> ShardedStorage:
+        shard, place = self.sharding.locate(slices.indices)
+        for index, own in enumerate(self.shards):
+            picked = tf.where(shard == index)[:, 0]
+            getattr(own, method)(
+                tf.IndexedSlices(tf.gather(slices.values, picked), tf.gather(place, picked))
+            )
+        return self
+
+    def joined_gradient(self, gradients: Sequence[Any]) -> Any:
+        """Return the gradient with respect to the whole, from those with respect to the shards.
+
+        It is None where they are None. `tf.IndexedSlices` of the shards become `tf.IndexedSlices`
+        of the whole, whose indices are rows of the variable.
+        """
+        if all(gradient is None for gradient in gradients):
+            return None
+        # A dense gradient of one shard makes that of the whole dense: no form holds both.
+        if any(not isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            return self.sharding.join([tf.convert_to_tensor(gradient) for gradient in gradients])
+        rows = [self.sharding.rows(shard) for shard in range(len(self.shards))]
+        indices = [own.start + g.indices * own.step for own, g in zip(rows, gradients, strict=True)]
+        values = [g.values for g in gradients]
+        return tf.IndexedSlices(
+            tf.concat(values, 0),
+            tf.concat(indices, 0),
+            tf.constant(self.shape.as_list(), indices[0].dtype),
+        )
+
+    def numpy(self) -> Any:
+        """Return the whole value as a NumPy array."""
+        return self.read_value().numpy()
+
+    def _checked(self, value: Any) -> tf.Tensor:
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not value.shape.is_compatible_with(self.shape):
+            raise ValueError(
+                f"A new value must have the variable's shape. Expected: {tuple(self.shape)} for "
+                f"variable '{self.name}'. Received: {value.shape}."
+            )
+        return value
+
+    def _serialize_to_tensors(self) -> dict[str, WholeValue]:
+        return {"VARIABLE_VALUE": WholeValue(self)}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> ShardedStorage:
+        return self.assign(restored["VARIABLE_VALUE"])
+
+    def __repr__(self) -> str:
+        return (
+            f"<ShardedStorage '{self.name}' shape={self.shape} dtype={self.dtype.name} "
+            f"shards={len(self.shards)}>"
+        )
+
+
+class WholeValue(_compat.CheckpointCallable):
+    """The value of a sharded storage as a checkpoint holds it: one tensor under one key.
+
+    Whoever writes checkpoints recognises it, and writes `storage` in chunks.
+    """
+
+    def __init__(self, storage: ShardedStorage) -> None:
+        super().__init__(storage.read_value, storage.dtype, storage.device)
+        self.storage = storage
+
+
+def shards_of(storage: Any) -> tuple[tf.Variable, ...]:
+    """Return the shards of a storage; a whole variable is its own and only shard."""
+    return storage.shards if isinstance(storage, ShardedStorage) else (storage,)

@@ -1,0 +1,54 @@
+"""Shards: what variables consist of on ps tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from kerasps.variables.variable import ParameterServerVariable
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One shard of a variable: the `index`-th. A whole variable is its own and only shard."""
+
+    variable: ParameterServerVariable
+    index: int
+
+    def __eq__(self, other: object) -> bool:
+        # Variables compare element by element, so they are told apart by identity.
+        return isinstance(other, Shard) and (
+            self.variable is other.variable and self.index == other.index
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.variable), self.index))
+
+    @property
+    def storage(self) -> tf.Variable:
+        """The `tf.Variable` that holds it."""
+        return self.variable.shards[self.index]
+
+    @property
+    def device(self) -> str:
+        """The device of the ps where it lies."""
+        return str(self.storage.device)
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The shape and dtype of the shard."""
+        return tf.TensorSpec(self.storage.shape, self.storage.dtype)
+
+    def of(self, value: tf.Tensor) -> tf.Tensor:
+        """Return this shard of a value of the whole variable."""
+        sharding = self.variable.sharding
+        return value if sharding is None else sharding.rows_in(value, self.index)
+
+
+def shards_in(variables: Iterable[ParameterServerVariable]) -> list[Shard]:
+    """Return all shards of the variables, in order."""
+    return [
+        Shard(variable, index) for variable in variables for index in range(len(variable.shards))
+    ]

@@ -1,0 +1,384 @@
+"""The Keras variable that lives on a ps task.
+
+`keras.Variable(...)` returns a `ParameterServerVariable` while a `kerasps.ParameterServerStrategy`
+is current. Outside a training step it is an ordinary Keras variable whose storage is remote. While
+a step is traced it resolves through the phase that the current thread has entered (`phase.py`):
+
+* where the step computes, to the tensor that was pulled for it; assignments become values of the
+  step;
+* where a ps updates, to the storage itself, or for shared scalars to the value that the worker
+  sent.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster import COORDINATOR_CPU, fetch, naming_lost_ps
+from kerasps.errors import InputError, UnsupportedError
+from kerasps.variables.chunks import StoredRows, chunks_of, write_rows
+from kerasps.variables.creation import InitialShard, create_copy, create_storage
+from kerasps.variables.initialization import RowInitializer
+from kerasps.variables.phase import _STATE, Phase, come_to_rest, strategy_of_new_variables
+from kerasps.variables.placing import is_ours
+from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
+from kerasps.variables.xla import captured_value, graph_for_xla
+
+
+# `NativeObject` makes it a variable to `tf.nn.embedding_lookup`.
+class ParameterServerVariable(keras.Variable, _compat.NativeObject):
+    """A `keras.Variable` whose storage is on ps tasks, as shards that are a `tf.Variable` each.
+
+    Made by `keras.Variable(...)` and by layers, optimizers and metrics under `strategy.scope()`;
+    the constructor is Keras's. The strategy's `variable_partitioner` decides how many shards there
+    are. To Keras they are one variable. The initial value is computed on the tasks that store it
+    and never travels. `assign_add` and `assign_sub` are atomic (per shard), so concurrent workers
+    lose nothing. States of metrics and seed generators are on the coordinator, which alone writes
+    them.
+    """
+
+    # Until there is a value: where a step makes a variable, its shape is asked for before.
+    _value: Any = None
+
+    @property
+    def storage(self) -> tf.Variable | ShardedStorage:
+        """The `tf.Variable` or `ShardedStorage` that holds the value, once no step is in flight."""
+        come_to_rest()
+        return self._value
+
+    @property
+    def shards(self) -> tuple[tf.Variable, ...]:
+        """The `tf.Variable`s that hold the value, one per shard; a whole variable has one."""
+        return shards_of(self.storage)
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """The `Sharding`, which says which rows are in which shard; None for a whole variable."""
+        return self._value.sharding if isinstance(self._value, ShardedStorage) else None
+
+    @property
+    def device(self) -> str:
+        """The device of the (first) shard, such as `/job:ps/replica:0/task:0/device:CPU:0`."""
+        return str(self._value.device)
+
+    def _initialize(self, value: Any) -> None:
+        if isinstance(value, tf.Variable):
+            self._value = value
+            return
+        value = tf.cast(value, self._dtype)
+        if not tf.executing_eagerly():
+            value = self._constant(value)
+        self._create_storage(
+            tuple(value.shape),
+            lambda: value,
+            lambda sharding, shard: sharding.rows_in(value, shard),
+        )
+
+    def _constant(self, value: tf.Tensor) -> Any:
+        """Return the constant value of a tensor that a step made for a new variable.
+
+        The variable outlives the step, and the step's tensors do not.
+
+        Raises:
+            InputError: the tensor follows from the step's data.
+        """
+        constant = tf.get_static_value(value)
+        if constant is None:
+            raise InputError(
+                f"Variable '{self._name}' is made in a step, from a value that follows from the "
+                f"step's data. Expected: a number, an array or an initializer. Received: {value}. "
+                "Make the variable in `__init__` or `build`, and assign it in the step."
+            )
+        return constant
+
+    def _initialize_with_initializer(self, initializer: Any) -> None:
+        shape = tuple(self._shape)
+
+        # Made only where there are shards, and once: it draws the seed.
+        @functools.cache
+        def rows() -> RowInitializer:
+            return RowInitializer(initializer, shape, self._dtype)
+
+        self._create_storage(
+            shape,
+            lambda: initializer(shape, dtype=self._dtype),
+            lambda sharding, shard: rows()(sharding.rows(shard)),
+        )
+
+    def _create_storage(
+        self,
+        shape: tuple[int, ...],
+        initial_value: Callable[[], Any],
+        initial_shard: InitialShard,
+    ) -> None:
+        self._value = create_storage(
+            initial_value,
+            initial_shard,
+            shape=shape,
+            dtype=self._dtype,
+            trainable=self._trainable,
+            name=self._name,
+            on_coordinator=is_metric_state(self) or is_seed_state(self),
+        )
+
+    def take_over(self, value: tf.Variable) -> None:
+        """Make the storage of a variable that was made outside the strategy.
+
+        Args:
+            value: its storage until now, whose value is kept.
+        """
+        shape = tuple(value.shape)
+
+        def create(initial_value: Callable[[], Any], initial_shard: InitialShard) -> Any:
+            self._create_storage(shape, initial_value, initial_shard)
+            return self._value
+
+        create_copy(value, create)
+        self._value._unique_id = value._unique_id  # optimizers know the variable by it
+
+    def lies_beside(self, other: ParameterServerVariable) -> bool:
+        """Return whether each shard is on the device of the same shard of `other`.
+
+        A variable of another shape must be whole, and beside the first shard.
+        """
+        if tuple(self.shape) != tuple(other.shape):
+            return self.device == other.device and self.sharding is None
+        return self.sharding == other.sharding and [s.device for s in self.shards] == [
+            s.device for s in other.shards
+        ]
+
+    def move_to(self, other: ParameterServerVariable) -> None:
+        """Move the storage, with its value, beside that of `other`.
+
+        It is sharded as `other` is where the shapes are the same, else whole.
+        """
+        value = self._value
+        # The old storage lives until its value has been copied.
+        with tf.distribute.get_strategy().extended.colocate_vars_with(other.storage):
+            self._create_storage(
+                tuple(value.shape),
+                value.read_value,
+                lambda sharding, shard: sharding.rows_in(value.read_value(), shard),
+            )
+
+    def resolves_through(self) -> Phase | None:
+        """Return the phase that this variable resolves through now, None outside a step.
+
+        A `keras.StatelessScope` that holds a value of the variable goes first.
+        """
+        current = _STATE.phase
+        if current is None or self._value is None or self._is_held_by_scope():
+            return None
+        return current
+
+    def compiled_graph(self, *, in_call: bool = False) -> Any:
+        """Return the graph that XLA is to compile and that cannot reach the storage, else None.
+
+        Args:
+            in_call: the current graph is not that function's, but is about to call it.
+        """
+        if tf.executing_eagerly() or self._value is None or "/job:ps" not in self.device:
+            return None
+        return None if self._is_held_by_scope() else graph_for_xla(in_call=in_call)
+
+    def _is_held_by_scope(self) -> bool:
+        scope = _compat.get_stateless_scope()
+        return scope is not None and scope.get_current_value(self) is not None
+
+    def _check_assignment(self) -> None:
+        if _compat.get_stateless_scope() is None and self.compiled_graph() is not None:
+            raise UnsupportedError(
+                f"A function that is compiled by XLA assigns to '{self.path}', which is on a ps, "
+                "and XLA cannot reach another machine. Expected: the variable read there, and "
+                "assigned outside. Received: `jit_compile=True`. Leave it out, or train with "
+                "`model.fit`, whose steps may be compiled."
+            )
+
+    @property
+    def value(self) -> Any:
+        current = self.resolves_through()
+        if current is None:
+            come_to_rest()
+            compiled = self.compiled_graph()
+            if compiled is None:
+                return super().value
+            value = captured_value(compiled, self)
+        else:
+            value = current.read(self)
+        # A GradientTape sees the read of a `tf.Variable` by itself. This one is read as a tensor.
+        if self._trainable and not isinstance(value, tf.Variable):
+            _compat.record_variable_access(self)
+        return self._maybe_autocast(value)
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        current = self.resolves_through()
+        return super().shape if current is None else current.shape(self)
+
+    @property
+    def handle(self) -> Any:
+        # A GradientTape takes gradients with respect to this: in a step, to the pulled tensor.
+        current = self.resolves_through()
+        if current is not None:
+            return current.source(self)
+        compiled = self.compiled_graph()
+        if compiled is not None:
+            return captured_value(compiled, self)
+        if isinstance(self._value, ShardedStorage) and tf.executing_eagerly():
+            raise AttributeError(
+                f"'{self.path}' is in {len(self.shards)} shards, each with a handle, and has none "
+                "of its own. Expected: a use of its value, or gradients by `tf.GradientTape`. "
+                "Leave it whole to hand its handle to TensorFlow."
+            )
+        return self.shards[0].handle  # in a graph, TensorFlow asks where a look-up should be placed
+
+    def take(self, ids: Any) -> tf.Tensor:
+        """Return the rows `ids` of the variable; in a step, the other rows are not fetched.
+
+        Args:
+            ids: integers of any shape, from 0 to the number of rows.
+
+        Returns:
+            A tensor of shape `ids.shape + shape[1:]`.
+        """
+        ids = tf.convert_to_tensor(ids)
+        current = self.resolves_through()
+        if current is None:
+            come_to_rest()
+            compiled = self.compiled_graph()
+            return tf.gather(super().value if compiled is None else self.value, ids)
+        if self._trainable:
+            # Before the rows are read, or a GradientTape does not see the read.
+            _compat.record_variable_access(self)
+        return self._maybe_autocast(current.take(self, ids))
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Return the rows `indices`, as `take` does; `tf.gather` calls it."""
+        del name
+        return self.take(indices)
+
+    def assign(self, value: Any) -> Any:
+        if _STATE.phase is None or _compat.get_stateless_scope() is not None:
+            come_to_rest()
+            self._check_assignment()
+            return (
+                self._assign_rows(value) if isinstance(value, StoredRows) else super().assign(value)
+            )
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        _STATE.phase.assign(self, value)
+        return value
+
+    def _assign_rows(self, value: StoredRows) -> StoredRows:
+        """Set the value to one that is in a file, in chunks.
+
+        Raises:
+            ValueError: the value in the file has another shape.
+        """
+        if value.shape != tuple(self._value.shape):
+            raise ValueError(
+                f"A file has a value of another shape than the variable '{self.path}'. Expected: "
+                f"{tuple(self._value.shape)}. Received: {value.shape}. Load it into a model of the "
+                "size that was saved."
+            )
+        for rows in chunks_of(self._value):
+            with tf.device(COORDINATOR_CPU):
+                chunk = tf.cast(value[rows.start : rows.stop], self._dtype)
+            write_rows(self._value, rows, chunk, COORDINATOR_CPU)
+        return value
+
+    def assign_add(self, value: Any) -> Any:
+        if _compat.get_stateless_scope() is not None:
+            return super().assign_add(value)
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        if _STATE.phase is None:
+            self._check_assignment()
+            self.storage.assign_add(value)  # atomic; Keras's own reads and writes
+        else:
+            _STATE.phase.assign_add(self, value)
+        return self.value
+
+    def assign_sub(self, value: Any) -> Any:
+        return self.assign_add(-self._convert_to_tensor(value, dtype=self._dtype))
+
+    def _serialize_to_tensors(self) -> Any:
+        return self._value._serialize_to_tensors()
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self._value._restore_from_tensors(restored_tensors)
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        # For a checkpoint that is written while training goes on; the copies lie beside what they
+        # are copies of.
+        for shard in self.shards:
+            shard._copy_trackable_to_cpu(object_map)
+        copies = [object_map[shard] for shard in self.shards]
+        sharding = self.sharding
+        object_map[self] = (
+            copies[0] if sharding is None else ShardedStorage(copies, sharding, self._name)
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # what comes from a ps is a copy
+        with naming_lost_ps:
+            # Not `.numpy()`, which leaves an operation on the ps at each call.
+            return np.asarray(fetch([tf.convert_to_tensor(self.value)])[0], dtype)
+
+    @property
+    def constraint(self) -> Any:
+        # `Optimizer.apply` would run it on the worker, on the value from before the update. The
+        # push runs it on the ps, on the value from after.
+        return (
+            None
+            if _STATE.phase is not None and _STATE.phase.hides_constraints
+            else self._constraint
+        )
+
+    @constraint.setter
+    def constraint(self, value: Any) -> None:
+        keras.Variable.constraint.fset(self, value)
+
+    @property
+    def regularizer(self) -> Any:
+        # Keras applies it to the variable, which would read a table whole; a phase may have only
+        # rows of it to apply it to.
+        current = _STATE.phase
+        return (
+            self._regularizer if current is None else current.regularizer(self, self._regularizer)
+        )
+
+    @regularizer.setter
+    def regularizer(self, value: Any) -> None:
+        keras.Variable.regularizer.fset(self, value)
+
+
+def is_metric_state(variable: keras.Variable) -> bool:
+    """Return whether `variable` is the state of a metric.
+
+    Keras marks these, and these alone, as synchronized on read.
+    """
+    return bool(variable.synchronization == "on_read")
+
+
+def is_seed_state(variable: keras.Variable) -> bool:
+    """Return whether `variable` is the state of a `keras.random.SeedGenerator`.
+
+    That is two integers, the seed and a counter.
+    """
+    return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
+
+
+def make_parameter_server_variable(cls: type, *args: Any, **kwargs: Any) -> keras.Variable:
+    """Make a variable of ours while one of our strategies is current, else one of Keras's.
+
+    Takes the place of `keras.Variable.__new__` once a strategy exists.
+    """
+    if cls is keras.Variable and is_ours(strategy_of_new_variables()):
+        return object.__new__(ParameterServerVariable)
+    return object.__new__(cls)

@@ -1,0 +1,68 @@
+"""Gives functions that XLA compiles the values of variables on ps tasks.
+
+XLA takes no resource of another machine, so such a function cannot read the storage. It gets the
+value as a captured tensor, which is read whenever the function is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+if TYPE_CHECKING:
+    from kerasps.variables.variable import ParameterServerVariable
+
+
+def graph_for_xla(*, in_call: bool = False) -> Any:
+    """Return the graph of the function that is traced for XLA to compile, None where none is.
+
+    Args:
+        in_call: the current graph is not that function, but is about to call one.
+    """
+    # TensorFlow marks the graph in which such a function is called, or the function itself where it
+    # is not called.
+    graph, inner = tf.compat.v1.get_default_graph(), None
+    while graph is not None:
+        marked = _compat.containing_xla_context(graph._get_control_flow_context()) is not None
+        if marked and not (in_call and inner is None):
+            # A branch or a loop is a graph in the function's.
+            return graph if inner is None or type(inner).__name__ != "FuncGraph" else inner
+        graph, inner = getattr(graph, "outer_graph", None), graph
+    return None
+
+
+def captured_value(graph: Any, variable: ParameterServerVariable) -> tf.Tensor:
+    """Return a tensor of `graph`: the value that `variable` has whenever its function is called.
+
+    A GradientTape that watches the call sees the read.
+
+    Args:
+        graph: the graph of a function that XLA compiles.
+        variable: a variable on a ps.
+    """
+    key = ("kerasps", id(variable))
+    captures = graph._function_captures
+    if key not in captures.by_ref_external:
+
+        def read() -> list[tf.Tensor]:
+            current = variable.resolves_through()
+            if current is not None:
+                return [tf.convert_to_tensor(current.read(variable))]
+            outer = variable.compiled_graph(in_call=True)
+            if outer is None:
+                return [tf.convert_to_tensor(variable._value)]
+            if variable.trainable:
+                _compat.record_variable_access(variable)
+            return [captured_value(outer, variable)]
+
+        graph.capture_call_time_value(
+            read, tf.TensorSpec(variable._value.shape, variable._value.dtype), key=key
+        )
+        # Where a graph calls the function, TensorFlow would read before that graph runs, and miss
+        # what it assigns.
+        read.output_spec = captures.by_ref_external[key].output_spec  # type: ignore[attr-defined]
+        captures.by_ref_external[key] = read
+    return captures.by_ref_internal[key]

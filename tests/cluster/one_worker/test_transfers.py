@@ -1,0 +1,102 @@
+"""How often a step crosses the network, as TensorFlow's profiler sees it on each task."""
+
+from __future__ import annotations
+
+import collections
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+import kerasps
+
+# Steps in an execution, executions in a `fit`, and how many a profile must hold at least.
+STEPS, FIT_EXECUTIONS, EXECUTIONS_SEEN = 10, 20, 10
+
+
+def dense_model():
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(8), keras.layers.Dense(1)]
+    )
+    return model, np.ones((64, 8), "float32")
+
+
+def table_model():
+    model = keras.Sequential(
+        [keras.Input((8,), dtype="int32"), keras.layers.Embedding(100, 4), keras.layers.Flatten()]
+    )
+    model.add(keras.layers.Dense(1))
+    return model, np.ones((64, 8), "int32")
+
+
+def sends_per_execution(path):
+    """Return how many tensors the task sent to others in each execution; None if it saw too few."""
+    space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    names = collections.Counter(
+        plane.event_metadata[event.metadata_id].name
+        for plane in space.planes
+        for line in plane.lines
+        for event in line.events
+    )
+    # "_Send:_Send" is an eager copy, which no graph of a step makes.
+    sends = {n: k for n, k in names.items() if n.endswith(":_Send") and n != "_Send:_Send"}
+    num_executions = max(sends.values(), default=0)
+    if num_executions < EXECUTIONS_SEEN:
+        return None
+    # A send has a name of its own and is made once in each execution. Those of a dataset's graph
+    # are made once in a `fit`, which has FIT_EXECUTIONS.
+    return sum(count > num_executions / 2 for count in sends.values())
+
+
+def profiled(strategy, work, log_dir, duration_ms):
+    """Repeat `work` for so long; return the file of each task's profile of that."""
+    addresses = strategy.description.server_addresses
+    profiler = threading.Thread(
+        target=tf.profiler.experimental.client.trace,
+        args=[",".join(f"grpc://{a}" for a in addresses.values()), str(log_dir), duration_ms],
+        kwargs={
+            "options": tf.profiler.experimental.ProfilerOptions(
+                host_tracer_level=3, python_tracer_level=0, device_tracer_level=0
+            )
+        },
+    )
+    profiler.start()
+    while profiler.is_alive():
+        work()
+    return {
+        task: next(log_dir.rglob(f"*_{address.rpartition(':')[2]}.xplane.pb"))
+        for task, address in addresses.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "most"), [(dense_model, 1), (table_model, 2)], ids=["dense", "table"]
+)
+def test_a_step_sends_each_ps_one_tensor_and_takes_one(strategy, sharded, tmp_path, make, most):
+    """A table takes one more, which says what rows the step asks for."""
+    sharded(2, min_bytes=64)
+    with strategy.scope():
+        model, x = make()
+        model.compile("adam", "mse", steps_per_execution=STEPS)
+    data = kerasps.DatasetCreator(
+        lambda context: tf.data.Dataset.from_tensors((x, np.ones((64, 1), "float32"))).repeat()
+    )
+
+    def work():
+        model.fit(data, steps_per_epoch=FIT_EXECUTIONS * STEPS, verbose=0)
+
+    work()
+    for duration_ms in (300, 1_000, 4_000, 16_000):  # until enough is seen, on any machine
+        paths = profiled(strategy, work, tmp_path / str(duration_ms), duration_ms)
+        sends = {task: sends_per_execution(path) for task, path in paths.items()}
+        if None not in sends.values():
+            break
+    assert None not in sends.values(), "too few executions in 16 s"
+    # An execution sends a tensor or two of its own, which are fewer than its steps.
+    assert {task: count // STEPS for task, count in sends.items()} == {
+        ("worker", 0): most * strategy.num_ps,
+        **{("ps", index): 1 for index in range(strategy.num_ps)},
+    }

@@ -1,0 +1,279 @@
+"""Trains on a cluster of its own while tasks are killed; run as a process of its own by
+test_faults.py.
+
+Prints one JSON line: History, iterations, seconds, and the error if there was one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+from kerasps.training.dispatcher import Dispatcher
+
+NUM_EXAMPLES = 2000
+
+
+def arrays():
+    ids = np.arange(NUM_EXAMPLES, dtype="float32")
+    return np.stack([np.sin(ids), np.cos(ids)], 1), ids[:, None]
+
+
+def dataset_fn(context):
+    dataset = tf.data.Dataset.from_tensor_slices(arrays())
+    dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+    if looks_up:
+        dataset = dataset.map(lambda x, y: (tf.strings.as_string(tf.cast(y, tf.int64)), y))
+    return dataset.batch(8) if finite else dataset.repeat().batch(8)
+
+
+def whole():
+    """A dataset that each worker reads, in an order that it leaves to chance."""
+    parts = tf.data.Dataset.range(20).shuffle(20)
+    rows = tf.data.Dataset.from_tensor_slices(arrays())
+    parts = parts.interleave(
+        lambda i: rows.shard(20, i).shuffle(30), 4, num_parallel_calls=2, deterministic=False
+    )
+    return parts.shuffle(500).batch(8)
+
+
+class Batches(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="batches")
+        self.count = self.add_variable((), "zeros", name="count")
+        self.ids = self.add_variable((), "zeros", dtype="int64", name="ids")
+        self.squares = self.add_variable((), "zeros", dtype="int64", name="squares")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(1.0)
+        ids = tf.cast(y_true, tf.int64)
+        self.ids.assign_add(tf.reduce_sum(ids))
+        self.squares.assign_add(tf.reduce_sum(ids * ids))
+
+    def result(self):
+        return {
+            "batches": self.count.value * 1,
+            "ids": self.ids.value * 1,
+            "squares": self.squares.value * 1,
+        }
+
+
+class Slow(keras.layers.Layer):
+    """Makes a step take about 5 ms, so that a kill falls into one."""
+
+    def call(self, x):
+        matrix = tf.ones([400, 400]) * tf.reduce_mean(x) * 0.0
+        for _ in range(6):
+            matrix = tf.linalg.matmul(matrix, matrix)
+        return x + matrix[0, 0]
+
+
+class At(keras.callbacks.Callback):
+    """Does something once at least `batch` batches of an epoch are done."""
+
+    def __init__(self, epoch, batch, action):
+        super().__init__()
+        self.wanted, self.batch, self.action, self.epoch = epoch, batch, action, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.action is not None and self.epoch == self.wanted and batch >= self.batch:
+            action, self.action = self.action, None
+            action()
+
+
+class AtStep(keras.callbacks.Callback):
+    """Does something once at least `batch` batches of `evaluate` or `predict` are done."""
+
+    def __init__(self, batch, action):
+        super().__init__()
+        self.batch, self.action = batch, action
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.action is not None and batch >= self.batch:
+            action, self.action = self.action, None
+            action()
+
+    on_predict_batch_end = on_test_batch_end
+
+
+class Meanwhile(keras.callbacks.Callback):
+    """Does something once the ps count so many steps.
+
+    Hears of no batches, so workers hold their results.
+    """
+
+    def __init__(self, steps, action):
+        super().__init__()
+        self.steps, self.action = steps, action
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 0:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self):
+        while int(self.model.optimizer.iterations.storage.read_value()) < self.steps:
+            time.sleep(0.01)
+        self.action()
+
+
+scenario = sys.argv[1]
+steps_per_execution = int(sys.argv[2])
+finite = "finite" in scenario
+looks_up = scenario.startswith("lookup")
+
+
+def kill_and_restart(cluster):
+    cluster.kill("worker", 1)
+    threading.Timer(1.0, cluster.restart, ["worker", 1]).start()
+
+
+class OnceBack(keras.callbacks.Callback):
+    """Holds the start of an epoch until the coordinator has taken worker 1 back.
+
+    TensorFlow's coordinator takes workers back when all can be reached. Were worker 0 killed
+    before, worker 1 would have to wait for it.
+    """
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        deadline = time.monotonic() + 60
+        while epoch == self.epoch and strategy.coordinator._cluster.workers[1]._is_dead_with_error:
+            assert time.monotonic() < deadline, "worker 1 did not come back"
+            time.sleep(0.05)
+
+
+def error_of_saving():
+    """What saving a checkpoint ends in."""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            tf.train.Checkpoint(model=model).save(f"{directory}/checkpoint")
+        except Exception as exc:
+            return f"{type(exc).__name__}: {exc}"
+    return "saved"
+
+
+cluster = kerasps.LocalCluster(num_workers=2, num_ps=2)
+actions = {
+    "worker_restarted": [At(0, 20, lambda: kill_and_restart(cluster))],
+    "lookup_worker_restarted_then_gone": [
+        At(0, 20, lambda: kill_and_restart(cluster)),
+        OnceBack(2),
+        At(2, 20, lambda: cluster.kill("worker", 0)),
+    ],
+    "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
+    "ps_gone": [At(0, 20, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
+    "holding_worker_restarted": [Meanwhile(100, lambda: kill_and_restart(cluster))],
+    "holding_worker_gone": [Meanwhile(100, lambda: cluster.kill("worker", 1))],
+    "holding_all_workers_gone": [
+        Meanwhile(100, lambda: (cluster.kill("worker", 0), cluster.kill("worker", 1)))
+    ],
+    "holding_ps_gone": [
+        Meanwhile(100, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))
+    ],
+    "holding_worker_restarted_finite": [Meanwhile(100, lambda: kill_and_restart(cluster))],
+    "worker_restarted_finite_whole": [At(0, 20, lambda: kill_and_restart(cluster))],
+    "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
+    "evaluate_worker_gone": [AtStep(20, lambda: cluster.kill("worker", 1))],
+    "predict_worker_restarted": [AtStep(20, lambda: kill_and_restart(cluster))],
+}[scenario]
+killed = []
+lost_sessions = []
+session = Dispatcher._session
+
+
+def noted_session(*args):
+    try:
+        session(*args)
+    except BaseException as exc:
+        lost_sessions.append(exc)
+        raise
+
+
+Dispatcher._session = noted_session
+
+strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+with strategy.scope():
+    if looks_up:  # predicts the number in a word, which it does not unlearn
+        lookup = keras.layers.StringLookup(
+            vocabulary=[str(i) for i in range(NUM_EXAMPLES)], num_oov_indices=0
+        )
+        embedding = keras.layers.Embedding(NUM_EXAMPLES, 1)
+        layers = [
+            keras.Input((1,), dtype="string"),
+            lookup,
+            embedding,
+            keras.layers.Flatten(),
+            Slow(),
+        ]
+    else:
+        layers = [keras.Input((2,)), Slow(), keras.layers.Dense(4), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    if looks_up:
+        embedding.embeddings.assign(arrays()[1])
+    model.compile(
+        keras.optimizers.SGD(0.0 if looks_up else 0.001),
+        "mae",
+        metrics=[Batches()],
+        steps_per_execution=steps_per_execution,
+    )
+report = {}
+start = time.monotonic()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    try:
+        if scenario.startswith("evaluate"):
+            report["expected"] = model.evaluate(
+                *arrays(), batch_size=8, verbose=0, return_dict=True
+            )
+            report["logs"] = model.evaluate(
+                *arrays(), batch_size=8, verbose=0, return_dict=True, callbacks=actions
+            )
+        if scenario.startswith("predict"):
+            expected = model.predict(arrays()[0], batch_size=8, verbose=0)
+            actual = model.predict(arrays()[0], batch_size=8, verbose=0, callbacks=actions)
+            report["rows"] = len(actual)
+            report["difference"] = float(np.abs(actual - expected).max())
+        if scenario.startswith(("evaluate", "predict")):
+            actions = []  # and the strategy goes on to train
+        length = (
+            {"epochs": 2}
+            if finite
+            else {"epochs": 2, "steps_per_epoch": 600}
+            if "holding" in scenario
+            else {"epochs": 4, "steps_per_epoch": 120}
+        )
+        data = whole() if "whole" in scenario else kerasps.DatasetCreator(dataset_fn)
+        history = model.fit(data, **length, verbose=0, callbacks=actions)
+        report["history"] = history.history
+        if scenario == "worker_gone_finite":
+            report["ids_without_worker"] = model.evaluate(
+                *arrays(), batch_size=8, verbose=0, return_dict=True
+            )["ids"]
+        report["iterations"] = int(model.optimizer.iterations.numpy())
+        report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))
+    except Exception as exc:
+        report["error"] = type(exc).__name__
+        report["text"] = str(exc)
+        report["seconds_to_error"] = time.monotonic() - (killed[0] if killed else start)
+        if killed:
+            report["saving"] = error_of_saving()
+report["failures"] = len(lost_sessions)
+report["warnings"] = [str(w.message) for w in caught]
+report["seconds"] = time.monotonic() - start
+print("REPORT " + json.dumps(report), flush=True)
+cluster.close()

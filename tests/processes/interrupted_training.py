@@ -1,0 +1,245 @@
+"""Interrupts training at random instants and looks what is left; run as a process of its own by
+test_interrupts.py.
+
+Each weight counts the updates that were applied: with a gradient of 1 and a learning rate of 1 it
+is minus their number, under SGD; under Adagrad the slots count them. Does so as many times as it is
+told. Prints one JSON line: how many interrupts there were, of which kind, and what was wrong after
+them.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+seed, num_times = int(sys.argv[1]), int(sys.argv[2])
+# A step takes milliseconds; without an answer to the interrupt, training would not end at all.
+SOON_S = 30
+rng = random.Random(seed)
+
+
+class Sum(keras.layers.Layer):
+    """Gives every element of its weights a gradient of 1."""
+
+    def build(self, input_shape):
+        self.parts = [
+            self.add_weight(shape=shape, initializer="zeros") for shape in [(3,), (2, 4), (), (5,)]
+        ]
+
+    def call(self, x):
+        return tf.reduce_mean(x) * 0.0 + tf.add_n(
+            [tf.reduce_sum(part) for part in self.parts]
+        ) * tf.ones([1, 1])
+
+
+class Expired(Exception):
+    """What the script's own signal handler raises."""
+
+
+class Watching(keras.callbacks.Callback):
+    """Looks at a weight after each batch, so that training comes to rest again and again; fails
+    where it is to.
+    """
+
+    def __init__(self, fails_at=None):
+        super().__init__()
+        self.fails_at, self.batches = fails_at, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.get_weights()
+        self.batches += 1
+        if self.batches == self.fails_at:
+            raise Expired
+
+
+def expire(number, frame):
+    raise Expired
+
+
+def compiled(make_optimizer, steps_per_execution):
+    with strategy.scope():
+        optimizer = make_optimizer(1.0)
+        model = keras.Sequential([keras.Input((2,)), Sum()])
+        model.compile(
+            optimizer,
+            lambda y, y_pred: tf.reduce_mean(y_pred),
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def dataset_fn(context):
+    return (
+        tf.data.Dataset.from_tensors((np.ones([2], "float32"), np.ones([1], "float32")))
+        .repeat()
+        .batch(4)
+    )
+
+
+def train(model, way):
+    if way == "on_batch":
+        while True:
+            model.train_on_batch(np.ones([4, 2], "float32"), np.ones([4, 1], "float32"))
+    callbacks = {"watched": [Watching()], "failing": [Watching(rng.randrange(1, 50))]}.get(way, [])
+    model.fit(data, epochs=10_000, steps_per_epoch=30, verbose=0, callbacks=callbacks)
+
+
+def send(signals, sent, has_left, ready):
+    ready()
+    for delay, number in signals:
+        time.sleep(delay)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), number)
+    # Python prints, and drops, what is raised within a `__del__`: there was no interrupt then.
+    while signals and not has_left.wait(5):
+        report["swallowed"] += 1
+        sent[0] = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted(model, way, signals, ready=lambda: None):
+    """Trains until a signal comes, and returns the seconds that it took then; the second of a pair
+    may come at any time. The first is sent so long after `ready` returned.
+    """
+    sent, has_left = [], threading.Event()
+    sender = threading.Thread(target=send, args=[signals, sent, has_left, ready])
+    sender.start()
+    with contextlib.suppress(KeyboardInterrupt, Expired):
+        with contextlib.suppress(KeyboardInterrupt, Expired):
+            try:
+                train(model, way)
+            except RuntimeError as exc:
+                # What becomes of an interrupt in the midst of TensorFlow's C++.
+                if "REPLACED BY" not in str(exc):
+                    raise
+        while len(sent) < len(signals):
+            time.sleep(0.001)
+            if way != "stopped":
+                model.get_weights()
+    has_left.set()
+    sender.join()
+    return time.monotonic() - sent[0] if sent else 0.0
+
+
+def problems(model):
+    """What is wrong with the weights and slots of a model, given the updates that its optimizer has
+    counted.
+    """
+    count = int(model.optimizer.iterations.numpy())
+    weight = -count
+    slots = slots_of(model)
+    if slots:  # a step of Adagrad is the gradient over the root of what it has met
+        weight = -sum(1 / math.sqrt(0.1 + update) for update in range(1, count + 1))
+    expected = [(v, weight, 0.5 if not slots else 0.01) for v in model.trainable_variables]
+    expected += [(slot, 0.1 + count, 0.5) for slot in slots]
+    return [
+        f"{variable.path}: {variable.numpy().ravel().tolist()} after {count} updates"
+        for variable, value, tolerance in expected
+        if not np.allclose(variable.numpy(), value, rtol=0, atol=tolerance)
+    ]
+
+
+def slots_of(model):
+    """Adagrad's slots: the sum of the squares of gradients, which counts updates too."""
+    return [v for v in model.optimizer.variables if "accumulator" in v.path]
+
+
+def train_with_stopped_worker(model):
+    """Interrupts training while a worker holds a step and does not answer; returns what the next
+    `fit` ends in.
+    """
+    pid = cluster.processes["worker", 1].pid
+    iterations = model.optimizer.iterations.storage
+    before = int(iterations.read_value())
+
+    def stop_worker():
+        while int(iterations.read_value()) < before + 60:
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGSTOP)
+
+    interrupted(model, "stopped", [(0.3, signal.SIGINT), (0.3, signal.SIGINT)], stop_worker)
+    os.environ["KERASPS_WORKER_TIMEOUT"] = "2"
+    try:
+        model.fit(data, steps_per_epoch=10, verbose=0)
+        return "nothing"
+    except kerasps.WorkerLostError as exc:
+        return str(exc)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        os.environ["KERASPS_WORKER_TIMEOUT"] = "60"
+
+
+signal.signal(signal.SIGALRM, expire)
+report = {
+    "problems": [],
+    "slow": [],
+    "ways": collections.Counter(),
+    "pairs": 0,
+    "updates": 0,
+    "swallowed": 0,
+}
+with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+    data = kerasps.DatasetCreator(dataset_fn)
+    models = [compiled(keras.optimizers.SGD, 1), compiled(keras.optimizers.Adagrad, 10)]
+    for model in models:
+        model.fit(data, steps_per_epoch=30, verbose=0)
+        model.train_on_batch(np.ones([4, 2], "float32"), np.ones([4, 1], "float32"))
+    report["slots"] = len(slots_of(models[1]))
+    for index in range(num_times):
+        model, way = (
+            models[index % 2],
+            ("fit", "watched", "fit", "on_batch", "fit", "failing", "fit")[index % 7],
+        )
+        # Half of them while an epoch begins, and half of them twice.
+        signals = [
+            (
+                0.005 + rng.random() * rng.choice([0.05, 0.5]),
+                rng.choice([signal.SIGINT, signal.SIGINT, signal.SIGALRM]),
+            )
+        ]
+        if rng.random() < 0.5:
+            signals.append((rng.random() * 0.05, signal.SIGINT))
+            report["pairs"] += 1
+        if way == "failing":
+            signals = []
+        report["ways"][way] += 1
+        seconds = interrupted(model, way, signals)
+        if seconds > SOON_S:
+            report["slow"].append(seconds)
+        report["problems"] += [
+            f"{index}, {way}, {signals}: {problem}" for problem in problems(model)
+        ]
+        before = int(model.optimizer.iterations.numpy())
+        model.fit(data, steps_per_epoch=10, verbose=0)
+        report["updates"] += before
+        report["problems"] += [
+            f"{index}, {way}, fit after: {problem}" for problem in problems(model)
+        ]
+        if int(model.optimizer.iterations.numpy()) != before + 10:
+            report["problems"].append(
+                f"{index}, {way}: {before} updates, {model.optimizer.iterations.numpy()} after 10 "
+                "more"
+            )
+        if report["problems"]:
+            break
+    report["stopped"] = train_with_stopped_worker(models[0])
+    report["problems"] += [
+        f"after a worker was stopped: {problem}" for problem in problems(models[0])
+    ]
+    report["weights"] = len(models[0].get_weights())
+    print("REPORT " + json.dumps(report), flush=True)

@@ -1,0 +1,170 @@
+"""Trains for long on a cluster of its own and reports what its tasks hold before and after; run by
+test_lasting.py.
+
+    python tests/processes/lasting_training.py models --count 100
+    python tests/processes/lasting_training.py calls --count 1000
+    python tests/processes/lasting_training.py steps --count 1000000
+
+Prints one JSON line: of each process, memory in MB, threads and file descriptors, at the times of
+`--samples` and at the end. Of what happens `--count` times, so much comes first and is not counted:
+tasks grow while they work for the first time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+WIDTH = 32
+
+
+# Threads that read data end a little after the iterator that they read for.
+SETTLE_S = 10
+
+
+def settled_usage(pids, before):
+    """Return what each process holds, once no more threads run than `before`, or after a while."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        held = {name: usage(pid) for name, pid in pids.items()}
+        grown = [name for name in held if held[name]["threads"] > before[name]["threads"]]
+        if not grown or time.monotonic() > deadline:
+            return held
+        time.sleep(0.1)
+
+
+def usage(pid):
+    """Return what a process holds: MB of memory of its own, threads and file descriptors."""
+    fields = dict(
+        line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    )
+    return {
+        "megabytes": int(fields["Anonymous"].split()[0]) / 1024,
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
+        "files": len(os.listdir(f"/proc/{pid}/fd")),
+    }
+
+
+def dataset_fn(_):
+    data = (
+        tf.random.stateless_normal([512, WIDTH], [1, 2]),
+        tf.random.stateless_normal([512, 1], [3, 4]),
+    )
+    return tf.data.Dataset.from_tensor_slices(data).repeat().batch(8)
+
+
+def compiled_model(strategy, steps_per_execution):
+    with strategy.scope():
+        layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(2)]
+        model = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(1)])
+        model.compile("adam", "mse", steps_per_execution=steps_per_execution)
+    return model
+
+
+class Listener(keras.callbacks.Callback):
+    """Hears of each batch, so that each execution brings its results at once."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+def models(strategy, options, sample):
+    """Models that are made, trained, evaluated and given up in turn."""
+    x, y = np.ones((64, WIDTH), "float32"), np.ones((64, 1), "float32")
+    for number in range(options.warm_up + options.count):
+        model = compiled_model(strategy, steps_per_execution=10)
+        model.fit(kerasps.DatasetCreator(dataset_fn), steps_per_epoch=20, verbose=0)
+        model.evaluate(x, y, batch_size=8, verbose=0)
+        del model
+        gc.collect()
+        sample(number + 1)
+
+
+def calls(strategy, options, sample):
+    """Every method of one model, in turn."""
+    x, y = np.ones((64, WIDTH), "float32"), np.ones((64, 1), "float32")
+    model = compiled_model(strategy, steps_per_execution=4)
+    for number in range(options.warm_up + options.count):
+        model.fit(x, y, batch_size=8, verbose=0)
+        model.evaluate(x, y, batch_size=8, verbose=0)
+        model.predict(x, batch_size=8, verbose=0)
+        for method in (model.train_on_batch, model.test_on_batch):
+            method(x, y)
+        model.predict_on_batch(x)
+        sample(number + 1)
+
+
+def steps(strategy, options, sample):
+    """One `fit` of many steps."""
+    model = compiled_model(strategy, options.steps_per_execution)
+    in_epoch = max(1, options.warm_up)
+    epochs = 1 + options.count // in_epoch
+    at_epoch_end = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: sample((epoch + 1) * in_epoch)
+    )
+    callbacks = [at_epoch_end, *([Listener()] if options.listen else [])]
+    data = kerasps.DatasetCreator(dataset_fn)
+    model.fit(data, epochs=epochs, steps_per_epoch=in_epoch, verbose=0, callbacks=callbacks)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("scenario", choices=("models", "calls", "steps"))
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--warm-up", type=int, required=True)
+    parser.add_argument(
+        "--samples", type=int, default=2, help="how often to look, besides at the beginning"
+    )
+    parser.add_argument("--steps-per-execution", type=int, default=10)
+    parser.add_argument(
+        "--limit", type=float, help="MB by which no process may grow; exit code 1 where one does"
+    )
+    parser.add_argument(
+        "--listen", action="store_true", help="with a callback that hears of each batch"
+    )
+    options = parser.parse_args()
+    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+        pids = {
+            f"{job} {index}": process.pid for (job, index), process in cluster.processes.items()
+        }
+        pids["coordinator"] = os.getpid()
+        samples, start = [], time.monotonic()
+
+        def sample(done):
+            due = options.warm_up + len(samples) * options.count // options.samples
+            if done >= due and len(samples) <= options.samples:
+                if not samples:
+                    time.sleep(1.0)  # for what the first samples are compared with
+                before = (
+                    samples[-1] if samples else {name: usage(pid) for name, pid in pids.items()}
+                )
+                samples.append({"done": done} | settled_usage(pids, before))
+                print(json.dumps(samples[-1]), flush=True)
+
+        {"models": models, "calls": calls, "steps": steps}[options.scenario](
+            strategy, options, sample
+        )
+        print(
+            "REPORT " + json.dumps({"samples": samples, "seconds": time.monotonic() - start}),
+            flush=True,
+        )
+    grown = {name: samples[-1][name]["megabytes"] - samples[0][name]["megabytes"] for name in pids}
+    return int(options.limit is not None and max(grown.values()) > options.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

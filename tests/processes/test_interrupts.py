@@ -1,0 +1,27 @@
+"""Training that is interrupted at any instant: no update is lost, and nothing goes on behind the
+script's back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import run_and_report
+
+pytestmark = pytest.mark.timeout(180)
+
+SCRIPT = Path(__file__).with_name("interrupted_training.py")
+
+
+def test_no_update_is_lost_whenever_training_is_interrupted():
+    report = run_and_report(SCRIPT, 1, 28)
+    assert report["problems"] == []
+    assert report["slow"] == [], "an interrupt did not end training soon"
+    assert set(report["ways"]) == {"fit", "watched", "on_batch", "failing"}
+    assert report["pairs"] > 2
+    assert report["slots"] == report["weights"] == 4
+    assert "worker 1 at 127.0.0.1:" in report["stopped"], (
+        "the next fit did not say who holds a step"
+    )

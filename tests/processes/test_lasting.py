@@ -1,0 +1,36 @@
+"""What models that are gone leave on the tasks: nothing that adds up.
+
+`tox -e soak` is the long version, with many steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import run_and_report
+
+pytestmark = pytest.mark.timeout(240)
+
+SCRIPT = Path(__file__).with_name("lasting_training.py")
+
+
+def test_models_in_turn_leave_nothing_that_adds_up():
+    # Each model would leave 3 MB on each worker, 4 on the ps and 10 threads. A worker that meets an
+    # execution for the first time grows too, which depends on who was free when: so what counts is
+    # by how much a process grows at most of the models.
+    samples = run_and_report(SCRIPT, "models", "--warm-up", 3, "--count", 8, "--samples", 8)[
+        "samples"
+    ]
+    assert len(samples) == 9
+    limits = {"megabytes": 1, "threads": 0, "files": 0}
+    for name in samples[0].keys() - {"done"}:
+        for key, limit in limits.items():
+            grown = [
+                after[name][key] - before[name][key]
+                for before, after in itertools.pairwise(samples)
+            ]
+            assert statistics.median(grown) <= limit, (name, key, grown)

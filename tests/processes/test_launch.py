@@ -1,0 +1,464 @@
+"""`kerasps launch`: a script with a cluster around it, and every way in which it can end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import termios
+import uuid
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import (
+    is_alive,
+    is_free,
+    marked_environment,
+    marked_processes,
+    temporary_files,
+    wait_for,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+PREAMBLE = """
+import json, os, pathlib, signal, sys, time
+here = pathlib.Path(__file__).parent
+config = json.loads(os.environ["TF_CONFIG"])
+(here / "tf_config.json").write_text(os.environ["TF_CONFIG"])
+
+def tasks():
+    "The pids of the servers, by name."
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            stat = (entry / "stat").read_text() if entry.name.isdecimal() else ") S -1"
+            if int(stat.rpartition(")")[2].split()[1]) == os.getppid():
+                found[(entry / "comm").read_text().strip()] = int(entry.name)
+        except OSError:
+            pass
+    return found
+
+def ready():
+    (here / "ready.new").write_text(json.dumps(tasks()))
+    (here / "ready.new").rename(here / "ready")
+"""
+
+
+class Launch:
+    """A launcher under test: its process, and what it left behind."""
+
+    def __init__(self, tmp_path, body, *, options=(), args=(), variables=None, terminal=None):
+        self.mark = str(uuid.uuid4())
+        self.here = tmp_path
+        script = tmp_path / "script.py"
+        script.write_text(PREAMBLE + body)
+        env = marked_environment(self.mark, tmp_path, **(variables or {}))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kerasps", "launch", *options, str(script), *args],
+            env=env,
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    def wait_until_ready(self):
+        """Waits until the script has called `ready()`; the pids of the servers, by name."""
+        wait_for(
+            lambda: (self.here / "ready").exists() or self.process.poll() is not None,
+            what="a ready script",
+        )
+        assert self.process.poll() is None, self.process.communicate()
+        return json.loads((self.here / "ready").read_text())
+
+    def result(self):
+        """The exit code, stdout and stderr, after making sure that nothing is left."""
+        out, err = self.process.communicate(timeout=60)
+        self.assert_nothing_left()
+        return self.process.returncode, out, err
+
+    def assert_nothing_left(self):
+        wait_for(
+            lambda: marked_processes(self.mark) == {}, timeout_s=10, what="the end of all processes"
+        )
+        # A process that is on its way out loses its environment, and with it the mark, before its
+        # sockets are closed.
+        for addresses in self.cluster().values():
+            for address in addresses:
+                wait_for(
+                    lambda address=address: is_free(address),
+                    timeout_s=10,
+                    what=f"a free port at {address}",
+                )
+
+    def cluster(self):
+        path = self.here / "tf_config.json"
+        return json.loads(path.read_text())["cluster"] if path.exists() else {}
+
+    def end(self):
+        for pid in marked_processes(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def launch(tmp_path):
+    started = []
+
+    def start(body, **options):
+        started.append(Launch(tmp_path, body, **options))
+        return started[-1]
+
+    yield start
+    for launched in started:
+        launched.end()
+
+
+SMALL = ("--num-workers=1",)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("print('to stdout'); print('to stderr', file=sys.stderr)", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError('wrong')", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("os.kill(os.getpid(), signal.SIGABRT)", 134),
+    ],
+)
+def test_the_exit_code_is_that_of_the_script(launch, tmp_path, body, expected):
+    code, out, err = launch(body, options=SMALL).result()
+    assert code == expected
+    if expected == 0:
+        assert (out, err) == ("to stdout\n", "to stderr\n")
+    assert "task of the cluster died" not in err
+    assert temporary_files(tmp_path) == []
+
+
+def test_the_script_gets_its_arguments_and_the_cluster(launch, tmp_path):
+    body = "print(json.dumps([sys.argv[1:], config['task'], sorted(tasks())]))"
+    variables = {
+        "KERASPS_NUM_WORKERS": "2",
+        "KERASPS_NUM_PS": "3",
+        "KERASPS_LOG_DIR": str(tmp_path / "logs"),
+        "TF_CONFIG": "old",
+    }
+    args = ("--num-ps", "7", "-h", "", "two words")
+    launched = launch(body, options=("--num-ps=1",), args=args, variables=variables)
+    code, out, _ = launched.result()
+    assert code == 0
+    # The command line beats the environment; what follows the script is the script's.
+    seen_args, task, servers = json.loads(out)
+    assert seen_args == list(args)
+    assert task == {"type": "chief", "index": 0}
+    assert {"worker-0", "worker-1", "ps-0"} <= set(servers)
+    assert "ps-1" not in servers
+    assert {job: len(addresses) for job, addresses in launched.cluster().items()} == {
+        "chief": 1,
+        "worker": 2,
+        "ps": 1,
+    }
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "ps-0.log",
+        "worker-0.log",
+        "worker-1.log",
+    ]
+
+
+def test_the_script_reads_the_terminals_stdin(launch):
+    master, slave = pty.openpty()
+    launched = launch("ready(); print(input())", options=SMALL, terminal=slave)
+    os.close(slave)
+    launched.wait_until_ready()
+    os.write(master, b"hello\n")
+    code, out, _ = launched.result()
+    os.close(master)
+    assert (code, out) == (0, "hello\n")
+
+
+INTERRUPTED = """
+from kerasps.cluster.description import read_tf_config
+from kerasps.cluster.reachability import unreachable
+interrupts = []
+def interrupt(number, frame):
+    interrupts.append(number)
+signal.signal(signal.SIGINT, interrupt)
+ready()
+while not interrupts:
+    time.sleep(0.01)
+time.sleep(float(sys.argv[2]))
+print(len(interrupts), unreachable(read_tf_config().server_addresses, 5), flush=True)
+if sys.argv[1] == "die":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("end", "expected"), [("die", 130), ("1", 130), ("0", 0)])
+def test_ctrl_c_reaches_the_script_once_and_the_cluster_outlives_it(
+    launch, tmp_path, end, expected
+):
+    master, slave = pty.openpty()
+    launched = launch(INTERRUPTED, options=SMALL, args=(end, "0.5"), terminal=slave)
+    os.close(slave)
+    launched.wait_until_ready()
+    os.write(master, b"\x03")
+    code, out, err = launched.result()
+    os.close(master)
+    assert (code, out, err) == (expected, "1 {}\n", "")
+    assert temporary_files(tmp_path) == []
+
+
+def test_ctrl_c_in_a_terminal_is_not_repeated_while_the_script_takes_its_time(launch):
+    master, slave = pty.openpty()
+    launched = launch(INTERRUPTED, options=SMALL, args=("0", "6"), terminal=slave)
+    os.close(slave)
+    launched.wait_until_ready()
+    os.write(master, b"\x03")
+    code, out, _ = launched.result()
+    os.close(master)
+    assert (code, out) == (0, "1 {}\n")
+
+
+def test_sigint_for_the_launcher_alone_is_passed_on_in_the_end(launch):
+    launched = launch("ready(); time.sleep(60)", options=SMALL)
+    launched.wait_until_ready()
+    launched.process.send_signal(signal.SIGINT)
+    code, _, err = launched.result()
+    assert code == 130
+    assert "KeyboardInterrupt" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_is_passed_on_to_the_script(launch, tmp_path, number):
+    launched = launch("ready(); time.sleep(60)", options=SMALL)
+    launched.wait_until_ready()
+    launched.process.send_signal(number)
+    assert launched.result()[0] == 128 + number
+    assert temporary_files(tmp_path) == []
+
+
+def test_a_script_may_handle_sigterm(launch):
+    launched = launch(
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); ready(); time.sleep(60)",
+        options=SMALL,
+    )
+    launched.wait_until_ready()
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.result()[0] == 7
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_the_cluster_starts_ends_it(launch, tmp_path, number, expected):
+    launched = launch("pass", options=SMALL)
+    # Both names are those of children that have started but do not serve yet.
+    wait_for(lambda: len(children_of(launched.process.pid)) == 2, what="the start of the servers")
+    launched.process.send_signal(number)
+    code, _, err = launched.result()
+    assert (code, err) == (expected, "")
+    assert temporary_files(tmp_path) == []
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_no_process_is_left_when_the_launcher_is_killed(launch):
+    launched = launch("ready(); time.sleep(60)", options=SMALL)
+    launched.wait_until_ready()
+    assert len(marked_processes(launched.mark)) == 4
+    launched.process.send_signal(signal.SIGKILL)
+    assert launched.result()[0] == -signal.SIGKILL
+
+
+def test_the_first_task_to_die_is_reported_once(launch, tmp_path):
+    launched = launch(
+        "ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)\nsys.exit(5)", options=SMALL
+    )
+    pids = launched.wait_until_ready()
+    (log_dir,) = (tmp_path / "temporary").iterdir()
+    with (log_dir / "ps-0.log").open("a") as log:
+        log.write("the last words of ps 0\n")
+    os.kill(pids["ps-0"], signal.SIGKILL)
+    report = []
+    while not report or "last words" not in report[-1]:
+        report.append(launched.process.stderr.readline())
+    os.kill(pids["worker-0"], signal.SIGKILL)
+    wait_for(lambda: not is_alive(pids["worker-0"]))
+    (tmp_path / "go").touch()
+    code, _, rest = launched.result()
+    assert code == 5
+    assert "".join(report[:6]) == (
+        "kerasps launch: a task of the cluster died, this one first:\n"
+        f"  task: ps 0 at {launched.cluster()['ps'][0]}\n"
+        f"  pid: {pids['ps-0']}\n"
+        "  ended by: signal SIGKILL\n"
+        f"  log file: {log_dir / 'ps-0.log'}\n"
+        "  last lines:\n"
+    )
+    assert report[-1] == "    the last words of ps 0\n"
+    assert rest == ""
+    assert temporary_files(tmp_path) == [log_dir.name]
+
+
+def test_a_task_that_takes_the_script_down_with_it_is_still_reported(launch):
+    body = "os.kill(tasks()['worker-0'], signal.SIGKILL)\nsys.exit(4)"
+    code, _, err = launch(body, options=SMALL).result()
+    assert code == 4
+    assert "task: worker 0 at" in err
+
+
+def test_a_cluster_that_does_not_start_is_an_error(launch, tmp_path):
+    launched = launch("pass", options=(*SMALL, "--start-timeout=0.05"))
+    code, _, err = launched.result()
+    assert code == 1
+    assert err.startswith(
+        "kerasps launch: error: The process of worker 0 was not ready within start_timeout=0.05 s."
+    )
+    assert "Traceback" not in err
+    assert not (tmp_path / "tf_config.json").exists()
+
+
+def test_a_log_directory_that_cannot_be_made_is_an_error(launch, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = launch(
+        "pass", options=(*SMALL, f"--log-dir={tmp_path / 'file' / 'logs'}")
+    ).result()
+    assert code == 1
+    assert "kerasps launch: error: [Errno 20] Not a directory" in err
+    assert "Traceback" not in err
+
+
+EVALUATOR = """
+import json, os, pathlib, sys, time
+here = pathlib.Path(__file__).parent
+print("task", json.dumps(json.loads(os.environ["TF_CONFIG"])["task"]), sys.argv[1:])
+(here / "evaluating").write_text(str(os.getpid()))
+"""
+# Ends with the training, as a SidecarEvaluator does.
+UNTIL_THE_END = (
+    "assert sys.stdin.read() == ''; print('evaluated the last', flush=True); "
+    "print('unfinished line', end='')"
+)
+# What the script does until the evaluator is there.
+WAIT = "\nwhile not (here / 'evaluating').exists(): time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def evaluator(tmp_path):
+    """Writes an evaluation script; returns the option that runs it."""
+
+    def write(body, *arguments):
+        script = tmp_path / "evaluate.py"
+        script.write_text(EVALUATOR + body)
+        return f"--evaluator={shlex.join([str(script), *arguments])}"
+
+    return write
+
+
+def test_an_evaluator_ends_after_the_training(launch, evaluator, tmp_path):
+    options = (
+        *SMALL,
+        evaluator(UNTIL_THE_END, "two words", "-x"),
+        f"--log-dir={tmp_path / 'logs'}",
+    )
+    body = (
+        WAIT + "print('trained', 'evaluator' in config['cluster'], "
+        "'KERASPS_END_OF_TRAINING_ON_STDIN' in os.environ)"
+    )
+    code, out, err = launch(body, options=options).result()
+    assert (code, out) == (0, "trained False False\n")
+    lines = [
+        'task {"type": "evaluator", "index": 0} [\'two words\', \'-x\']',
+        "evaluated the last",
+        "unfinished line",
+    ]
+    found = err.splitlines()
+    # It may be quicker than the launcher's look at it.
+    over = "kerasps launch: the training is over; the evaluator has 600 s for the last checkpoint."
+    assert [line for line in found if line != over] == [f"[evaluator] {line}" for line in lines]
+    assert (tmp_path / "logs" / "evaluator-0.log").read_text() == "\n".join(lines)
+
+
+def test_an_evaluator_that_fails_is_reported_at_once_and_makes_the_launch_fail(launch, evaluator):
+    launched = launch(
+        "ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)",
+        options=(*SMALL, evaluator("1 / 0")),
+    )
+    report = []
+    while not report or "kerasps launch" not in report[-1]:
+        report.append(launched.process.stderr.readline())
+    assert "[evaluator] ZeroDivisionError: division by zero\n" in report
+    assert (
+        report[-1] == "kerasps launch: the evaluator failed (exit code 1): see its output above.\n"
+    )
+    launched.wait_until_ready()
+    (launched.here / "go").touch()
+    assert launched.result() == (1, "", "")
+
+
+def test_the_exit_code_of_a_script_that_fails_goes_first(launch, evaluator):
+    code, _, err = launch(
+        WAIT + "sys.exit(3)", options=(*SMALL, evaluator(UNTIL_THE_END + "; sys.exit(5)"))
+    ).result()
+    assert code == 3
+    assert "the evaluator failed (exit code 5)" in err
+    assert "[evaluator] evaluated the last" in err
+
+
+def test_an_evaluator_that_does_not_end_is_ended(launch, evaluator):
+    options = (*SMALL, evaluator("time.sleep(60)"), "--evaluator-timeout=0.2")
+    code, _, err = launch(WAIT, options=options).result()
+    assert code == 1
+    assert "the evaluator has 0.2 s for the last checkpoint." in err
+    assert (
+        "the evaluator did not end within 0.2 s after the training, and is ended. Expected: a "
+        "script that ends when" in err
+    )
+
+
+def test_an_evaluator_that_has_done_enough_may_end_first(launch, evaluator):
+    body = WAIT + "time.sleep(0.5)"
+    code, _, err = launch(body, options=(*SMALL, evaluator("sys.exit(0)"))).result()
+    assert (code, err) == (0, '[evaluator] task {"type": "evaluator", "index": 0} []\n')
+
+
+def test_a_signal_ends_the_evaluator_too(launch, evaluator):
+    launched = launch(
+        WAIT + "ready(); time.sleep(60)", options=(*SMALL, evaluator("time.sleep(60)"))
+    )
+    launched.wait_until_ready()
+    launched.process.send_signal(signal.SIGTERM)
+    code, _, err = launched.result()
+    assert code == 143
+    assert "kerasps launch" not in err
+
+
+def test_a_signal_ends_the_wait_for_the_evaluator(launch, evaluator):
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    launched = launch(WAIT, options=(*SMALL, evaluator(f"import signal; {body}")))
+    while "the training is over" not in launched.process.stderr.readline():
+        pass
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.result()[0] == 0
+
+
+def test_no_evaluator_is_left_when_the_launcher_is_killed(launch, evaluator):
+    launched = launch(
+        WAIT + "ready(); time.sleep(60)", options=(*SMALL, evaluator("time.sleep(60)"))
+    )
+    launched.wait_until_ready()
+    assert int((launched.here / "evaluating").read_text()) in marked_processes(launched.mark)
+    launched.process.send_signal(signal.SIGKILL)
+    assert launched.result()[0] == -signal.SIGKILL

@@ -1,0 +1,391 @@
+"""Clusters of real processes: they start, die, come back and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+
+import pytest
+
+import kerasps
+from kerasps.cluster.description import split_address
+from kerasps.cluster.reachability import wait_until_reachable
+from kerasps.errors import TaskStartError
+from support.process_checks import (
+    environment_of,
+    is_alive,
+    is_free,
+    is_listening,
+    marked_environment,
+    marked_processes,
+    name_of,
+    temporary_files,
+    wait_for,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch, tmp_path):
+    """Every test must end with the processes, threads, files and descriptors that it began with."""
+    mark = str(uuid.uuid4())
+    for name, value in marked_environment(mark, tmp_path).items():
+        if os.environ.get(name) != value:
+            monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    threads = threading.active_count()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield mark
+    gc.collect()
+    assert marked_processes(mark) == {}
+    assert temporary_files(tmp_path) == []
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def pids(cluster):
+    return [process.pid for process in cluster.processes.values()]
+
+
+def test_a_cluster_starts_serves_and_leaves_nothing():
+    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
+        assert repr(cluster) == "<LocalCluster num_workers=2 num_ps=1 open>"
+        assert list(cluster.processes) == [("worker", 0), ("worker", 1), ("ps", 0)]
+        addresses = cluster.description.addresses
+        assert len(set(addresses.values())) == 4
+        wait_until_reachable(cluster.description.server_addresses, timeout_s=1)
+        assert cluster.tf_config["task"] == {"type": "chief", "index": 0}
+        for (task_type, index), process in cluster.processes.items():
+            assert process.address == addresses[task_type, index]
+            assert process.log_file == cluster.log_dir / f"{task_type}-{index}.log"
+            assert process.log_file.exists()
+            assert name_of(process.pid) == f"{task_type}-{index}"
+            # Ctrl-C in the terminal goes to the coordinator's session only.
+            assert os.getsid(process.pid) == process.pid
+        running = pids(cluster)
+    assert repr(cluster) == "<LocalCluster num_workers=2 num_ps=1 closed>"
+    assert not any(is_alive(pid) for pid in running)
+    assert all(is_free(address) for address in addresses.values())
+    assert not cluster.log_dir.exists()
+    cluster.close()
+    assert {process.describe_exit() for process in cluster.processes.values()} == {"exit code 0"}
+
+
+def test_a_log_directory_that_was_given_is_made_and_kept(tmp_path):
+    log_dir = tmp_path / "new" / "logs"
+    with kerasps.LocalCluster(num_workers=1, log_dir=log_dir):
+        pass
+    assert sorted(path.name for path in log_dir.iterdir()) == ["ps-0.log", "worker-0.log"]
+
+
+def test_what_the_processes_find_in_their_environment(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    before = dict(os.environ)
+    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
+        found = {task: environment_of(process.pid) for task, process in cluster.processes.items()}
+    assert dict(os.environ) == before
+    visible = {task: env["CUDA_VISIBLE_DEVICES"] for task, env in found.items()}
+    assert visible == {("worker", 0): "3", ("worker", 1): "5", ("ps", 0): "-1"}
+    assert {task: env.get("TF_FORCE_GPU_ALLOW_GROWTH") for task, env in found.items()} == {
+        ("worker", 0): "true",
+        ("worker", 1): "true",
+        ("ps", 0): None,
+    }
+    assert {env["TF_CPP_MIN_LOG_LEVEL"] for env in found.values()} == {"2"}
+    assert json.loads(found["worker", 1]["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
+
+
+def test_a_killed_task_comes_back_at_its_address():
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        process = cluster.processes["worker", 0]
+        pid, address = process.pid, process.address
+        cluster.kill("worker", 0)
+        assert not is_alive(pid)
+        assert not is_listening(address)
+        assert process.describe_exit() == "signal SIGKILL"
+        # Held while the task is away: nobody who asks for a port can get this one.
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(split_address(address))
+        cluster.restart("worker", 0)
+        assert process.pid != pid
+        assert process.address == address
+        assert is_listening(address)
+
+
+def test_a_running_task_can_be_restarted():
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        pid = cluster.processes["ps", 0].pid
+        cluster.restart("ps", 0)
+        assert not is_alive(pid)
+        assert is_listening(cluster.processes["ps", 0].address)
+
+
+def test_tasks_that_do_not_exist_are_named():
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        for method in (cluster.kill, cluster.restart):
+            with pytest.raises(
+                ValueError,
+                match=r"no such task. Expected: one of worker 0, ps 0\. .*'ps', task_index=1",
+            ):
+                method("ps", 1)
+    for method in (cluster.kill, cluster.restart):
+        with pytest.raises(
+            ValueError,
+            match=r"The cluster is closed. .*: <LocalCluster num_workers=1 num_ps=1 closed>",
+        ):
+            method("ps", 0)
+
+
+def test_a_task_that_died_by_itself_is_reported_and_its_log_kept(tmp_path):
+    cluster = kerasps.LocalCluster(num_workers=1, num_ps=1)
+    os.kill(cluster.processes["ps", 0].pid, signal.SIGKILL)
+    wait_for(cluster.processes["ps", 0].has_ended)
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"died before it was closed: ps 0 \(signal SIGKILL\). Their logs are kept in /",
+    ):
+        cluster.close()
+    assert temporary_files(tmp_path) == [cluster.log_dir.name]
+    remove_logs(cluster.log_dir)
+
+
+def remove_logs(log_dir):
+    for path in log_dir.iterdir():
+        path.unlink()
+    log_dir.rmdir()
+
+
+def test_a_restart_whose_port_is_taken_says_so():
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        cluster.kill("worker", 0)
+        address = cluster.processes["worker", 0].address
+        with socket.socket() as intruder:
+            # The one way to get at a held port: with the option that TensorFlow's server uses too.
+            intruder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            intruder.bind(split_address(address))
+            intruder.listen()
+            with pytest.raises(TaskStartError) as caught:
+                cluster.restart("worker", 0)
+        message = str(caught.value)
+        assert (caught.value.task_type, caught.value.task_index) == ("worker", 0)
+        assert (
+            f"worker 0 ended before it was ready. Expected: a server at {address}. Received:"
+            in message
+        )
+        assert f"pid: {cluster.processes['worker', 0].pid}\n" in message
+        assert "ended by: exit code 1" in message
+        assert f"log file: {cluster.log_dir / 'worker-0.log'}" in message
+        assert "RuntimeError: TensorFlow's server did not start. Expected: port" in message
+        assert "Could not start gRPC server" in message
+        assert cluster.processes["ps", 0].is_running()
+        cluster.restart("worker", 0)
+        assert is_listening(address)
+    # The log belongs to an error that names it, so it outlives the cluster.
+    assert (cluster.log_dir / "worker-0.log").exists()
+    remove_logs(cluster.log_dir)
+
+
+def test_a_start_that_fails_shows_the_last_lines_and_ends_the_others(
+    monkeypatch, tmp_path, nothing_left
+):
+    broken = tmp_path / "broken"
+    (broken / "tensorflow").mkdir(parents=True)
+    (broken / "tensorflow" / "__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(broken), prepend=os.pathsep)
+    log_dir = tmp_path / "logs"
+    with pytest.raises(TaskStartError) as caught:
+        kerasps.LocalCluster(num_workers=2, num_ps=1, log_dir=log_dir)
+    message = str(caught.value)
+    assert "ended before it was ready" in message
+    assert "last lines:" in message
+    assert "No module named 'tensorflow.python" in message
+    assert str(log_dir / f"{caught.value.task_type}-{caught.value.task_index}.log") in message
+
+
+def test_a_start_that_takes_too_long_is_given_up(tmp_path):
+    with pytest.raises(
+        TaskStartError,
+        match=r"(?s)worker 0 was not ready within start_timeout=0.05 s. .*state: still running",
+    ) as caught:
+        kerasps.LocalCluster(num_workers=1, num_ps=1, start_timeout=0.05)
+    (kept,) = (tmp_path / "temporary").iterdir()
+    assert str(kept / "worker-0.log") in str(caught.value)
+    remove_logs(kept)
+
+
+def test_a_forgotten_cluster_warns_and_is_closed():
+    cluster = kerasps.LocalCluster(num_workers=1, num_ps=1)
+    running = pids(cluster)
+    clusters = [cluster]
+    del cluster
+    with pytest.warns(
+        ResourceWarning,
+        match=r"<LocalCluster num_workers=1 num_ps=1 open> was not closed. Use it in a `with`",
+    ):
+        clusters.clear()
+    assert not any(is_alive(pid) for pid in running)
+
+
+def test_an_exception_in_the_with_block_closes_the_cluster():
+    with pytest.raises(ZeroDivisionError), kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        _ = 1 / 0
+    assert not any(process.is_running() for process in cluster.processes.values())
+
+
+KILLED_PARENT = """
+import signal, sys, threading, time
+import kerasps
+
+clusters = []
+make = lambda: clusters.append(kerasps.LocalCluster(num_workers=1, num_ps=1))
+thread = threading.Thread(target=make)
+thread.start()
+thread.join()
+# The thread that started the processes has ended; they must not.
+time.sleep(1.5)
+processes = clusters[0].processes.values()
+print(*(process.pid for process in processes if process.is_running()), flush=True)
+signal.pause()
+"""
+
+
+def test_processes_outlive_the_thread_that_started_them_but_not_the_parent(tmp_path, nothing_left):
+    env = marked_environment(nothing_left, tmp_path, TMPDIR=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_PARENT], env=env, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        running = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(running) == 2
+        parent.send_signal(signal.SIGKILL)
+    wait_for(lambda: not any(is_alive(pid) for pid in running), what="the end of the orphans")
+
+
+FORKED_PARENT = """
+import os, signal
+import kerasps
+
+cluster = kerasps.LocalCluster(num_workers=1, num_ps=1)
+forked = os.fork()
+if forked == 0:
+    signal.pause()
+print(forked, *(process.pid for process in cluster.processes.values()), flush=True)
+signal.pause()
+"""
+
+
+def test_processes_end_with_the_parent_although_a_fork_of_it_lives_on(tmp_path, nothing_left):
+    env = marked_environment(nothing_left, tmp_path, TMPDIR=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKED_PARENT], env=env, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        forked, *running = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.send_signal(signal.SIGKILL)
+    try:
+        wait_for(
+            lambda: not any(is_alive(pid) for pid in running),
+            timeout_s=10,
+            what="the end of the orphans",
+        )
+        assert is_alive(forked)
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        wait_for(lambda: not is_alive(forked))
+
+
+FORKED_COPY = """
+import gc, os
+import kerasps
+
+with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+    for how in ("close", "forget"):
+        forked = os.fork()
+        if forked == 0:
+            if how == "close":
+                cluster.close()
+            else:
+                del cluster
+                gc.collect()
+            os._exit(0)
+        assert os.waitpid(forked, 0)[1] == 0
+    running = [process.is_running() for process in cluster.processes.values()]
+    print(*running, cluster.log_dir.exists(), flush=True)
+"""
+
+
+def test_a_fork_of_the_parent_cannot_end_the_cluster(tmp_path, nothing_left):
+    env = marked_environment(nothing_left, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKED_COPY],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True True True\n", "")
+
+
+STEPS = """
+import warnings
+warnings.simplefilter("ignore")
+import tensorflow as tf
+import kerasps
+
+with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
+    strategy = tf.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        counters = [tf.Variable(0), tf.Variable(0)]
+
+    @tf.function
+    def step():
+        for counter in counters:
+            counter.assign_add(1)
+
+    for _ in range(20):
+        coordinator.schedule(step)
+    coordinator.join()
+    print("before", *(counter.numpy() for counter in counters), flush=True)
+    cluster.kill("worker", 0)
+    for _ in range(20):
+        coordinator.schedule(step)
+    cluster.restart("worker", 0)
+    coordinator.join()
+    print("after", *(counter.numpy() for counter in counters), flush=True)
+    print("devices", len({counter.device for counter in counters}), flush=True)
+"""
+
+
+def test_tensorflow_trains_on_the_cluster_also_after_a_restart(tmp_path, nothing_left):
+    # In a process of its own: TensorFlow connects to one cluster in the life of a process.
+    env = marked_environment(nothing_left, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS], env=env, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["before 20 20", "after 40 40", "devices 2"]
+
+
+def test_two_clusters_at_once_do_not_collide():
+    with (
+        kerasps.LocalCluster(num_workers=1) as first,
+        kerasps.LocalCluster(num_workers=1) as second,
+    ):
+        addresses = [*first.description.addresses.values(), *second.description.addresses.values()]
+        assert len(set(addresses)) == 6
+        assert all(
+            process.is_running()
+            for cluster in (first, second)
+            for process in cluster.processes.values()
+        )

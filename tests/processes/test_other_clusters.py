@@ -1,0 +1,49 @@
+"""Some tests of a shared cluster once more, on other clusters. A process makes one strategy, of one
+layout and kind of updates.
+
+Each is a session of its own in a process of its own, and both of pytest-xdist's processes start one
+at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+
+OTHERS = {
+    "dealt out in blocks over three ps": (
+        {"NUM_PS": "3", "SHARD_LAYOUT": "div"},
+        "cluster/one_worker/test_tables.py",
+        "bit_equal or several",
+    ),
+    "dense updates on one ps": (
+        {"NUM_PS": "1", "SPARSE_UPDATES": "dense"},
+        "cluster/one_worker/test_tables.py",
+        "lazy_update and (adam-1 or adam-3 or lion or ftrl)",
+    ),
+    "three workers": (
+        {"NUM_WORKERS": "3"},
+        "cluster/two_workers/test_inputs.py",
+        "one_pass and not in_order and not unknown",
+    ),
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_same_holds_on_another_cluster(name):
+    choices, path, selection = OTHERS[name]
+    # Not the parent's own settings of pytest and of pytest-xdist.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment |= {f"KERASPS_TEST_{key}": value for key, value in choices.items()}
+    command = [sys.executable, "-m", "pytest", "-q", str(TESTS / path), "-k", selection]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE)

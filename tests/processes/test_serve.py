@@ -1,0 +1,186 @@
+"""`kerasps serve`: one task, as a scheduler would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import (
+    is_free,
+    is_listening,
+    marked_environment,
+    marked_processes,
+    name_of,
+    reserved_address,
+    temporary_files,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+TRAINING = Path(__file__).with_name("served_training.py")
+
+
+@pytest.fixture
+def cluster():
+    """The addresses of a cluster whose ports nothing else can take."""
+    reserved = [reserved_address() for _ in range(3)]
+    yield {
+        job: [address]
+        for job, (_, address) in zip(("chief", "worker", "ps"), reserved, strict=True)
+    }
+    for holder, _ in reserved:
+        holder.close()
+
+
+@pytest.fixture
+def start(cluster, tmp_path):
+    """Starts the task of the given type, and ends with nothing left behind."""
+    mark = str(uuid.uuid4())
+    started = []
+
+    def start_task(task_type, *command, program=None, **variables):
+        config = json.dumps({"cluster": cluster, "task": {"type": task_type, "index": 0}})
+        env = marked_environment(
+            mark, tmp_path, TF_CONFIG=config, TF_CPP_MIN_LOG_LEVEL="2", **variables
+        )
+        process = subprocess.Popen(
+            [sys.executable, *(program or ["-m", "kerasps", *(command or ("serve",))])],
+            env=env,
+            # A scheduler gives no stdin: its end means nothing here.
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_task
+    for process in started:
+        process.kill()
+        process.communicate()
+    assert marked_processes(mark) == {}
+    assert temporary_files(tmp_path) == []
+
+
+def wait_until_ready(process):
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if " listens on port " in line:
+            return line
+    pytest.fail(f"the task ended with {process.wait()}: {''.join(seen)}")
+
+
+def start_training(start):
+    """A coordinator that trains, and its lines from then on."""
+    process = start("chief", program=[str(TRAINING)], KERAS_BACKEND="tensorflow")
+    assert process.stdout.readline() == "TRAINS\n", process.communicate()
+    return process
+
+
+def steps_after(process, num_fits):
+    """How many steps are done, after so many calls of `fit` more."""
+    lines = [process.stdout.readline() for _ in range(num_fits)]
+    assert lines[-1], process.communicate()
+    return int(lines[-1].removeprefix("STEPS "))
+
+
+def megabytes(process):
+    fields = dict(
+        line.split(":") for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    )
+    return int(fields["VmRSS"].split()[0]) / 1024
+
+
+@pytest.mark.parametrize("task_type", ["worker", "ps"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_task_serves_at_its_address_until_it_is_asked_to_end(start, cluster, task_type, number):
+    (address,) = cluster[task_type]
+    process = start(task_type)
+    line = wait_until_ready(process)
+    assert line == f"kerasps serve: {task_type} 0 listens on port {address.rpartition(':')[2]}\n"
+    assert is_listening(address)
+    assert name_of(process.pid) == f"{task_type}-0"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert is_free(address)
+
+
+def test_what_a_killed_coordinator_left_is_gone_before_the_next_one_comes(start):
+    tasks = {job: start(job) for job in ("ps", "worker")}
+    for task in tasks.values():
+        wait_until_ready(task)
+    empty = megabytes(tasks["ps"])
+    coordinator = start_training(start)
+    assert steps_after(coordinator, 1) == 16
+    # Nobody else's end is taken for the coordinator's.
+    tasks["worker"].kill()
+    tasks["worker"].wait()
+    time.sleep(2)
+    tasks["worker"] = start("worker")
+    wait_until_ready(tasks["worker"])
+    assert steps_after(coordinator, 3) == 64
+    assert megabytes(tasks["ps"]) > empty + 256
+    coordinator.kill()
+    coordinator.wait()
+    for job, task in tasks.items():
+        assert f"is gone; {job} 0 starts anew" in task.stderr.readline()
+        wait_until_ready(task)
+        assert task.poll() is None
+    assert megabytes(tasks["ps"]) < empty + 50
+    assert steps_after(start_training(start), 2) == 32
+
+
+def test_a_port_that_is_taken_is_named(start, cluster):
+    wait_until_ready(start("ps"))
+    second = start("ps")
+    _, err = second.communicate(timeout=60)
+    port = cluster["ps"][0].rpartition(":")[2]
+    assert second.returncode == 1
+    assert (
+        f"kerasps serve: error: TensorFlow's server did not start. Expected: port {port} of this "
+        "machine to be free." in err
+    )
+    assert "Could not start gRPC server" in err
+    assert "Traceback" not in err
+
+
+def test_modules_with_custom_ops_are_imported_with_the_whole_of_tensorflow(start, tmp_path):
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "ops_a.py").write_text(
+        "import sys, tensorflow as tf\nprint(tf.__version__, file=sys.stderr, flush=True)\n"
+    )
+    (modules / "ops_b.py").write_text("import sys\nprint('b', file=sys.stderr, flush=True)\n")
+    root = [path for path in (str(modules), os.environ.get("PYTHONPATH"), os.getcwd()) if path]
+    process = start("worker", KERASPS_FULL_IMPORT="ops_a, ops_b", PYTHONPATH=os.pathsep.join(root))
+    from importlib.metadata import version
+
+    lines = []
+    for line in process.stderr:
+        lines.append(line.strip())
+        if "listens on port" in line:
+            break
+    assert [line for line in lines if line in (version("tensorflow"), "b")] == [
+        version("tensorflow"),
+        "b",
+    ]
+    assert "listens on port" in lines[-1]
+
+
+def test_env_tells_which_tasks_can_be_reached(start, cluster):
+    wait_until_ready(start("ps"))
+    out, _ = start("chief", "env").communicate(timeout=100)
+    assert "TF_CONFIG: valid: 1 chief, 1 worker, 1 ps; this task is chief 0\n" in out
+    assert f"  worker 0: {cluster['worker'][0]} not reachable (Connection refused)\n" in out
+    assert f"  ps 0: {cluster['ps'][0]} reachable\n" in out

@@ -1,0 +1,77 @@
+"""Run all tests, or those in the folders, files and tests that are named, as `tox -e py` does.
+
+    python tests/run.py
+    python tests/run.py tests/unit tests/cluster/one_worker -k adam
+
+A process connects to one cluster in its life, so there is a session of pytest per kind of cluster,
+and each of the two processes that pytest-xdist starts has a cluster of its own. A failure in one
+session does not keep the others from running. What is no path goes to each session as it stands.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+SESSIONS = (
+    "unit",
+    "processes",
+    "cluster/one_worker",
+    "cluster/two_workers",
+    "cluster/scripts",
+)
+NOTHING_COLLECTED = 5
+
+
+def sessions_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the paths for each session, and what is no path."""
+    paths: dict[str, list[str]] = {}
+    options = []
+    for argument in arguments:
+        path = Path(argument.partition("::")[0]).resolve()
+        if argument.startswith("-") or not path.exists() or not path.is_relative_to(TESTS):
+            options.append(argument)
+            continue
+        for session in SESSIONS:
+            folder = TESTS / session
+            if path.is_relative_to(folder):
+                paths.setdefault(session, []).append(argument)
+            elif folder.is_relative_to(path):
+                paths.setdefault(session, []).append(str(folder))
+    return paths or {session: [str(TESTS / session)] for session in SESSIONS}, options
+
+
+def run(session: str, paths: list[str], options: list[str]) -> tuple[int, str]:
+    """Run a session of pytest; return its exit code and the last line that it printed."""
+    # The unit tests are in an order that must be kept; the slow ones of the others end together.
+    dist = "load" if session == "unit" else "worksteal"
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", dist, *options, *paths]
+    print("$", *command[2:], flush=True)
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return process.returncode, last
+
+
+def main(arguments: list[str]) -> int:
+    paths, options = sessions_of(arguments)
+    started = time.monotonic()
+    done = {
+        session: run(session, paths[session], options) for session in SESSIONS if session in paths
+    }
+    print(f"\n{len(done)} sessions, {time.monotonic() - started:.0f} s")
+    for session, (_, last) in done.items():
+        print(f"tests/{session}: {last.strip('= ')}")
+    codes = {code for code, _ in done.values()}
+    if codes == {NOTHING_COLLECTED}:
+        return NOTHING_COLLECTED
+    return max(codes - {NOTHING_COLLECTED})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""What the tests of real processes share: waiting for something to happen, and looking for what was
+left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kerasps.cluster.description import split_address
+from kerasps.cluster.process import child_environment
+
+# Inherited by every process that a test starts, so that those which it left can be found whoever
+# their parent is by then.
+MARK = "KERASPS_TEST_MARK"
+
+
+def wait_for(condition, timeout_s=60.0, what="the condition"):
+    """Polls until the condition gives something true, and returns it."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not come true within {timeout_s} s")
+        time.sleep(0.02)
+    return result
+
+
+def is_alive(pid):
+    """Whether a process runs; one that only waits for its parent to collect it does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def environment_of(pid):
+    content = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(entry.split("=", 1) for entry in content.split("\0") if "=" in entry)
+
+
+def name_of(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def marked_processes(mark):
+    """The running processes that inherited this mark, this one excepted, as pid -> name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if environment_of(entry.name).get(MARK) == mark and is_alive(entry.name):
+                    found[int(entry.name)] = name_of(entry.name)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+    return found
+
+
+def marked_environment(mark, tmp_path, **variables):
+    """Return the environment of a process under test; it has a directory for temporary files."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir(exist_ok=True)
+    env = child_environment(os.environ)
+    env.pop("TF_CONFIG", None)
+    # TensorFlow imports code that it has written to TMPDIR; what Python keeps of that is not what
+    # is looked for here.
+    return env | {MARK: mark, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+
+
+def temporary_files(tmp_path):
+    return sorted(path.name for path in (tmp_path / "temporary").iterdir())
+
+
+def is_free(address):
+    """Whether a server could listen at the address: nobody listens there and nobody holds it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(split_address(address))
+            probe.listen()
+        except OSError:
+            return False
+    return True
+
+
+def is_listening(address):
+    try:
+        socket.create_connection(split_address(address), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def reserved_address():
+    """A free port, and the socket that keeps it from everyone but a server that is told it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder, f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def run_and_report(script, *arguments, **environment):
+    """Runs a script as a process of its own and returns what it reported: the JSON behind `REPORT `
+    in a line it printed.
+    """
+    process = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        env={
+            **os.environ,
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, process.stdout[-2000:] + process.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("REPORT "))

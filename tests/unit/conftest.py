@@ -1,0 +1,82 @@
+"""A cluster inside this process, for the smoke tests: two workers, two ps and the coordinator.
+
+A process connects to one cluster in its life, so tests that use it come last: the others run in a
+process that is not connected.
+"""
+
+from __future__ import annotations
+
+import socket
+import warnings
+
+import pytest
+import tensorflow as tf
+
+import kerasps
+from kerasps.cluster import connected_strategy
+from support.partitioner import Partitioner
+
+NUM_WORKERS, NUM_PS = 2, 2
+
+
+def pytest_collection_modifyitems(items):
+    """Move what uses the cluster to the end; pytest-xdist deals tests out in that order."""
+    items.sort(key=lambda item: "strategy" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(autouse=True)
+def connected_only_with_the_cluster(request):
+    """Fail a test that came too late, rather than let it run in a process that is connected."""
+    connected = connected_strategy() is not None
+    if connected and "strategy" not in request.fixturenames:
+        pytest.fail(
+            "This process is connected to the cluster of the smoke tests already. With "
+            "pytest-xdist, leave `--dist` at `load`, which keeps the order of the tests."
+        )
+
+
+PARTITIONER = Partitioner()
+
+
+@pytest.fixture(scope="session")
+def strategy():
+    """The strategy of the cluster inside this process."""
+    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(1 + NUM_WORKERS + NUM_PS)]
+    addresses = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in holders]
+    for holder in holders:
+        holder.close()
+    spec = tf.train.ClusterSpec(
+        {
+            "chief": addresses[:1],
+            "ps": addresses[1 : 1 + NUM_PS],
+            "worker": addresses[1 + NUM_PS :],
+        }
+    )
+    # Servers in one process share its threads. A step holds one while it waits for its worker, so
+    # with fewer threads than workers and one, nobody is left to answer.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=NUM_WORKERS + 2)
+    servers = [
+        tf.distribute.Server(spec, job_name=job, task_index=index, protocol="grpc", config=config)
+        for job in ("ps", "worker")
+        for index in range(spec.num_tasks(job))
+    ]
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    with warnings.catch_warnings():
+        # Tests that ran before have made locks and variables with names, and are done with them.
+        warnings.filterwarnings("ignore", "Connecting to the cluster ended", RuntimeWarning)
+        connected = kerasps.ParameterServerStrategy(resolver, PARTITIONER)
+    yield connected
+    del servers
+
+
+@pytest.fixture
+def sharded():
+    """Split every variable of at least 512 bytes into so many shards, to the end of the test."""
+
+    def choose(num_shards, min_bytes=512):
+        PARTITIONER.chosen = kerasps.FixedShardsPartitioner(num_shards, min_bytes=min_bytes)
+
+    yield choose
+    PARTITIONER.chosen = None

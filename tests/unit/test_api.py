@@ -1,0 +1,148 @@
+"""What `import kerasps` offers, and that it does nothing else."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import kerasps
+
+ROOT = Path(kerasps.__file__).parents[1]
+
+PROBE = """
+import json, os, pathlib, sys
+environment = dict(os.environ)
+BEFORE
+import kerasps
+tasks = list(pathlib.Path("/proc/self/task").iterdir())
+print(json.dumps({
+    "heavy": sorted(
+        {name.partition(".")[0] for name in sys.modules} & {"keras", "tensorflow", "numpy"}
+    ),
+    "threads": len(tasks),
+    "children": [child for task in tasks for child in (task / "children").read_text().split()],
+    "sockets": [
+        link
+        for fd in pathlib.Path("/proc/self/fd").iterdir()
+        if "socket" in (link := os.path.realpath(fd))
+    ],
+    "environment": sorted(set(os.environ.items()) ^ set(environment.items())),
+}))
+"""
+NOTHING = {"heavy": [], "threads": 1, "children": [], "sockets": [], "environment": []}
+
+
+def import_effects(before=""):
+    """What a fresh process has after `import kerasps` that it did not have before;
+
+    `before` is run first.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.replace("BEFORE", before)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_importing_the_package_does_nothing_else():
+    assert import_effects() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("statement", "effect"),
+    [
+        ("import numpy", "heavy"),
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, "
+            "daemon=True).start()",
+            "threads",
+        ),
+        ("import subprocess; child = subprocess.Popen(['sleep', '5'])", "children"),
+        ("import socket; listener = socket.socket()", "sockets"),
+        ("os.environ['KERASPS_TEST'] = '1'", "environment"),
+    ],
+)
+def test_the_probe_sees_what_an_import_could_do(statement, effect):
+    assert import_effects(statement)[effect] != NOTHING[effect]
+
+
+def test_importing_the_strategy_neither_starts_tensorflow_nor_patches_keras():
+    code = """
+import keras
+new, fit = keras.Variable.__new__, keras.Model.fit
+import kerasps.strategy
+from kerasps import _compat
+assert _compat.eager_context()._context_handle is None
+assert keras.Variable.__new__ is new
+assert keras.Model.fit is fit
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_is_sorted_and_is_what_the_package_offers():
+    assert kerasps.__all__ == sorted(kerasps.__all__)
+    assert len(set(kerasps.__all__)) == len(kerasps.__all__)
+    assert dir(kerasps) == kerasps.__all__
+    assert [name for name in kerasps.__all__ if not hasattr(kerasps, name)] == []
+
+
+def test_type_checkers_see_the_names_in_all():
+    tree = ast.parse(Path(kerasps.__file__).read_text())
+    (block,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    ]
+    imported = {alias.name for node in block.body for alias in node.names}
+    assert imported | {"__version__"} == set(kerasps.__all__)
+
+
+def test_a_name_that_is_not_offered_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'kerasps' has no attribute 'KerasPS'"):
+        _ = kerasps.KerasPS
+
+
+@pytest.mark.parametrize("name", [name for name in kerasps.__all__ if name != "__version__"])
+def test_a_public_name_is_named_after_the_package(name):
+    value = getattr(kerasps, name)
+    assert (value.__module__, value.__qualname__) == ("kerasps", name)
+    assert pickle.loads(pickle.dumps(value)) is value
+    assert value.__doc__.strip().partition("\n")[0].endswith("."), (
+        "the first line of a docstring is a sentence"
+    )
+
+
+def test_the_version_is_in_one_place():
+    assert importlib.metadata.version("kerasps") == kerasps.__version__
+    checkout = Path(__file__).parents[2]  # what is tested may be an installed package
+    project = tomllib.loads((checkout / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "kerasps.__version__"}
+    holders = [
+        path.name
+        for path in (checkout / "kerasps").rglob("*.py")
+        if f'"{kerasps.__version__}"' in path.read_text()
+    ]
+    assert holders == ["__init__.py"]

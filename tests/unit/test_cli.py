@@ -1,0 +1,310 @@
+"""The command line: help, settings and errors.
+
+What the commands do with processes is tested in `tests/processes`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kerasps.cli import env as environment
+from kerasps.cli import main as cli
+from kerasps.cluster import process
+from kerasps.cluster.gpus import visible_gpus, worker_gpus
+from kerasps.cluster.local import LocalCluster
+
+JOBS = {"chief": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2223"], "ps": ["127.0.0.1:2224"]}
+
+
+def run(capsys, *argv):
+    """The exit code, stdout and stderr of a command."""
+    try:
+        code = cli.main(argv)
+    except SystemExit as exc:
+        code = exc.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("raise SystemExit('the script must not be reached')\n")
+    return str(path)
+
+
+def test_version(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert re.fullmatch(r"kerasps \d+\.\d+\.\d+\S*\n", out)
+
+
+def test_help_names_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(
+        re.search(rf"^    {command} ", out, re.MULTILINE) for command in ("launch", "serve", "env")
+    )
+
+
+def test_a_command_is_required(capsys):
+    code, _, err = run(capsys)
+    assert code == 2
+    assert "required: COMMAND" in err
+
+
+def test_every_option_of_launch_names_its_environment_variable(capsys):
+    code, out, _ = run(capsys, "launch", "--help")
+    assert code == 0
+    text = " ".join(out.split())
+    for option, variable in (
+        ("--num-workers", "KERASPS_NUM_WORKERS"),
+        ("--num-ps", "KERASPS_NUM_PS"),
+        ("--log-dir", "KERASPS_LOG_DIR"),
+        ("--start-timeout", "KERASPS_START_TIMEOUT"),
+        ("--evaluator", "KERASPS_EVALUATOR"),
+        ("--evaluator-timeout", "KERASPS_EVALUATOR_TIMEOUT"),
+    ):
+        assert re.search(rf"{option} \w+ [^()]*\(default: [^()]*environment: {variable}\)", text), (
+            option
+        )
+
+
+def test_help_of_serve_and_env_says_what_they_do(capsys):
+    assert "TF_CONFIG='{" in run(capsys, "serve", "--help")[1]
+    assert "exit code is 1 when TF_CONFIG is set and wrong" in run(capsys, "env", "--help")[1]
+
+
+@pytest.mark.parametrize("option", ["--num-workers", "--num-ps"])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_a_count_on_the_command_line_is_checked(capsys, script, option, value):
+    code, _, err = run(capsys, "launch", f"{option}={value}", script)
+    assert code == 2
+    assert (
+        f"argument {option}: Not a count. Expected: a whole number of at least 1. Received: "
+        f"{value!r}." in err
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
+def test_a_time_limit_on_the_command_line_is_checked(capsys, script, value):
+    code, _, err = run(capsys, "launch", f"--start-timeout={value}", script)
+    assert code == 2
+    assert f"Not a time limit. Expected: a positive number of seconds. Received: {value!r}." in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("KERASPS_NUM_WORKERS", "Not a count"),
+        ("KERASPS_NUM_PS", "Not a count"),
+        ("KERASPS_START_TIMEOUT", "Not a time limit"),
+        ("KERASPS_EVALUATOR", "Not an evaluation script"),
+        ("KERASPS_EVALUATOR_TIMEOUT", "Not a time limit"),
+    ],
+)
+def test_a_wrong_setting_in_the_environment_names_its_variable(
+    capsys, monkeypatch, script, variable, message
+):
+    monkeypatch.setenv(variable, "many")
+    code, _, err = run(capsys, "launch", script)
+    assert code == 2
+    assert f"environment variable {variable}: {message}" in err
+
+
+@pytest.mark.parametrize("command", ["", "missing.py", "missing.py --steps 3", "it's one quote"])
+def test_an_evaluation_script_that_is_missing_is_named(capsys, script, command):
+    code, _, err = run(capsys, "launch", f"--evaluator={command}", script)
+    assert code == 2
+    expected = (
+        "Not an evaluation script. Expected: a Python file, and its arguments in the same quotes."
+    )
+    assert f"argument --evaluator: {expected} Received: {command!r}." in err
+
+
+def test_an_unknown_option_is_not_taken_for_an_abbreviation(capsys, script):
+    code, _, err = run(capsys, "launch", "--num-w=2", script)
+    assert code == 2
+    assert "unrecognized arguments: --num-w=2" in err
+
+
+def test_a_script_that_is_missing_is_named(capsys, tmp_path):
+    code, _, err = run(capsys, "launch", str(tmp_path / "train.py"))
+    assert code == 2
+    assert re.search(
+        r"There is no such script. Expected: a Python file. Received: '.*train.py'", err
+    )
+
+
+@pytest.mark.parametrize(
+    ("task_type", "fix"),
+    [("chief", "Run the training script here."), ("evaluator", "Run the evaluation script here.")],
+)
+def test_serve_refuses_a_task_that_runs_no_server(capsys, monkeypatch, task_type, fix):
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": JOBS, "task": {"type": task_type, "index": 0}})
+    )
+    code, _, err = run(capsys, "serve")
+    assert code == 2
+    assert err == (
+        "kerasps serve: error: This task runs no server. Expected: task type 'worker' or 'ps' in "
+        f"TF_CONFIG. Received: task type {task_type!r}. {fix}\n"
+    )
+
+
+def test_serve_needs_tf_config(capsys, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    code, _, err = run(capsys, "serve")
+    assert code == 2
+    assert "kerasps serve: error: TF_CONFIG is not set." in err
+
+
+def test_env_calls_a_wrong_tf_config_wrong(capsys, monkeypatch):
+    monkeypatch.setenv(
+        "TF_CONFIG",
+        json.dumps({"cluster": {"worker": ["host:1"]}, "task": {"type": "worker", "index": 0}}),
+    )
+    code, out, _ = run(capsys, "env")
+    assert code == 1
+    assert "TF_CONFIG: wrong: The cluster in TF_CONFIG has no ps." in out
+
+
+def test_env_prints_versions_devices_and_variables(capsys, monkeypatch):
+    from importlib.metadata import version
+
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", "7")
+    code, out, _ = run(capsys, "env")
+    lines = dict(line.split(": ", 1) for line in out.splitlines())
+    assert code == 0
+    assert lines["keras"] == version("keras")
+    assert lines["tensorflow"] == version("tensorflow")
+    assert "/physical_device:CPU:0" in lines["devices"]
+    assert lines["KERASPS_CONNECT_TIMEOUT"] == "7"
+    assert lines["TF_CONFIG"] == "not set"
+    assert {"kerasps", "python", "platform", "processors"} <= set(lines)
+
+
+def test_env_says_why_tensorflow_fails(capsys, monkeypatch, tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('this TensorFlow is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    code, out, _ = run(capsys, "env")
+    assert code == 0
+    assert "devices: TensorFlow fails: ImportError: this TensorFlow is broken\n" in out
+
+
+def test_env_says_that_a_package_is_not_installed():
+    assert environment._version("no-such-package-at-all") == "not installed"
+
+
+@pytest.mark.parametrize("name", ["num_workers", "num_ps"])
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(0, ValueError), (-1, ValueError), (1.0, TypeError), ("2", TypeError), (True, TypeError)],
+)
+def test_a_count_of_a_local_cluster_is_checked(name, value, error):
+    with pytest.raises(
+        error, match=rf"`{name}` is .*Expected: an int of at least 1. Received: {value!r}"
+    ):
+        LocalCluster(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(0, ValueError), (float("inf"), ValueError), ("60", TypeError), (True, TypeError)],
+)
+def test_the_start_timeout_of_a_local_cluster_is_checked(value, error):
+    with pytest.raises(error, match=rf"`start_timeout` is not a time limit.*Received: {value!r}"):
+        LocalCluster(start_timeout=value)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("", []),
+        ("-1", []),
+        ("0", ["0"]),
+        ("0, 2", ["0", "2"]),
+        ("1,-1,0", ["1"]),
+        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
+    ],
+)
+def test_cuda_visible_devices_says_which_gpus_there_are(visible, gpus):
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": visible}) == gpus
+
+
+def test_without_cuda_visible_devices_all_gpus_of_the_machine_count(capfd):
+    import subprocess
+
+    listed = Path("/proc/driver/nvidia/gpus")
+    try:
+        smi = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True
+        ).stdout.splitlines()
+    except FileNotFoundError:
+        smi = []
+    expected = len(list(listed.iterdir())) if listed.is_dir() else len(smi)
+    assert visible_gpus({}) == [str(index) for index in range(expected)]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "gpus", "split"),
+    [
+        (2, [], None),
+        (2, ["0"], None),
+        (2, ["0", "1"], ["0", "1"]),
+        (1, ["0", "1"], ["0,1"]),
+        (2, ["0", "1", "2"], ["0", "1,2"]),
+        (3, ["5", "7"], ["5", "7", "5"]),
+    ],
+)
+def test_gpus_are_split_among_the_workers(num_workers, gpus, split):
+    assert worker_gpus(num_workers, gpus) == split
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-9, "signal SIGKILL"),
+        (-11, "signal SIGSEGV"),
+        (-63, "signal 63"),
+    ],
+)
+def test_an_exit_code_is_described_in_words(code, words):
+    assert process.describe_exit_code(code) == words
+
+
+def test_the_last_lines_of_a_log_are_read_without_the_rest(tmp_path):
+    log = tmp_path / "log"
+    assert process.last_lines(log) == ""
+    log.write_bytes(b"x" * 100_000 + b"\nbad \xff byte\nlast\n\n")
+    assert process.last_lines(log, 2) == "bad \ufffd byte\nlast"
+    assert len(process.last_lines(log, 5)) < 50_000
+
+
+def test_a_child_finds_this_kerasps_without_shadowing_the_standard_library():
+    import kerasps
+
+    env = process.child_environment({"PYTHONPATH": "/mine"})
+    root = str(Path(kerasps.__file__).resolve().parent.parent)
+    expected = "/mine" if "site-packages" in root else f"{root}:/mine"
+    assert env == {"PYTHONPATH": expected}
+
+
+def test_a_process_that_was_not_started_has_no_pid(tmp_path):
+    from kerasps.cluster.description import read_tf_config
+    from kerasps.cluster.process import TaskProcess
+
+    description = read_tf_config(json.dumps({"cluster": JOBS, "task": {"type": "ps", "index": 0}}))
+    task = TaskProcess(description, log_file=tmp_path / "log", env={})
+    with pytest.raises(RuntimeError, match=r"ps 0 has no pid. Expected: a started process"):
+        _ = task.pid
+    assert repr(task) == "<TaskProcess ps 0 at 127.0.0.1:2224 pid=None (not started)>"
+    assert "pid: none\n  state: not started\n" in task.report()

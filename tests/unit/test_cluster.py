@@ -1,0 +1,444 @@
+"""Descriptions of clusters: TF_CONFIG, cluster resolvers, and waiting for tasks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import kerasps
+from kerasps.checks import time_limit
+from kerasps.cluster import description as cluster
+from kerasps.cluster import probe, reachability
+from kerasps.cluster.description import ClusterDescription, check_cluster_resolver, read_tf_config
+from kerasps.cluster.reachability import wait_until_reachable
+from kerasps.errors import ClusterConfigError, TaskUnreachableError
+
+JOBS = {"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"], "ps": ["host3:2222"]}
+CHIEF = {"type": "chief", "index": 0}
+CONNECT = {"variable": "KERASPS_CONNECT_TIMEOUT", "default": 60.0}
+
+
+def tf_config(jobs=JOBS, task=CHIEF, **changes):
+    return json.dumps({"cluster": {**jobs, **changes}, "task": task})
+
+
+def without(job):
+    return {name: tasks for name, tasks in JOBS.items() if name != job}
+
+
+def listening_socket():
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener, f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def closed_address():
+    """A port on which nothing listens, held so that nothing else can."""
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    return holder, f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+def test_tf_config_is_read_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config(task={"type": "worker", "index": 1}))
+    description = read_tf_config()
+    assert description.jobs == {
+        "chief": ("host0:2222",),
+        "worker": ("host1:2222", "host2:2222"),
+        "ps": ("host3:2222",),
+    }
+    assert (description.task_type, description.task_index, description.address) == (
+        "worker",
+        1,
+        "host2:2222",
+    )
+
+
+def test_a_description_gives_back_the_tf_config_that_it_was_read_from():
+    assert read_tf_config(tf_config()).as_tf_config() == json.loads(tf_config())
+
+
+def test_the_tasks_that_run_servers_are_workers_and_ps():
+    addresses = read_tf_config(tf_config()).server_addresses
+    assert addresses == {
+        ("worker", 0): "host1:2222",
+        ("worker", 1): "host2:2222",
+        ("ps", 0): "host3:2222",
+    }
+
+
+def test_an_index_in_quotes_is_accepted_as_tensorflow_accepts_it():
+    assert read_tf_config(tf_config(task={"type": "worker", "index": "1"})).task_index == 1
+
+
+def test_an_evaluator_is_no_part_of_the_cluster_and_has_no_address():
+    description = read_tf_config(tf_config(task={"type": "evaluator", "index": 0}))
+    assert (description.task_type, description.address) == ("evaluator", None)
+
+
+def test_the_example_in_the_documentation_runs():
+    example = re.search(
+        r"```python\n(.*?)```", inspect.cleandoc(ClusterDescription.__doc__), re.DOTALL
+    )[1]
+    exec(example, {"kerasps": kerasps})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{'cluster'", "TF_CONFIG is not JSON: .*Received: \"{'cluster'\". Correct the text"),
+        ("[1]", r"TF_CONFIG is not a JSON object\..*Received: \[1\]"),
+        (json.dumps({"task": CHIEF}), "TF_CONFIG has no cluster"),
+        (
+            json.dumps({"cluster": JOBS}),
+            "TF_CONFIG does not say which task this is.*Received: None",
+        ),
+        (
+            json.dumps({"cluster": ["host:1"], "task": CHIEF}),
+            "The cluster in TF_CONFIG is not an object",
+        ),
+        (
+            tf_config(without("ps")),
+            "The cluster in TF_CONFIG has no ps. Expected: at least one ps task",
+        ),
+        (
+            tf_config(without("worker")),
+            "The cluster in TF_CONFIG has no worker. Expected: at least one worker task",
+        ),
+        (tf_config(ps=[]), "The cluster in TF_CONFIG has no ps"),
+        (
+            tf_config(without("chief")),
+            "The cluster in TF_CONFIG has no chief. Expected: exactly one chief",
+        ),
+        (tf_config(chief=["host0:1", "host4:1"]), "has several chiefs.*Received: .*'host4:1'"),
+        (tf_config(evaluator=["host9:1"]), "The cluster in TF_CONFIG lists an evaluator"),
+        (
+            tf_config(master=["host9:1"]),
+            "has unknown jobs. Expected: jobs named chief, worker, ps. Received: master",
+        ),
+        (tf_config(ps="host3:1"), "The ps job in TF_CONFIG is not a list.*Received: host3:1"),
+        (
+            tf_config(ps=["host1:2222"]),
+            "same address.*Received: 'host1:2222' for worker 0 and for ps 0",
+        ),
+        (
+            tf_config(task={"type": "master"}),
+            "task type in TF_CONFIG is not in its cluster.*Received: 'master'",
+        ),
+        (
+            tf_config(task={"type": "worker", "index": 2}),
+            "index from 0 to 1, since 2 worker tasks.*Received: worker 2",
+        ),
+        (
+            tf_config(task={"type": "worker", "index": -1}),
+            "task index in TF_CONFIG is not an index.*Received: -1",
+        ),
+        (
+            tf_config(task={"type": "worker", "index": True}),
+            "task index in TF_CONFIG is not an index.*Received: True",
+        ),
+        (
+            tf_config(task={"type": "worker", "index": "9" * 5000}),
+            "task index in TF_CONFIG is not an index.*Received: '999",
+        ),
+        (
+            tf_config(task={"type": "worker", "index": "x"}),
+            "task index in TF_CONFIG is not an index.*Received: 'x'",
+        ),
+        (
+            tf_config(task={"type": "worker"}),
+            '"index" from 0 to 1 in "task", since 2 worker tasks are listed.*Received: {\'type\'',
+        ),
+        (
+            tf_config(task={"type": ["chief"], "index": 0}),
+            r"task type .* is not a name\. Expected: one of chief, worker, ps, or evaluator, "
+            r"as text\. Received: \['chief'\]",
+        ),
+        (tf_config(task="chief"), "TF_CONFIG does not say which task this is.*Received: chief"),
+        (tf_config()[:-1] + ', "task": {}}', 'TF_CONFIG has an entry twice.*Received: "task"'),
+        (
+            tf_config()[:-1] + ', "rpc_layer": "http"}',
+            "rpc_layer in TF_CONFIG is none .*Expected: \"grpc\".*Received: 'http'",
+        ),
+        ("[" * 100_000, "TF_CONFIG is not JSON"),
+    ],
+)
+def test_a_wrong_tf_config_is_refused_by_name(text, message):
+    with pytest.raises(ClusterConfigError, match=message):
+        read_tf_config(text)
+
+
+JSON_VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    7,
+    1.5,
+    "",
+    "chief",
+    "host:1",
+    "1",
+    [],
+    ["chief"],
+    [["host:1"]],
+    [7],
+    [None],
+    {},
+    {"0": "host:1"},
+    {"type": "ps"},
+]
+
+
+def places(value, path=()):
+    """The path to every value in a JSON object, itself included."""
+    yield path
+    entries = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def changed(value, path, new):
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "path",
+    list(places(json.loads(tf_config()))),
+    ids=lambda path: ".".join(map(str, path)) or "all",
+)
+def test_any_value_at_any_place_is_understood_or_refused_in_words(path):
+    valid = json.loads(tf_config())
+    messages = []
+    for new in JSON_VALUES:
+        text = json.dumps(changed(valid, path, new))
+        try:
+            description = read_tf_config(text)
+        except ClusterConfigError as exc:
+            messages.append(str(exc))
+        else:
+            assert description.task_type in (*description.jobs, "evaluator"), text
+            assert description.address is not None, text
+            # What is understood is what TensorFlow reads as well.
+            assert read_tf_config(json.dumps(description.as_tf_config())) == description
+    assert len(messages) >= len(JSON_VALUES) - 4
+    assert [
+        text
+        for text in messages
+        if not re.search(r"TF_CONFIG.*\. Expected: .+\. Received: .*Correct", text)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host 3:1",
+        "host3:٣",
+        "host3:" + "9" * 5000,
+        "grpc://host3:1",
+        "host3",
+        "host3:",
+        ":2222",
+        "host3:0",
+        "host3:70000",
+        "host3:http",
+        "::1:2222",
+        "",
+        2222,
+    ],
+)
+def test_a_malformed_address_is_refused(address):
+    with pytest.raises(
+        ClusterConfigError,
+        match=rf"address of the ps job in TF_CONFIG is malformed.*Received: {address!r}",
+    ):
+        read_tf_config(tf_config(ps=[address]))
+
+
+def test_an_ipv6_address_is_accepted_in_brackets():
+    assert read_tf_config(tf_config(ps=["[::1]:2222"])).addresses["ps", 0] == "[::1]:2222"
+    assert cluster.split_address("[::1]:2222") == ("::1", 2222)
+
+
+@pytest.mark.parametrize("value", [None, " "])
+def test_a_missing_tf_config_says_how_to_get_one(monkeypatch, value):
+    if value is None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+    else:
+        monkeypatch.setenv("TF_CONFIG", value)
+    with pytest.raises(ClusterConfigError, match=r"TF_CONFIG is not set.*kerasps launch"):
+        read_tf_config()
+
+
+def resolver(jobs=JOBS, task_type="chief", task_id=0):
+    import tensorflow as tf
+
+    spec = tf.train.ClusterSpec(jobs)
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, task_type=task_type, task_id=task_id, rpc_layer="grpc"
+    )
+
+
+def test_a_cluster_resolver_is_described():
+    assert check_cluster_resolver(resolver()) == read_tf_config(tf_config())
+
+
+def test_a_resolver_that_names_no_task_is_the_coordinators():
+    description = check_cluster_resolver(resolver(task_type="", task_id=None))
+    assert (description.task_type, description.task_index) == ("chief", 0)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task_type", "message"),
+    [
+        (
+            {},
+            "chief",
+            "cluster resolver SimpleClusterResolver gives no cluster.*Correct the cluster resolver",
+        ),
+        (without("ps"), "chief", "The cluster in SimpleClusterResolver has no ps"),
+        (
+            JOBS,
+            "worker",
+            "created by the chief.*Received: task type 'worker', index 0. Run `kerasps serve` in "
+            "this worker task",
+        ),
+        (
+            JOBS,
+            "evaluator",
+            "Received: task type 'evaluator', index 0. An evaluator creates no strategy",
+        ),
+    ],
+)
+def test_a_resolver_that_cannot_be_used_is_refused(jobs, task_type, message):
+    with pytest.raises(ClusterConfigError, match=message):
+        check_cluster_resolver(resolver(jobs, task_type))
+
+
+def test_an_explicit_timeout_beats_the_environment_beats_the_default(monkeypatch):
+    monkeypatch.delenv("KERASPS_CONNECT_TIMEOUT", raising=False)
+    assert time_limit(None, **CONNECT) == 60.0
+    monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", "2.5")
+    assert time_limit(None, **CONNECT) == 2.5
+    assert time_limit(7, **CONNECT) == 7.0
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "inf", "nan"])
+def test_a_timeout_in_the_environment_that_is_none_is_refused(monkeypatch, value):
+    monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", value)
+    with pytest.raises(
+        ValueError, match=r"KERASPS_CONNECT_TIMEOUT is not a time limit.*Received: "
+    ):
+        time_limit(None, **CONNECT)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), True, "60"])
+def test_a_timeout_that_is_none_is_refused(value):
+    with pytest.raises(ValueError, match=rf"timeout_s is not a time limit.*Received: {value!r}"):
+        time_limit(value, **CONNECT)
+
+
+def test_reachable_tasks_are_not_waited_for():
+    listener, address = listening_socket()
+    with listener:
+        wait_until_reachable({("ps", 0): address}, timeout_s=10)
+    wait_until_reachable({}, timeout_s=10)
+
+
+def test_a_task_that_starts_late_is_waited_for():
+    holder, address = closed_address()
+    refused = threading.Event()
+
+    def listen_when_it_was_refused():
+        refused.wait(10)
+        holder.listen()
+
+    with holder:
+        thread = threading.Thread(target=listen_when_it_was_refused)
+        thread.start()
+        assert reachability.unreachable({("ps", 0): address}, 5) == {
+            ("ps", 0): "Connection refused"
+        }
+        refused.set()
+        wait_until_reachable({("ps", 0): address}, timeout_s=10)
+        thread.join()
+
+
+def test_every_task_that_cannot_be_reached_is_named_within_the_limit():
+    listener, there = listening_socket()
+    holder, missing = closed_address()
+    tasks = {("worker", 0): there, ("worker", 1): missing, ("ps", 0): "no-such-host.invalid:2222"}
+    before = time.monotonic()
+    with listener, holder, pytest.raises(TaskUnreachableError) as caught:
+        wait_until_reachable(tasks, timeout_s=0.5)
+    assert time.monotonic() - before < 30
+    message = str(caught.value)
+    assert message.startswith("2 of 3 tasks could not be reached within 0.5 s.")
+    assert f"worker 1 at {missing} (Connection refused)" in message
+    assert "ps 0 at no-such-host.invalid:2222 (" in message
+    assert "worker 0" not in message
+    assert "KERASPS_CONNECT_TIMEOUT" in message
+
+
+def test_a_connection_to_itself_is_no_server():
+    with socket.socket() as itself:
+        itself.bind(("127.0.0.1", 0))
+        itself.connect(itself.getsockname())
+        assert probe.is_connected_to_itself(itself)
+    listener, address = listening_socket()
+    with listener, socket.create_connection(cluster.split_address(address)) as connection:
+        assert not probe.is_connected_to_itself(connection)
+
+
+def test_a_probe_tells_refusal_from_silence():
+    listener, there = listening_socket()
+    holder, closed = closed_address()
+    with listener, holder:
+        assert probe.connection_error(there, 5) is None
+        assert isinstance(probe.connection_error(closed, 5), ConnectionRefusedError)
+    unknown = probe.connection_error("no-such-host.invalid:2222", 5)
+    assert isinstance(unknown, OSError)
+    assert not isinstance(unknown, ConnectionRefusedError)
+
+
+def test_importing_the_process_layer_does_not_import_tensorflow():
+    modules = (
+        "kerasps.cli.main, kerasps.cli.launch, kerasps.cluster.description, kerasps.cluster.local, "
+        "kerasps.cluster.process, kerasps.cluster.server"
+    )
+    code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("ps", "is_one"),
+    [
+        ("127.0.0.1:2222", True),
+        ("localhost:2222", True),
+        ("[::1]:2222", True),
+        ("10.0.0.1:2222", False),
+        ("host3:2222", False),
+    ],
+)
+def test_a_cluster_on_the_loopback_is_on_one_machine(ps, is_one):
+    description = read_tf_config(tf_config(worker=["127.0.0.1:1"], ps=[ps]))
+    assert description.is_on_one_machine == is_one

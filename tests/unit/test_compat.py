@@ -1,0 +1,498 @@
+"""The canary: all that kerasps needs of the private parts of Keras and TensorFlow is there.
+
+And it is asked for in one place, and patched from one table.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib.metadata
+import inspect
+import types
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+
+import kerasps
+from kerasps import _compat, variables
+from kerasps._private_names import PRIVATE_TEXTS, PrivateAttribute, PrivateName
+from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
+from kerasps.hooks import patch as patching
+from kerasps.hooks.patch import Patch, as_markdown
+
+PACKAGE = Path(kerasps.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+OTHERS = [path for path in MODULES if path.name not in ("_compat.py", "_private_names.py")]
+CHECKOUT = next(path for path in Path(__file__).parents if (path / "docs").is_dir())
+PRIVATE_ROOTS = (
+    "keras.src",
+    "tensorflow.python",
+    "tf.python",
+    "tf.__internal__",
+    "tensorflow.__internal__",
+)
+
+
+@pytest.mark.parametrize("name", _compat.PRIVATE_NAMES)
+def test_every_private_name_exists_with_the_parameters_that_it_is_called_with(name):
+    assert getattr(_compat, name) is _compat.resolve(name)
+    assert _compat.missing_parameters(name) == []
+
+
+@pytest.mark.parametrize("owner", _compat.PRIVATE_ATTRIBUTES)
+def test_every_private_attribute_exists_with_the_parameters_that_it_is_called_with(owner):
+    assert _compat.missing_attributes(owner) == []
+
+
+@pytest.mark.parametrize("name", _compat.PRIVATE_NAMES)
+def test_every_private_name_is_used(name):
+    assert any(f"_compat.{name}" in path.read_text() for path in OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("module", "attribute"),
+    [
+        ("keras.src.no_such_module", "anything"),
+        ("no_such_package", "anything"),
+        ("keras.src.optimizers.base_optimizer", "NoSuchOptimizer"),
+    ],
+)
+def test_a_name_that_has_moved_is_an_error_with_the_supported_and_the_installed_versions(
+    monkeypatch, module, attribute
+):
+    monkeypatch.setitem(
+        _compat.PRIVATE_NAMES,
+        "no_longer_there",
+        PrivateName(module, attribute, "it is wanted for a test"),
+    )
+    with pytest.raises(ImportError) as caught:
+        _ = _compat.no_longer_there
+    message = str(caught.value)
+    assert f"`{module}.{attribute}` (it is wanted for a test)" in message
+    assert f"Expected: {_compat.SUPPORTED_VERSIONS}." in message
+    keras, tensorflow = (
+        importlib.metadata.version("keras"),
+        importlib.metadata.version("tensorflow"),
+    )
+    assert f"Received: keras {keras}, tensorflow {tensorflow}." in message
+
+
+OVERRIDING = {
+    "keras.src.backend.common.variables:Variable": [variables.ParameterServerVariable],
+    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2": [
+        kerasps.ParameterServerStrategy
+    ],
+    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": [
+        variables.Extended
+    ],
+    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": [variables.NamedVariable],
+}
+
+
+def private_names_of(cls):
+    return {name for name in vars(cls) if name.startswith("_") and not name.startswith("__")}
+
+
+@pytest.mark.parametrize("owner", OVERRIDING)
+def test_every_private_method_that_is_overridden_is_listed_as_such(owner):
+    base = _compat._class_of(owner)
+    listed = {a.name for a in _compat.PRIVATE_ATTRIBUTES[owner] if a.is_overridden}
+    overridden = {
+        name
+        for cls in OVERRIDING[owner]
+        for name in private_names_of(cls) & {name for c in base.__mro__ for name in vars(c)}
+        if inspect.isfunction(vars(cls)[name]) or isinstance(vars(cls)[name], property)
+    }
+    assert overridden == listed
+    assert listed
+
+
+def test_what_is_overridden_is_looked_for_wherever_it_is_listed():
+    assert {
+        owner
+        for owner, attributes in _compat.PRIVATE_ATTRIBUTES.items()
+        if any(attribute.is_overridden for attribute in attributes)
+    } == set(OVERRIDING)
+    _compat.check_overridden()
+
+
+def test_a_method_that_is_overridden_and_gone_is_an_error_with_the_versions(monkeypatch):
+    owner = "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2"
+    gone = PrivateAttribute("_renamed", "overridden: for a test")
+    monkeypatch.setitem(_compat.PRIVATE_ATTRIBUTES, owner, (gone,))
+    with pytest.raises(ImportError) as caught:
+        _compat.check_overridden()
+    message = str(caught.value)
+    assert f"`{owner.replace(':', '.')}._renamed` (overridden: for a test)" in message
+    assert f"Expected: {_compat.SUPPORTED_VERSIONS}. Received: keras " in message
+
+
+def test_versions_that_were_tested_draw_no_warning():
+    _compat.warn_of_untested_versions()  # warnings are errors
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [("keras", "3.99.0"), ("tensorflow", "2.99.0-rc1"), ("keras", "3.11.3"), ("keras", "4.0.0")],
+)
+def test_another_version_draws_a_warning_that_names_those_that_were_tested(
+    monkeypatch, package, version
+):
+    monkeypatch.setattr(importlib.import_module(package), "__version__", version)
+    with pytest.warns(UserWarning, match=f"This version of {package} was not tested") as caught:
+        _compat.warn_of_untested_versions()
+    assert len(caught) == 1
+    assert f"Expected: {_compat.SUPPORTED_VERSIONS}. Received: keras " in str(caught[0].message)
+
+
+def test_the_versions_that_were_tested_are_the_same_wherever_they_stand():
+    (first_keras, last_keras), (first_tf, last_tf) = (
+        ["{}.{}".format(*version) for version in _compat.TESTED_VERSIONS[package]]
+        for package in ("keras", "tensorflow")
+    )
+    expected = f"Keras {first_keras} to {last_keras} with TensorFlow {first_tf} or {last_tf}"
+    assert expected == _compat.SUPPORTED_VERSIONS
+    project = (CHECKOUT / "pyproject.toml").read_text()
+    assert f'dependencies = ["keras>={first_keras}", "tensorflow>={first_tf}"]' in project
+    tox = (CHECKOUT / "tox.ini").read_text()
+    assert f"keras=={first_keras}.0" in tox
+    assert f"tensorflow=={first_tf}.0" in tox
+
+
+@pytest.mark.parametrize("words", PRIVATE_TEXTS, ids=lambda words: words.text)
+def test_the_words_that_something_is_known_by_are_there(words):
+    assert words.text in inspect.getsource(importlib.import_module(words.module)), words.why
+
+
+# Patches
+
+
+def test_nothing_is_patched_twice():
+    keys = [(id(patch.owner), patch.name) for patch in PATCHES]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.label)
+def test_what_is_patched_is_there(patch):
+    original = patch.original()
+    assert callable(original) or isinstance(original, property)
+    assert patch.why
+    assert patch.since in (patching.KERAS, patching.TENSORFLOW)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.label)
+def test_a_patch_takes_what_its_original_takes(patch):
+    """Names that a patch knows come first in the original, in the same order."""
+    assert parameters_that_differ(patch) == []
+
+
+def parameters_that_differ(patch):
+    original = patch.original()
+    known = list(inspect.signature(getattr(original, "fget", original)).parameters.values())
+    wanted = list(inspect.signature(patch.function).parameters.values())[1:]
+    if inspect.isclass(patch.owner):  # `self` goes by other names in some
+        known, wanted = known[1:], wanted[1:]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(parameter.kind in variable for parameter in known) and len(known) <= 2:
+        return []  # takes anything
+    names = [p.name for p in wanted if p.kind not in variable and not p.name.startswith("_")]
+    passes_on = any(parameter.kind in variable for parameter in wanted)
+    others = [p.name for p in known[len(names) :] if p.kind not in variable]
+    differ = [
+        name for name, other in zip(names, [p.name for p in known], strict=False) if name != other
+    ]
+    return differ + names[len(known) :] + ([] if passes_on else others)
+
+
+class Owner:
+    def method(self, one, two=2):
+        return one, two
+
+    @property
+    def value(self):
+        """A value."""
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("function", "differ"),
+    [
+        (lambda original, self, one, two=2: None, []),
+        (lambda original, self, one, *args, **kwargs: None, []),
+        (lambda original, self, other, two=2: None, ["other"]),
+        (lambda original, self, one, two, three: None, ["three"]),
+        (lambda original, self, one: None, ["two"]),
+    ],
+)
+def test_parameters_that_differ_are_found(function, differ):
+    assert parameters_that_differ(Patch(Owner, "method", function, "a test", "")) == differ
+
+
+def test_what_is_to_be_patched_and_gone_is_an_error_with_the_versions():
+    gone = Patch(keras.layers.Layer, "_gone", print, "it is wanted for a test", patching.KERAS)
+    with pytest.raises(ImportError) as caught:
+        check_patched([gone])
+    message = str(caught.value)
+    assert "Layer._gone` (it is wanted for a test)" in message
+    assert f"Expected: {_compat.SUPPORTED_VERSIONS}. Received: keras " in message
+
+
+def test_patches_are_installed_once(monkeypatch):
+    monkeypatch.setattr(patching, "_installed", set())
+    owner = types.new_class("Patched", (Owner,))
+    patches = [
+        Patch(owner, "method", lambda original, self, one: [original(self, one)], "a test", ""),
+        Patch(owner, "value", lambda original, self: [original(self)], "a test", ""),
+        Patch(owner, "__new__", lambda original, cls, *args: original(cls), "a test", ""),
+    ]
+    patching.install(patches)
+    patching.install(patches)
+    made = owner()
+    assert type(made) is owner
+    assert made.method(1) == [(1, 2)]
+    assert made.value == [1]
+    assert owner.value.__doc__ == "A value."
+    assert owner.method.__name__ == "method"
+
+
+def test_the_docs_hold_the_table_of_patches():
+    page = (CHECKOUT / "docs" / "how_it_works.md").read_text()
+    table = as_markdown(PATCHES)
+    assert table in page, f"Replace the table in docs/how_it_works.md by:\n\n{table}"
+
+
+def test_nothing_is_patched_but_from_the_table():
+    """No assignment to an attribute of Keras, TensorFlow or a private name, and no `setattr`."""
+    wrong = []
+    for path in OTHERS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                wrong += [
+                    (path.name, dotted(target))
+                    for target in targets
+                    if dotted(target).partition(".")[0] in ("keras", "tf", "_compat")
+                ]
+            if isinstance(node, ast.Call) and dotted(node.func) == "setattr":
+                wrong.append((path.name, ast.unparse(node.args[0])))
+    assert sorted(wrong) == sorted(OWN_ATTRIBUTES)
+
+
+# What is set by name on objects that are ours, or the user's to set.
+OWN_ATTRIBUTES = [
+    ("_doors.py", "sys.modules[package]"),
+    ("eager.py", "model"),
+    ("make_step.py", "model"),
+    ("named.py", "NamedVariable"),
+    ("patch.py", "patch.owner"),
+    ("phase.py", "_STATE"),
+    ("phase.py", "_STATE"),
+    ("sharding.py", "TensorLike"),
+    ("tf_errors.py", "error"),
+    ("tf_errors.py", "told"),
+    ("tf_errors.py", "told"),
+]
+
+
+def test_functions_are_left_on_tasks_once_the_process_leaves(monkeypatch):
+    leaving = {}
+    monkeypatch.setattr("kerasps.hooks.functions._LEAVING", leaving)
+    (patch,) = [patch for patch in PATCHES if patch.name == "remove_function"]
+    removed = []
+
+    def remove(name):
+        patch.function(lambda self, name: removed.append(name), None, name, _leaving=leaving)
+
+    remove("before")
+    leave_remote_functions()
+    remove("after")
+    assert removed == ["before"]
+
+
+def test_an_anonymous_resource_is_another_one_each_time():
+    handles = [variables.anonymous_handle(tf.TensorShape([]), tf.float32) for _ in range(2)]
+    values = [tf.raw_ops.VarIsInitializedOp(resource=handle) for handle in handles]
+    assert not any(bool(value) for value in values)
+    tf.raw_ops.AssignVariableOp(resource=handles[0], value=1.0)
+    assert bool(tf.raw_ops.VarIsInitializedOp(resource=handles[0]))
+    assert not bool(tf.raw_ops.VarIsInitializedOp(resource=handles[1]))
+
+    @tf.function
+    def both():
+        one, other = (variables.anonymous_handle(tf.TensorShape([]), tf.float32) for _ in range(2))
+        tf.raw_ops.AssignVariableOp(resource=one, value=1.0)
+        tf.raw_ops.AssignVariableOp(resource=other, value=2.0)
+        return [tf.raw_ops.ReadVariableOp(resource=h, dtype=tf.float32) for h in (one, other)]
+
+    assert [float(value) for value in both()] == [1.0, 2.0]
+    gc.collect()
+
+
+def test_a_package_that_is_not_installed_is_said_to_be_missing(monkeypatch):
+    def version(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setitem(
+        _compat.PRIVATE_NAMES, "gone", PrivateName("no_such_package", "anything", "a test")
+    )
+    with pytest.raises(ImportError, match=r"Received: no keras, no tensorflow\."):
+        _compat.resolve("gone")
+
+
+def test_a_name_that_is_not_listed_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = _compat.no_such_name
+
+
+def test_parameters_that_are_gone_are_found(monkeypatch):
+    listed = _compat.PRIVATE_NAMES["get_stateless_scope"]
+    changed = PrivateName(listed.module, listed.attribute, listed.why, ("gone",))
+    monkeypatch.setitem(_compat.PRIVATE_NAMES, "get_stateless_scope", changed)
+    assert _compat.missing_parameters("get_stateless_scope") == ["gone"]
+
+
+def test_attributes_that_are_gone_are_found(monkeypatch):
+    owner = "keras.src.optimizers.base_optimizer:BaseOptimizer"
+    attributes = (
+        PrivateAttribute("_gone", "neither on the class nor assigned in it"),
+        PrivateAttribute("_trainable_variables", "assigned in `__init__`"),
+        PrivateAttribute("_clip_gradients", "a method", ("grads", "gone")),
+    )
+    monkeypatch.setitem(_compat.PRIVATE_ATTRIBUTES, owner, attributes)
+    assert _compat.missing_attributes(owner) == ["_gone", "_clip_gradients(gone)"]
+
+
+def docstrings(tree):
+    """The string nodes that are documentation."""
+    found = set()
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            found.add(body[0].value)
+    return found
+
+
+def dotted(node):
+    """`a.b.c` for a chain of attributes of a name, else an empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return (
+        f"{dotted(node.value)}.{node.attr}"
+        if isinstance(node, ast.Attribute) and dotted(node.value)
+        else ""
+    )
+
+
+def private_references(source):
+    """What a module refers to in the private parts of Keras and TensorFlow: by import, by attribute
+    or by string.
+    """
+    tree = ast.parse(source)
+    documentation = docstrings(tree)
+    texts = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            texts += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            texts += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            texts.append(dotted(node))
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node not in documentation
+        ):
+            texts.append(node.value)
+    return sorted({text for text in texts if any(root in text for root in PRIVATE_ROOTS)})
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
+def test_no_other_module_reaches_into_private_modules(path):
+    assert private_references(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import keras.src.backend",
+        "from keras import src",
+        "from keras.src import backend",
+        "def f():\n    from tensorflow.python.eager import context",
+        "import keras\nkeras.src.backend",
+        "tf.__internal__.dispatch",
+        "name = 'tensorflow.python.eager'",
+        "importlib.import_module(f'keras.src.{name}')",
+    ],
+)
+def test_every_way_to_reach_into_private_modules_is_seen(source):
+    assert private_references(source)
+
+
+def is_own(node):
+    """Whether an attribute is one of an object of the module's own."""
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def defined_names(tree):
+    """Names of functions, classes and attributes that a module defines itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node):
+            yield node.attr
+
+
+def private_attributes(tree):
+    """Attributes that a module asks an object for, or gives one that is not its own.
+
+    By name too: `getattr(optimizer, "_distribution_strategy", None)`.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (isinstance(node.ctx, ast.Load) or not is_own(node)):
+            yield node.attr
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "hasattr", "setattr"):
+            yield from (argument.value for argument in node.args[1:2] if is_text(argument))
+
+
+def is_text(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_every_private_attribute_that_kerasps_touches_is_listed():
+    trees = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in OTHERS}
+    own = {name for tree in trees.values() for name in defined_names(tree)}
+    own |= {"_exit", "_replace"}  # of `os`, and of named tuples
+    listed = {
+        attribute.name
+        for attributes in _compat.PRIVATE_ATTRIBUTES.values()
+        for attribute in attributes
+    }
+    touched = {
+        (file, name)
+        for file, tree in trees.items()
+        for name in private_attributes(tree)
+        if name.startswith("_") and not name.startswith("__") and name not in own
+    }
+    assert {(file, name) for file, name in touched if name not in listed} == set()
+    assert "_clip_gradients" in {name for _, name in touched}, "the search finds nothing"
+    assert ("hooks/optimizers.py", "_distribution_strategy") in touched, "the search finds no names"
+    unused = {name for name in listed if name.startswith("_")} - {name for _, name in touched} - own
+    assert unused == set()
+
+
+def test_a_lookup_table_is_known_by_its_handle():
+    initializer = tf.lookup.KeyValueTensorInitializer(["a"], [1])
+    table = tf.lookup.StaticHashTable(initializer, 0)
+    assert _compat.owner_of(table.resource_handle) is table
+    assert _compat.owner_of(tf.constant(0)) is None

@@ -1,0 +1,588 @@
+"""The state of an epoch, by lists of events: steps counted are steps asked, whatever is lost."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerasps.training.epoch_events import (
+    Collect,
+    EpochBegan,
+    Execution,
+    ExecutionsDone,
+    Open,
+    PassBegan,
+    Report,
+    ResultCollected,
+    ResultReturned,
+    ResultsWanted,
+    Send,
+    SessionBegan,
+    SessionEnded,
+    SplitOpened,
+    StepsAsked,
+    WorkerGone,
+    WorkerLost,
+)
+from kerasps.training.epoch_state import EpochState
+
+AHEAD = 3
+
+
+def new_state(num_workers=2, *, num_splits=None, lost=(), interval=1.0):
+    state = EpochState(
+        num_workers,
+        lost=lost,
+        executions_ahead=AHEAD if interval else 1,
+        collect_interval=interval,
+    )
+    assert state.handle(PassBegan(num_workers if num_splits is None else num_splits)) == []
+    assert state.handle(EpochBegan()) == []
+    return state
+
+
+def reading_state(*lefts, **kwargs):
+    """A state whose workers have each opened their split, with so many batches left in it."""
+    state = new_state(len(lefts), **kwargs)
+    for worker, left in enumerate(lefts):
+        assert state.handle(SessionBegan(worker, False)) == [Open(worker, worker, 0)]
+        assert state.handle(SplitOpened(worker, left)) == ([] if left != 0 else [Report()])
+    return state
+
+
+def ask(state, *sizes):
+    """Ask for executions of so many steps; return those sent, as (worker, number of steps)."""
+    commands = [c for n in sizes for c in state.handle(StepsAsked(Execution(n, None)))]
+    return [(c.worker, c.execution.num_steps) for c in commands if isinstance(c, Send)]
+
+
+def kinds(commands):
+    return [type(command) for command in commands]
+
+
+# One thing at a time
+
+
+def test_executions_go_to_the_least_busy_worker_until_each_has_enough():
+    state = reading_state(None, None)
+    assert ask(state, *[5] * 7) == [(0, 5), (1, 5), (0, 5), (1, 5), (0, 5), (1, 5)]
+    assert state.num_in_flight == 7
+    assert state.handle(ExecutionsDone(1, 1, at=0.5))[-1].worker == 1
+    assert state.num_in_flight == 6
+
+
+def test_nothing_is_sent_before_a_split_is_open():
+    state = new_state(1)
+    assert ask(state, 5) == []
+    assert state.handle(SessionBegan(0, False)) == [Open(0, 0, 0)]
+    (sent,) = state.handle(SplitOpened(0, None))
+    assert (sent.worker, sent.execution.num_steps) == (0, 5)
+
+
+def test_results_are_collected_at_intervals():
+    state = reading_state(None, interval=10.0)
+    ask(state, 5, 5, 5)
+    assert kinds(state.handle(ExecutionsDone(0, 1, at=100.0))) == [Report, Collect]
+    assert kinds(state.handle(ExecutionsDone(0, 1, at=100.1))) == [Report]  # asked for already
+    assert state.handle(ResultCollected(0, 10, "sum", at=100.2)) == [Report(0, "sum")]
+    assert kinds(state.handle(ExecutionsDone(0, 1, at=110.1))) == [Report]
+    assert state.has_results_due
+    assert state.handle(ResultsWanted()) == [Collect(0)]
+    assert state.handle(ResultsWanted()) == []
+    state.handle(ResultCollected(0, 5, "sum", at=110.2))
+    assert not state.has_results_due
+
+
+def test_an_execution_gets_no_more_steps_than_there_are_batches():
+    state = reading_state(7, None)
+    commands = state.handle(StepsAsked(Execution(10, None)))
+    assert kinds(commands) == [Report, Send]
+    assert (commands[0].missing_steps, commands[1].execution.num_steps) == (3, 7)
+    assert ask(state, 10, 10) == [(1, 10), (1, 10)]
+
+
+def test_data_that_end_unseen_leave_steps_missing():
+    state = reading_state(None, None)
+    ask(state, 10)
+    state.handle(ExecutionsDone(0, 1, at=5.0))
+    commands = state.handle(ResultCollected(0, 4, "sum", at=5.1))
+    assert commands[0] == Report(6, "sum")
+    assert ask(state, 10) == [(1, 10)]
+
+
+def test_a_worker_whose_data_ended_reads_on_where_a_lost_one_was():
+    state = reading_state(4, 20)
+    assert ask(state, 4, 4, 4) == [(0, 4), (1, 4), (1, 4)]
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    assert kinds(state.handle(ResultCollected(0, 4, "sum", at=0.1))) == [Report, Report]
+    state.handle(ExecutionsDone(1, 1, at=0.2))
+    state.handle(ResultCollected(1, 4, "sum", at=0.3))
+    assert state.handle(WorkerLost(1))[1:] == [Open(0, 1, 4)]
+    (again,) = state.handle(SplitOpened(0, 16))
+    assert (again.worker, again.execution.num_steps) == (0, 4)
+    assert state.num_failures == 1
+
+
+def test_a_lost_worker_that_comes_back_goes_on_behind_what_was_counted():
+    state = reading_state(20, 20)
+    ask(state, 4, 4)
+    state.handle(ExecutionsDone(1, 1, at=0.0))
+    state.handle(ResultCollected(1, 4, "sum", at=0.1))
+    state.handle(WorkerLost(1))
+    assert state.lost_workers == {1}
+    assert state.handle(SessionBegan(1, False)) == [Open(1, 1, 4)]
+    state.handle(SplitOpened(1, 16))
+    assert state.lost_workers == {1}  # it has done nothing yet
+    ask(state, 4)
+    state.handle(ExecutionsDone(1, 1, at=0.2))
+    assert state.lost_workers == set()
+
+
+def test_what_a_lost_worker_held_is_sent_first_and_in_order():
+    state = reading_state(None, interval=10.0)
+    executions = [Execution(1, number) for number in range(5)]
+    for execution in executions:
+        state.handle(StepsAsked(execution))
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    state.handle(ResultCollected(0, 1, "sum", at=0.1))
+    state.handle(ExecutionsDone(0, 1, at=0.2))
+    assert kinds(state.handle(WorkerLost(0))) == [Report]
+    state.handle(SessionBegan(0, False))
+    commands = state.handle(SplitOpened(0, None))
+    commands += state.handle(ExecutionsDone(0, 1, at=0.3))
+    sent = [c.execution.header for c in commands if isinstance(c, Send)]
+    assert sent == [1, 2, 3, 4]
+
+
+def test_a_worker_that_was_lost_before_leaves_its_split_to_others():
+    state = new_state(2, lost=[1])
+    state.handle(SessionBegan(0, False))
+    state.handle(SplitOpened(0, 0))
+    assert state.splits.take(0) is None  # the one that was released is taken
+    assert state.handle(SplitOpened(0, 0))[-1] == Report()
+    assert state.is_exhausted
+
+
+def test_nothing_is_exhausted_while_a_worker_is_awaited():
+    state = new_state(2)
+    state.handle(SessionBegan(0, False))
+    assert state.handle(SplitOpened(0, 0)) == [Report()]
+    assert not state.is_exhausted
+    state.handle(SessionBegan(1, False))
+    state.handle(SplitOpened(1, 0))
+    assert state.is_exhausted
+    assert state.splits.all_given_out
+
+
+def test_a_flight_that_ends_takes_back_what_was_not_run():
+    state = reading_state(None)
+    ask(state, 5, 5)
+    assert state.handle(SessionEnded(0)) == []
+    assert state.num_in_flight == 2
+    assert kinds(state.handle(SessionBegan(0, True))) == [Send, Send]
+
+
+def test_a_dataset_that_went_between_two_flights_is_opened_anew():
+    state = reading_state(10)
+    ask(state, 4)
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    state.handle(ResultCollected(0, 4, "sum", at=0.1))
+    state.handle(SessionEnded(0))
+    assert state.handle(SessionBegan(0, False)) == [Open(0, 0, 4)]
+
+
+def test_a_pass_begins_with_all_splits():
+    state = reading_state(0, 0)
+    assert state.is_exhausted
+    for worker in range(2):
+        state.handle(SessionEnded(worker))
+    state.handle(PassBegan(2))
+    state.handle(EpochBegan())
+    for worker in range(2):
+        assert state.handle(SessionBegan(worker, False)) == [Open(worker, worker, 0)]
+
+
+def test_a_worker_that_has_read_its_split_reads_nothing_in_the_next_flight():
+    # Its dataset is open, and at its end: to read on there is an error.
+    state = reading_state(0, 20)
+    for worker in range(2):
+        state.handle(SessionEnded(worker))
+    assert state.handle(SessionBegan(0, True)) == [Report()]
+    assert ask(state, 4) == []
+    assert kinds(state.handle(SessionBegan(1, True))) == [Send]
+
+
+def test_a_split_that_was_to_be_taken_over_when_the_flight_ended_is_taken_over_in_the_next():
+    state = reading_state(0, 20)
+    assert state.handle(WorkerLost(1))[-1] == Open(0, 1, 0)
+    state.handle(SessionEnded(0))
+    assert state.handle(SessionBegan(0, True)) == [Open(0, 1, 0)]
+
+
+def test_a_worker_that_was_lost_without_a_session_leaves_its_split_to_others():
+    state = new_state(2)
+    state.handle(SessionBegan(0, False))
+    state.handle(SplitOpened(0, 0))
+    assert state.handle(WorkerGone(0)) == []  # its session will tell
+    assert state.handle(WorkerGone(1)) == [Report(), Open(0, 1, 0)]
+    assert state.handle(WorkerGone(1)) == []
+    state.handle(SplitOpened(0, 0))
+    assert state.is_exhausted
+    assert (state.lost_workers, state.num_failures) == ({1}, 0)
+
+
+def test_what_a_worker_held_that_was_lost_without_a_session_is_done_again():
+    state = reading_state(None, None, interval=10.0)
+    ask(state, 4)
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    for worker in range(2):
+        state.handle(SessionEnded(worker))
+    assert state.handle(ResultsWanted()) == []  # nobody is there to fetch it
+    assert state.has_results_due
+    state.handle(WorkerGone(0))
+    assert (state.num_in_flight, state.num_failures) == (1, 1)
+    assert kinds(state.handle(SessionBegan(1, True))) == [Send]
+
+
+def test_results_that_nobody_could_fetch_are_fetched_when_the_session_begins():
+    state = reading_state(None, interval=10.0)
+    ask(state, 4)
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    state.handle(SessionEnded(0))
+    assert state.handle(ResultsWanted()) == []
+    assert state.handle(SessionBegan(0, True)) == [Collect(0)]
+
+
+def test_an_epoch_forgets_what_the_one_before_left():
+    state = new_state(1)
+    ask(state, 5)
+    state.handle(EpochBegan())
+    assert state.num_in_flight == 0
+
+
+def test_where_batches_travel_no_worker_has_a_split():
+    state = new_state(2, num_splits=0)
+    for worker in range(2):
+        assert state.handle(SessionBegan(worker, False)) == [Open(worker, None, 0)]
+        state.handle(SplitOpened(worker, None))
+    assert ask(state, 1, 1) == [(0, 1), (1, 1)]
+    assert kinds(state.handle(WorkerLost(0))) == [Report, Send]
+    assert not state.is_exhausted
+
+
+def test_a_result_that_returns_says_which_batches_it_is_of():
+    state = reading_state(None, interval=0.0)
+    assert ask(state, 4, 4) == [(0, 4)]
+    report, sent = state.handle(ResultReturned(0, 4, "one"))
+    assert (report, type(sent)) == (Report(0, "one", 0, 0), Send)
+    report, *_ = state.handle(ResultReturned(0, 3, "two"))
+    assert report == Report(1, "two", 0, 4)
+
+
+# Anything in any order
+
+
+@dataclass
+class Worker:
+    """What a worker's thread and the worker would do, without either."""
+
+    mailbox: deque = field(default_factory=deque)
+    has_session: bool = False
+    split: int | None = None
+    is_open: bool = False
+    place: int = 0
+    running: int = 0
+    # The examples of executions whose results it holds.
+    held: list = field(default_factory=list)
+
+
+class Cluster:
+    """Workers of which anything can happen, and the loop of `fit`'s thread."""
+
+    def __init__(self, lengths, *, is_known, interval, per_execution, steps, travels):
+        self.lengths, self.is_known, self.keeps = lengths, is_known, interval > 0
+        self.per_execution, self.steps, self.travels = per_execution, steps, travels
+        count = len(lengths)
+        self.state = new_state(count, num_splits=0 if travels else count, interval=interval)
+        self.workers = [Worker() for _ in range(count)]
+        self.reports, self.now = deque(), 0.0
+        self.asked = self.done = self.given_out = 0
+        self.counted = Counter()
+        # Whether the epoch is over, and whether `fit` waits for a report.
+        self.is_over = self.is_waiting = False
+
+    def post(self, event):
+        self.now += 0.1
+        for command in self.state.handle(event):
+            if isinstance(command, Report):
+                self.reports.append(command)
+                self.is_waiting = False
+            else:
+                assert self.workers[command.worker].has_session, "nobody carries this out"
+                self.workers[command.worker].mailbox.append(command)
+
+    # fit's thread
+
+    def loop(self):
+        """What `fit`'s thread does until it has to wait."""
+        while not self.is_over and not self.is_waiting:
+            while self.has_room() and (size := self.next_size()):
+                batches = list(range(self.given_out, self.given_out + size))
+                self.post(StepsAsked(Execution(size, None, batches if self.travels else None)))
+                self.given_out += size
+                self.asked += size
+            if self.settle():
+                self.is_over = True
+                return
+            if not self.reports:
+                self.is_waiting = True
+                return
+            report = self.reports.popleft()
+            self.asked -= report.missing_steps
+            if report.result is not None:
+                self.counted.update(report.result)
+                self.done += len(report.result)
+
+    def next_size(self):
+        left = self.per_execution if self.steps is None else self.steps - self.asked
+        if self.travels:
+            left = min(left, sum(self.lengths) - self.given_out)
+        return min(self.per_execution, left)
+
+    def has_room(self):
+        wants = self.steps is None or self.asked < self.steps
+        return wants and self.state.num_in_flight < AHEAD * len(self.workers)
+
+    def settle(self):
+        if self.state.num_in_flight and not self.state.is_exhausted:
+            return False
+        self.post(ResultsWanted())
+        return not self.state.has_results_due and not self.reports
+
+    # A worker's thread
+
+    def begin(self, index):
+        worker = self.workers[index]
+        if not worker.has_session:
+            worker.has_session = True
+            self.post(SessionBegan(index, worker.is_open))
+
+    def carry_out(self, index):
+        worker = self.workers[index]
+        if not worker.has_session:
+            return
+        if not worker.mailbox:
+            self.report_done(index, 0)
+            return
+        match worker.mailbox.popleft():
+            case Open(split=split, skip=skip):
+                worker.split, worker.place, worker.is_open = split, skip, True
+                known = self.is_known and split is not None
+                self.post(SplitOpened(index, self.lengths[split] - skip if known else None))
+            case Send(execution=execution):
+                self.run(index, execution)
+            case Collect():
+                self.report_done(index, 0)
+                result, worker.held = worker.held, []
+                self.post(ResultCollected(index, len(result), result, at=self.now))
+
+    def run(self, index, execution):
+        worker = self.workers[index]
+        if execution.batches is not None:
+            examples = execution.batches[: execution.num_steps]
+        else:
+            end = worker.place + execution.num_steps
+            length = self.lengths[worker.split]
+            assert end <= length or not self.is_known, "it reads beyond the end"
+            end = min(end, length)
+            examples = [(worker.split, place) for place in range(worker.place, end)]
+            worker.place = end
+        if self.keeps:
+            worker.held += examples
+            worker.running += 1
+            self.report_done(index, AHEAD - 1)
+        else:
+            self.post(ResultReturned(index, len(examples), examples))
+
+    def report_done(self, index, still_running):
+        worker = self.workers[index]
+        if worker.running > still_running:
+            count, worker.running = worker.running - still_running, still_running
+            self.post(ExecutionsDone(index, count, at=self.now))
+
+    # What may happen at any time
+
+    def lose(self, index, *, is_silent=False):
+        """The worker is killed; silent: where it has no session, nobody notices for now."""
+        worker = self.workers[index]
+        had_session = worker.has_session
+        self.workers[index] = Worker()
+        if had_session:
+            self.post(WorkerLost(index))
+        elif not is_silent:
+            self.post(WorkerGone(index))
+
+    def lose_silently(self, index):
+        self.lose(index, is_silent=True)
+
+    def begin_epoch(self):
+        """The next epoch, in the same pass over the data."""
+        self.end_flight()
+        self.post(EpochBegan())
+        self.asked = self.done = 0
+        self.reports.clear()
+        self.is_over = self.is_waiting = False
+
+    def end_flight(self):
+        """All sessions end; what is in a mailbox is not carried out."""
+        for index, worker in enumerate(self.workers):
+            if worker.has_session:
+                self.report_done(index, 0)
+                worker.mailbox.clear()
+                worker.has_session = False
+                self.post(SessionEnded(index))
+        self.check()
+
+    def check(self):
+        assert self.state.num_in_flight >= 0
+        assert max(self.counted.values(), default=0) <= 1, "something was counted twice"
+
+    def finish(self, gone):
+        """Let the rest go well, on all workers but those that are gone; then nothing is due."""
+        for index in range(len(self.workers)):
+            if index not in gone:
+                self.begin(index)
+        for _ in range(10_000):
+            self.loop()
+            if self.is_over:
+                return
+            for index in range(len(self.workers)):
+                if index not in gone:
+                    self.begin(index)
+                    self.carry_out(index)
+        raise AssertionError("it never ends")
+
+
+WORKERS = st.integers(0, 3)
+ACTIONS = st.one_of(
+    st.tuples(st.just("begin"), WORKERS),
+    st.tuples(st.just("carry_out"), WORKERS),
+    st.tuples(st.just("carry_out"), WORKERS),
+    st.tuples(st.just("carry_out"), WORKERS),
+    st.tuples(st.just("loop"), WORKERS),
+    st.tuples(st.just("lose"), WORKERS),
+    st.tuples(st.just("lose_silently"), WORKERS),
+    st.tuples(st.just("end_flight"), WORKERS),
+)
+# Hypothesis draws short lists by itself.
+ACTION_LISTS = st.one_of(st.lists(ACTIONS, max_size=30), st.lists(ACTIONS, min_size=60))
+
+
+def play(cluster, actions):
+    for name, index in actions:
+        index %= len(cluster.workers)
+        getattr(cluster, name)(*([] if name in ("loop", "end_flight") else [index]))
+        cluster.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 25), min_size=1, max_size=4),
+    is_known=st.booleans(),
+    interval=st.sampled_from([0.0, 0.3, 100.0]),
+    per_execution=st.integers(1, 7),
+    travels=st.booleans(),
+    is_worker_gone=st.booleans(),
+    actions=ACTION_LISTS,
+)
+def test_every_example_of_a_finite_pass_is_counted_once(
+    lengths, is_known, interval, per_execution, travels, is_worker_gone, actions
+):
+    cluster = Cluster(
+        lengths,
+        is_known=is_known,
+        interval=interval,
+        per_execution=per_execution,
+        steps=None,
+        travels=travels,
+    )
+    play(cluster, actions)
+    gone = set()
+    if is_worker_gone and len(lengths) > 1:
+        gone = {0}
+        cluster.begin(0)
+        cluster.lose(0)
+    cluster.finish(gone)
+    if travels:
+        expected = range(sum(lengths))
+    else:
+        expected = [(split, i) for split, length in enumerate(lengths) for i in range(length)]
+    assert cluster.counted == Counter(expected)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_workers=st.integers(1, 4),
+    interval=st.sampled_from([0.0, 0.3, 100.0]),
+    per_execution=st.integers(1, 7),
+    steps=st.integers(0, 60),
+    actions=ACTION_LISTS,
+)
+def test_steps_counted_are_steps_asked(num_workers, interval, per_execution, steps, actions):
+    cluster = Cluster(
+        [10**6] * num_workers,
+        is_known=False,
+        interval=interval,
+        per_execution=per_execution,
+        steps=steps,
+        travels=False,
+    )
+    play(cluster, actions)
+    cluster.finish(set())
+    assert cluster.done == steps
+    assert cluster.state.num_in_flight == 0
+    assert not cluster.state.has_results_due
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 25), min_size=1, max_size=4),
+    is_known=st.booleans(),
+    interval=st.sampled_from([0.0, 0.3, 100.0]),
+    per_execution=st.integers(1, 7),
+    steps=st.integers(1, 20),
+    epochs=st.lists(ACTION_LISTS, min_size=1, max_size=4),
+)
+def test_epochs_of_one_pass_go_on_where_the_one_before_ended(
+    lengths, is_known, interval, per_execution, steps, epochs
+):
+    cluster = Cluster(
+        lengths,
+        is_known=is_known,
+        interval=interval,
+        per_execution=per_execution,
+        steps=steps,
+        travels=False,
+    )
+    left = sum(lengths)
+    for actions in epochs:
+        play(cluster, actions)
+        cluster.finish(set())
+        assert cluster.done == min(steps, left)
+        left -= cluster.done
+        cluster.begin_epoch()
+    assert sum(cluster.counted.values()) == sum(lengths) - left
+
+
+@pytest.mark.parametrize("interval", [0.0, 0.3])
+@pytest.mark.parametrize("steps", [10, 40])
+def test_steps_that_no_worker_has_data_for_end_the_epoch(interval, steps):
+    cluster = Cluster(
+        [5, 20], is_known=True, interval=interval, per_execution=4, steps=steps, travels=False
+    )
+    cluster.finish(set())
+    assert cluster.done == min(steps, 25)

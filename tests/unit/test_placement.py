@@ -1,0 +1,122 @@
+"""Which ps holds what, and which takes the next variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import numpy as np
+import pytest
+
+import kerasps
+from kerasps.cluster.devices import ps_device, ps_index
+from kerasps.variables.placement import PlacementLedger
+
+
+class RemoteVariable:
+    """What the ledger looks at in a `tf.Variable` on a ps."""
+
+    def __init__(self, ps, shape, dtype="float32", name="v", device=None):
+        self.device = f"/job:ps/replica:0/task:{ps}/device:CPU:0" if device is None else device
+        self.shape = shape
+        self.dtype = type("DType", (), {"size": np.dtype(dtype).itemsize})
+        self.name = name
+
+
+def ledger_of(*variables, num_ps=2):
+    ledger = PlacementLedger(num_ps)
+    for variable in variables:
+        ledger.add(variable)
+    return ledger
+
+
+def test_each_ps_tells_its_variables_and_bytes():
+    held = [
+        RemoteVariable(0, (10, 3), name="kernel"),
+        RemoteVariable(1, (), "int64", name="counter"),
+        RemoteVariable(0, (3,)),
+    ]
+    placement = ledger_of(*held).placement()
+    assert list(placement) == [
+        kerasps.TaskPlacement("/job:ps/replica:0/task:0/device:CPU:0", 2, 132, ("kernel", "v")),
+        kerasps.TaskPlacement("/job:ps/replica:0/task:1/device:CPU:0", 1, 8, ("counter",)),
+    ]
+    assert placement.num_bytes == 140
+    assert (len(placement), placement[1].num_bytes, placement[:1]) == (2, 8, (placement[0],))
+
+
+def test_the_next_variable_goes_where_the_fewest_bytes_are():
+    ledger = PlacementLedger(3)
+    assert ledger.lightest() == 0
+    held = [
+        RemoteVariable(0, (4,)),
+        RemoteVariable(1, (1,)),
+        RemoteVariable(1, (1,)),
+        RemoteVariable(2, (3,)),
+    ]
+    for variable, lightest in zip(held, (1, 2, 2, 1), strict=True):
+        ledger.add(variable)
+        assert ledger.lightest() == lightest
+
+
+def test_variables_of_equal_size_are_dealt_out_in_turn():
+    ledger, held = PlacementLedger(3), []
+    for _ in range(7):
+        held.append(RemoteVariable(ledger.lightest(), (2,)))
+        ledger.add(held[-1])
+    assert [task.num_variables for task in ledger.placement()] == [3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "expected"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 0]), (5, [1, 2, 0, 1, 2])]
+)
+def test_shards_go_to_different_ps_the_lightest_first(num_shards, expected):
+    held = [RemoteVariable(0, (9,)), RemoteVariable(1, (1,)), RemoteVariable(2, (4,))]
+    assert ledger_of(*held, num_ps=3).spread(num_shards) == expected
+
+
+def test_a_device_and_its_index_belong_together():
+    assert [ps_index(ps_device(index)) for index in (0, 7)] == [0, 7]
+
+
+def test_a_variable_counts_until_it_is_collected():
+    small, large = RemoteVariable(0, (1,)), RemoteVariable(0, (1000,))
+    ledger = ledger_of(small, large)
+    del large
+    gc.collect()
+    assert ledger.placement()[0].num_bytes == 4
+    assert small.name == "v"
+
+
+@pytest.mark.parametrize("device", ["/job:chief/replica:0/task:0/device:CPU:0", ""])
+def test_what_is_on_the_coordinator_does_not_count(device):
+    variable = RemoteVariable(0, (5,), device=device)
+    assert ledger_of(variable).placement().num_bytes == 0
+
+
+def test_a_placement_prints_as_a_table():
+    placement = ledger_of(
+        *(held := [RemoteVariable(0, (750,)), RemoteVariable(1, (250,))])
+    ).placement()
+    assert len(held) == 2
+    assert str(placement).splitlines() == [
+        "ps  variables  bytes  share  device",
+        " 0          1  3,000  75.0%  /job:ps/replica:0/task:0/device:CPU:0",
+        " 1          1  1,000  25.0%  /job:ps/replica:0/task:1/device:CPU:0",
+    ]
+    assert repr(placement) == "<Placement of 2 variables, 4,000 bytes on 2 ps>"
+
+
+def test_an_empty_cluster_prints_too():
+    assert str(ledger_of(num_ps=1).placement()).splitlines()[1].split()[:4] == [
+        "0",
+        "0",
+        "0",
+        "0.0%",
+    ]
+
+
+def test_a_task_placement_does_not_change():
+    task = ledger_of().placement()[0]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        task.num_bytes = 1

@@ -1,0 +1,309 @@
+"""Pull and push on local devices: what a step gets, and what becomes of its gradients."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kerasps.step.fused import FusedVariables
+from kerasps.step.identity import ByIdentity, IdentitySet
+from kerasps.step.lookups import plan_rounds
+from kerasps.step.packing import Packing
+from kerasps.step.phases import StepContext
+from kerasps.step.pull import PullMessage, PullPhase
+from kerasps.step.push import PushPhase
+from kerasps.step.push_message import StepChanges
+from kerasps.variables import shards_in
+from support.local_variables import (
+    compute_graph,
+    inventory_of,
+    local_variable,
+    make_optimizer_local,
+    outputs_of,
+    patch_optimizers,
+    update_of,
+)
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+}
+SHAPES = [(6, 2), (4,), (), (5, 3)]
+_names = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def optimizers(monkeypatch):
+    patch_optimizers(monkeypatch)
+
+
+def values_of(shapes, seed=0):
+    generator = np.random.default_rng(seed)
+    return [generator.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def lock(device):
+    with tf.init_scope(), tf.device(device):
+        return tf.raw_ops.MutexV2(container="", shared_name=f"test lock {device}")
+
+
+def made_twice(make, values, num_shards=1, layout="mod"):
+    """Return an optimizer of Keras's own and ours, each with variables of these values."""
+    pair = []
+    for _ in range(2):
+        optimizer = make()
+        optimizer.build([keras.Variable(value) for value in values])
+        pair.append(optimizer)
+    make_optimizer_local(pair[1], num_shards, layout)
+    return pair
+
+
+def changes_of(*updates, tables=(), fused=(), deltas=(), assigned=(), sparse_updates="lazy"):
+    return StepChanges(updates, deltas, assigned, IdentitySet(tables), sparse_updates, fused)
+
+
+def context(inventory, names, batch):
+    return StepContext({}, {}, names, batch, ByIdentity())
+
+
+def push(changes, outputs, pulls=(), step=None):
+    """Have a step push `outputs`, from a graph, as a step graph does."""
+    phase = PushPhase(changes, pulls, lock)
+    if step is None:
+        inventory = inventory_of()
+        _, names, _ = compute_graph(inventory, None, lambda inputs: [])
+        step = context(inventory, names, None)
+    step.outputs = outputs
+    phase.add_to(step)
+    return phase
+
+
+def assert_equal(plain, ours, **tolerance):
+    # The iterations are shared state, which the compute phase moves and pushes as a difference.
+    state = [
+        (a, b)
+        for a, b in zip(plain.variables, ours.variables, strict=True)
+        if a.name not in ("iteration", "learning_rate")
+    ]
+    trained = zip(plain._trainable_variables, ours._trainable_variables, strict=True)
+    for expected, actual in [*trained, *state]:
+        np.testing.assert_allclose(
+            actual.storage.numpy(), expected.numpy(), err_msg=expected.path, **tolerance
+        )
+
+
+# Messages
+
+
+@pytest.mark.parametrize("counts", [[3], [0], [2, 0, 4], [0, 0], [1, 5]])
+def test_a_message_that_asks_for_rows_arrives_as_it_was_sent(counts):
+    ids = [np.arange(count, dtype=np.int32) * 7 + number for number, count in enumerate(counts)]
+    message = PullMessage([tf.constant(len(own)) for own in ids], [tf.constant(own) for own in ids])
+    packed = message.pack()
+    assert PullMessage.spec().is_compatible_with(packed)
+    received = tf.function(PullMessage.unpack_ids)(packed, len(counts))
+    assert len(received) == len(ids)
+    for actual, expected in zip(received, ids, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("applied", [None, True])
+def test_a_push_arrives_with_the_gradients_of_a_fused_variable_in_one(applied):
+    values = values_of([(2, 3), (4,), (1,)])
+    _, optimizer = made_twice(OPTIMIZERS["adam"], values)
+    gradients = [tf.constant(g) for g in values_of([(2, 3), (4,), (1,)], seed=1)]
+    update = update_of(
+        optimizer, gradients, applied=None if applied is None else tf.constant(applied)
+    )
+    first, second, third = optimizer._trainable_variables
+    # The third is read in another way too, so it is no part of the fused variable.
+    fused = FusedVariables([update], IdentitySet([first, second]), IdentitySet())
+    counter = local_variable(np.int64(2**40), trainable=False)
+    flag = local_variable(np.array([True, False]), trainable=False)
+    changes = changes_of(update, fused=fused.all, deltas=[counter], assigned=[flag])
+    (device,) = changes.devices
+    on_device = changes.on(device)
+    inventory = inventory_of()
+    _, names, _ = compute_graph(inventory, None, lambda inputs: [])
+    step = context(inventory, names, None)
+    new_flag = tf.constant([False, True])
+    step.outputs = outputs_of(update, deltas=[tf.constant(3, tf.int64)], assigned=[new_flag])
+    sent, received = Packing(on_device.sent_specs()), Packing(on_device.received_specs())
+    assert sent.carrier_specs == received.carrier_specs
+    message = received.unpack(sent.pack(on_device.select(step)))
+    (own,) = message.updates
+    assert own.scalars.learning_rate == np.float32(0.1)
+    assert [v.name for v in update.shared] == ["iteration", "learning_rate"]
+    assert [float(value) for value in own.scalars.shared] == [0.0, np.float32(0.1)]
+    assert own.scalars.clip_scale is None
+    np.testing.assert_array_equal(
+        own.fused[0], np.concatenate([np.ravel(g) for g in gradients[:2]])
+    )
+    np.testing.assert_array_equal(own.gradients[0], gradients[2])
+    assert own.applied is None if applied is None else own.applied == 1.0
+    assert message.deltas[0] == 3
+    np.testing.assert_array_equal(message.assigned[0], [False, True])
+    assert on_device.updates[0].single == shards_in([third])
+
+
+# Pull
+
+
+@pytest.mark.parametrize("layout", ["mod", "div"])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_pull_brings_dense_values_and_the_rows_that_are_looked_up(num_shards, layout):
+    dense = [local_variable(v, num_shards if v.ndim else 1, layout) for v in values_of(SHAPES)]
+    wholes = values_of([(10, 3), (8, 2)], seed=1)
+    tables = [local_variable(whole, num_shards, layout) for whole in wholes]
+    inventory = inventory_of(dense, tables)
+    function, names, lookups = compute_graph(
+        inventory, tf.TensorSpec([None], tf.int64), lambda i: [[i.batch], [i.batch // 2]]
+    )
+    rounds = plan_rounds(function, names, lookups, dense)
+    pull = PullPhase(dense, rounds, [])
+    batch = np.array([9, 4, 9, 0], np.int64)
+    step = context(inventory, names, tf.constant(batch))
+    pull.add_to(step)
+    for variable, expected in zip(dense, values_of(SHAPES), strict=True):
+        np.testing.assert_array_equal(step.values[variable], expected)
+    for table, whole, ids in zip(tables, wholes, [batch, batch // 2], strict=True):
+        own = step.tables[table]
+        assert len(own.rows) == len(np.unique(ids))
+        np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[ids])
+
+
+def test_a_pull_takes_the_values_of_fused_variables_from_where_they_lie():
+    values = values_of(SHAPES)
+    _, optimizer = made_twice(OPTIMIZERS["sgd"], values)
+    dense = optimizer._trainable_variables
+    update = update_of(optimizer, [tf.zeros(v.shape) for v in values])
+    fused = FusedVariables([update], IdentitySet(dense), IdentitySet())
+    fused.load()
+    (only,) = fused.all
+    only.values.assign(only.values * 2.0)
+    inventory = inventory_of(dense)
+    function, names, lookups = compute_graph(inventory, None, lambda inputs: [])
+    pull = PullPhase(dense, plan_rounds(function, names, lookups, dense), fused.all)
+    step = context(inventory, names, None)
+    pull.add_to(step)
+    for variable, value in zip(dense, values, strict=True):
+        np.testing.assert_array_equal(step.values[variable], value * 2.0)
+        np.testing.assert_array_equal(variable.storage, value)  # until they are stored
+    fused.store()
+    np.testing.assert_array_equal(dense[0].storage, values[0] * 2.0)
+
+
+# Push
+
+
+@pytest.mark.parametrize("layout", ["mod", "div"])
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_push_of_dense_gradients_is_what_the_optimizer_does(name, num_shards, layout):
+    plain, ours = made_twice(OPTIMIZERS[name], values_of(SHAPES), num_shards, layout)
+    for step in range(3):
+        gradients = [tf.constant(g) for g in values_of(SHAPES, seed=step + 1)]
+        update = update_of(ours, gradients)
+        deltas = [ours._iterations]
+        push(
+            changes_of(update, deltas=deltas),
+            outputs_of(update, deltas=[tf.constant(1, ours._iterations.storage.dtype)]),
+        )
+        plain.apply(gradients)
+    assert int(ours._iterations.storage) == int(plain._iterations.numpy()) == 3
+    assert_equal(plain, ours, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_push_to_fused_variables_is_what_the_optimizer_does(name):
+    plain, ours = made_twice(OPTIMIZERS[name], values_of(SHAPES))
+    gradients = [tf.constant(g) for g in values_of(SHAPES, seed=1)]
+    update = update_of(ours, gradients)
+    variables = IdentitySet(ours._trainable_variables)
+    fused = FusedVariables([update], variables, IdentitySet())
+    assert [len(own.shards) for own in fused.all] == [len(SHAPES)]
+    fused.load()
+    push(changes_of(update, fused=fused.all), outputs_of(update))
+    np.testing.assert_array_equal(
+        ours._trainable_variables[0].storage, values_of(SHAPES)[0]
+    )  # stale until stored
+    fused.store()
+    plain.apply(gradients)
+    assert_equal(plain, ours, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("sparse_updates", ["lazy", "exact"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_push_of_rows_updates_them_as_the_optimizer_does(name, sparse_updates, num_shards):
+    (whole,) = values = values_of([(9, 2)])
+    plain, ours = made_twice(OPTIMIZERS[name], values, num_shards)
+    (table,) = ours._trainable_variables
+    inventory = inventory_of(tables=[table])
+    function, names, lookups = compute_graph(
+        inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
+    )
+    pull = PullPhase([], plan_rounds(function, names, lookups, []), [])
+    ids = np.array([7, 2, 7, 4], np.int64)
+    step = context(inventory, names, tf.constant(ids))
+    pull.add_to(step)
+    weights = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
+    own = step.tables[table]
+    gradient = tf.math.unsorted_segment_sum(weights, own.positions[0], tf.shape(own.rows)[0])
+    update = update_of(ours, [gradient])
+    changes = changes_of(update, tables=[table], sparse_updates=sparse_updates)
+    push(changes, outputs_of(update), pull.pulls, step)
+    dense = np.zeros_like(whole)
+    np.add.at(dense, ids, weights.numpy())
+    plain.apply([tf.constant(dense)])
+    assert_equal(plain, ours, rtol=1e-6)
+    untouched = [row for row in range(9) if row not in ids]
+    np.testing.assert_array_equal(table.storage.numpy()[untouched], whole[untouched])
+    assert not np.allclose(table.storage.numpy()[ids], whole[ids])
+
+
+@pytest.mark.parametrize(("sparse_updates", "moves"), [("lazy", False), ("exact", True)])
+def test_rows_that_no_step_touched_keep_or_lose_their_momentum(sparse_updates, moves):
+    (whole,) = values = values_of([(4, 2)])
+    _, ours = made_twice(OPTIMIZERS["sgd"], values)
+    (table,) = ours._trainable_variables
+    ours.momentums[0].storage.assign(np.ones((4, 2), np.float32))
+    inventory = inventory_of(tables=[table])
+    function, names, lookups = compute_graph(
+        inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
+    )
+    pull = PullPhase([], plan_rounds(function, names, lookups, []), [])
+    step = context(inventory, names, tf.constant([1], tf.int64))
+    pull.add_to(step)
+    update = update_of(ours, [tf.ones([1, 2])])
+    changes = changes_of(update, tables=[table], sparse_updates=sparse_updates)
+    push(changes, outputs_of(update), pull.pulls, step)
+    changed = np.any(table.storage.numpy() != whole, axis=1)
+    np.testing.assert_array_equal(changed, [moves, True, moves, moves])
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_an_update_that_was_not_wanted_changes_nothing(applied):
+    plain, ours = made_twice(OPTIMIZERS["adam"], values_of(SHAPES))
+    gradients = [tf.constant(g) for g in values_of(SHAPES, seed=1)]
+    update = update_of(ours, gradients, applied=tf.constant(applied))
+    push(changes_of(update), outputs_of(update))
+    if applied:
+        plain.apply(gradients)
+    assert_equal(plain, ours, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_differences_are_added_and_values_assigned_shard_by_shard(num_shards):
+    counts = local_variable(np.arange(7), num_shards, trainable=False)
+    scale = local_variable(np.arange(7, dtype=np.float32), num_shards, trainable=False)
+    changes = changes_of(deltas=[counts], assigned=[scale])
+    added, assigned = np.arange(7) * 10, np.arange(7, dtype=np.float32)[::-1].copy()
+    push(changes, outputs_of(deltas=[tf.constant(added)], assigned=[tf.constant(assigned)]))
+    np.testing.assert_array_equal(counts.storage.numpy(), np.arange(7) * 11)
+    np.testing.assert_array_equal(scale.storage.numpy(), assigned)

@@ -1,0 +1,108 @@
+"""Which row is in which shard, and the storage that is made of shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
+
+SHARDINGS = [
+    Sharding(num_rows, num_shards, layout)
+    for layout in ("mod", "div")
+    for num_rows, num_shards in [(1, 1), (7, 1), (7, 2), (7, 7), (9, 3), (100, 8)]
+]
+
+
+def name_of(sharding):
+    return f"{sharding.layout}-{sharding.num_rows}-{sharding.num_shards}"
+
+
+@pytest.fixture(params=SHARDINGS, ids=name_of)
+def sharding(request):
+    return request.param
+
+
+def storage_of(value, num_shards, layout):
+    sharding = Sharding(len(value), num_shards, layout)
+    shards = [tf.Variable(sharding.rows_in(value, shard)) for shard in range(num_shards)]
+    return ShardedStorage(shards, sharding, "table")
+
+
+def test_every_row_is_in_one_shard_and_shards_differ_by_one_row_at_most(sharding):
+    shards = [sharding.rows(shard) for shard in range(sharding.num_shards)]
+    assert sorted(row for rows in shards for row in rows) == list(range(sharding.num_rows))
+    sizes = [len(rows) for rows in shards]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_row_is_found_where_it_lies(sharding):
+    shard, place = sharding.locate(tf.range(sharding.num_rows))
+    for row, (index, position) in enumerate(zip(shard.numpy(), place.numpy(), strict=True)):
+        assert sharding.rows(index)[position] == row
+
+
+def test_neighbouring_rows_are_neighbours_in_each_shard(sharding):
+    for start in range(sharding.num_rows + 1):
+        for stop in {start, min(start + 3, sharding.num_rows), sharding.num_rows}:
+            for shard in range(sharding.num_shards):
+                wanted = [
+                    place for place, row in enumerate(sharding.rows(shard)) if start <= row < stop
+                ]
+                assert list(sharding.places(shard, range(start, stop))) == wanted
+
+
+def test_the_parts_join_to_the_whole(sharding):
+    value = np.arange(sharding.num_rows * 3).reshape(-1, 3)
+    parts = [tf.constant(sharding.rows_in(value, shard)) for shard in range(sharding.num_shards)]
+    np.testing.assert_array_equal(sharding.join(parts), value)
+
+
+def test_div_is_tensorflows_own_division():
+    # What `tf.distribute` calls a partition: the first shards have the rows that are left over.
+    assert [len(Sharding(10, 3, "div").rows(shard)) for shard in range(3)] == [4, 3, 3]
+
+
+def test_ids_of_64_bits_are_not_cut():
+    shard, place = Sharding(2**40, 2, "div").locate(tf.constant([2**39 + 5], tf.int64))
+    assert (int(shard[0]), int(place[0])) == (1, 5)
+
+
+@pytest.mark.parametrize("layout", ["mod", "div"])
+def test_a_storage_reads_and_takes_whole_values(layout):
+    value = np.arange(21, dtype="float32").reshape(7, 3)
+    storage = storage_of(value, 3, layout)
+    np.testing.assert_array_equal(storage.numpy(), value)
+    np.testing.assert_array_equal(storage + 1, value + 1)
+    np.testing.assert_array_equal(storage[2], value[2])
+    storage.assign(2 * value).assign_add(value).assign_sub(np.ones_like(value))
+    np.testing.assert_array_equal(storage.numpy(), 3 * value - 1)
+    assert (storage.shape, storage.dtype, storage.trainable) == (
+        tf.TensorShape([7, 3]),
+        tf.float32,
+        True,
+    )
+
+
+@pytest.mark.parametrize("layout", ["mod", "div"])
+@pytest.mark.parametrize("ids", [[0], [6, 0, 6], [[1, 2], [3, 3]], np.zeros([0], "int64")])
+def test_a_storage_reads_rows(layout, ids):
+    value = np.arange(21, dtype="float32").reshape(7, 3)
+    np.testing.assert_array_equal(
+        tf.gather(storage_of(value, 3, layout), tf.constant(ids)), value[np.asarray(ids)]
+    )
+
+
+def test_a_value_of_another_shape_is_refused_by_name():
+    storage = storage_of(np.zeros([7, 3], "float32"), 2, "mod")
+    with pytest.raises(
+        ValueError, match=r"Expected: \(7, 3\) for variable 'table'. Received: \(6, 3\)"
+    ):
+        storage.assign(np.zeros([6, 3], "float32"))
+
+
+def test_shards_of_a_whole_variable_are_itself():
+    variable = tf.Variable([1.0])
+    assert shards_of(variable) == (variable,)
+    assert len(shards_of(storage_of(np.zeros([4], "float32"), 2, "div"))) == 2

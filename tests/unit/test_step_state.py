@@ -1,0 +1,90 @@
+"""What an execution is given and what it returns, as records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from kerasps.step.packing import Packing
+from kerasps.step.state import Header, StepState, WorkerTotals
+
+SPECS = StepState(
+    steps=tf.TensorSpec([], tf.int64),
+    metrics=[tf.TensorSpec([]), tf.TensorSpec([3])],
+    counters=[tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int64)],
+    rows=[tf.TensorSpec([4], tf.int64)],
+    logs=[tf.TensorSpec([])],
+)
+
+
+def state(steps, scale=1.0):
+    return StepState(
+        steps=tf.constant(steps, tf.int64),
+        metrics=[tf.constant(scale), tf.constant([1.0, 2.0, 3.0]) * scale],
+        counters=[tf.constant(steps), tf.constant([steps, -(2**40)], tf.int64)],
+        rows=[tf.range(4, dtype=tf.int64) * steps],
+        logs=[tf.constant(scale * 10)],
+    )
+
+
+def assert_state(actual, expected):
+    assert isinstance(actual, StepState)
+    tf.nest.map_structure(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize("num_seeds", [0, 1, 3])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_header_arrives_as_it_was_sent(num_seeds, in_graph):
+    seeds = [np.array([2**40 + i, -(i + 1)], np.int64) for i in range(num_seeds)]
+    sent = Header(2**33, seeds)
+    assert tf.TensorSpec.from_tensor(tf.constant(sent.to_array())) == Header.spec(num_seeds)
+    read = tf.function(Header.from_tensor) if in_graph else Header.from_tensor
+    received = read(tf.constant(sent.to_array()))
+    assert isinstance(received, Header)
+    assert received.first_step == 2**33
+    assert [[int(n) for n in seed] for seed in received.seeds] == [list(seed) for seed in seeds]
+
+
+def test_the_state_travels_as_one_tensor_and_is_added_up_on_the_way():
+    packing = Packing(SPECS)
+    (flat,) = packing.pack(state(1).followed_by(state(3, scale=0.5)))
+    back = packing.unpack_numpy([flat.numpy()])
+    assert (int(back.steps), int(back.counters[0])) == (4, 4)
+    np.testing.assert_array_equal(back.metrics[1], [1.5, 3.0, 4.5])
+    np.testing.assert_array_equal(back.counters[1], [4, -(2**41)])
+    np.testing.assert_array_equal(back.rows[0], [0, 4, 8, 12])
+    assert back.logs == [5.0]  # of the later steps alone
+
+
+def test_no_steps_before_or_after_change_nothing_but_the_logs():
+    zeros = SPECS.zeros()
+    assert_state(zeros.followed_by(state(2)), state(2))
+    after = state(2).followed_by(zeros)
+    assert after.logs[0] == 0.0
+    assert_state(after._replace(logs=state(2).logs), state(2))
+
+
+def test_totals_stay_on_the_worker_until_they_are_collected():
+    packing = Packing(SPECS)
+    totals = WorkerTotals(packing)
+
+    @tf.function
+    def advance(steps):
+        new = state(1)._replace(steps=steps)
+        totals.write(totals.read().followed_by(new))
+
+    totals.clear()
+    for steps in (2, 3):
+        advance(tf.constant(steps, tf.int64))
+    collected = packing.unpack(totals.collect())
+    assert collected.steps == 5
+    np.testing.assert_array_equal(collected.metrics[1], [2.0, 4.0, 6.0])
+    assert_state(packing.unpack(totals.collect()), SPECS.zeros())
+
+
+def test_two_models_with_the_same_state_have_totals_of_their_own():
+    first, second = WorkerTotals(Packing(SPECS)), WorkerTotals(Packing(SPECS))
+    first.write(state(1))
+    second.write(state(2))
+    assert (first.read().steps, second.read().steps) == (1, 2)

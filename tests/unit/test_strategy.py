@@ -1,0 +1,186 @@
+"""What `ParameterServerStrategy` checks before it connects. Nothing in here ever connects."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+
+import kerasps
+from kerasps.cluster import connected_strategy
+
+# Far more than it takes to find that a port is closed, on any machine.
+OTHER_LIMIT_S = 200
+JOBS = {"chief": ["127.0.0.1:2"], "worker": ["127.0.0.1:3"], "ps": ["127.0.0.1:4"]}
+
+
+@pytest.fixture(autouse=True)
+def never_connects(monkeypatch):
+    """Fails the test if the strategy gets as far as TensorFlow, or hooks Keras, or keeps what only
+    a connection may keep.
+    """
+
+    def connect(*args, **kwargs):
+        pytest.fail("the strategy went on to connect")
+
+    monkeypatch.setattr(
+        "kerasps.strategy._hide_gpus_of_coordinator", connect
+    )  # the first thing once all tasks are there
+    monkeypatch.setattr(tf.distribute.ParameterServerStrategy, "__init__", connect)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("KERASPS_CONNECT_TIMEOUT", raising=False)
+    new = keras.Variable.__new__
+    yield
+    assert keras.Variable.__new__ is new
+    assert connected_strategy() is None
+
+
+def resolver(task_type="chief", **jobs):
+    spec = tf.train.ClusterSpec({name: tasks for name, tasks in {**JOBS, **jobs}.items() if tasks})
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, task_type=task_type, task_id=0, rpc_layer="grpc"
+    )
+
+
+def closed_address(holder):
+    holder.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{holder.getsockname()[1]}"
+
+
+WRONG_CLUSTERS = [
+    ({"ps": []}, "has no ps. Expected: at least one ps task, which holds the variables"),
+    ({"worker": []}, "has no worker. Expected: at least one worker task, which computes the steps"),
+    ({"chief": []}, "has no chief. Expected: exactly one chief task"),
+    (
+        {"chief": ["127.0.0.1:2", "127.0.0.1:5"]},
+        "has several chiefs. Expected: exactly one chief task",
+    ),
+    (
+        {"evaluator": ["127.0.0.1:5"]},
+        "lists an evaluator. Expected: chief, worker and ps jobs only",
+    ),
+    (
+        {"master": ["127.0.0.1:5"]},
+        "has unknown jobs. Expected: jobs named chief, worker, ps. Received: master",
+    ),
+    ({"ps": ["127.0.0.1:3"]}, "same address.*Received: '127.0.0.1:3' for worker 0 and for ps 0"),
+    (
+        {"worker": ["127.0.0.1:3", "127.0.0.1:3"]},
+        "same address.*Received: '127.0.0.1:3' for worker 0 and for worker 1",
+    ),
+    ({"ps": ["nowhere"]}, "An address of the ps job .* is malformed.*Received: 'nowhere'"),
+]
+
+
+@pytest.mark.parametrize(("jobs", "message"), WRONG_CLUSTERS)
+def test_a_wrong_cluster_resolver_is_refused_by_name(jobs, message):
+    with pytest.raises(
+        kerasps.ClusterConfigError, match=rf"{message}.*Correct the cluster resolver\."
+    ):
+        kerasps.ParameterServerStrategy(resolver(**jobs))
+
+
+@pytest.mark.parametrize(("jobs", "message"), WRONG_CLUSTERS)
+def test_a_wrong_tf_config_is_refused_by_name(monkeypatch, jobs, message):
+    cluster = {name: tasks for name, tasks in {**JOBS, **jobs}.items() if tasks}
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+    )
+    if "chief" in jobs and not jobs["chief"]:
+        message = "has no chief"
+    with pytest.raises(kerasps.ClusterConfigError, match=rf"{message}.*Correct TF_CONFIG"):
+        kerasps.ParameterServerStrategy()
+
+
+def test_without_tf_config_the_error_says_how_to_start_a_cluster():
+    with pytest.raises(
+        kerasps.ClusterConfigError,
+        match=r"TF_CONFIG is not set.*`kerasps launch`.*`kerasps.LocalCluster`",
+    ):
+        kerasps.ParameterServerStrategy()
+
+
+@pytest.mark.parametrize("task_type", ["worker", "ps"])
+def test_a_task_that_is_not_the_chief_is_told_to_serve(monkeypatch, task_type):
+    message = (
+        rf"created by the chief.*Received: task type '{task_type}', index 0. "
+        rf"Run `kerasps serve` in this {task_type} task"
+    )
+    with pytest.raises(kerasps.ClusterConfigError, match=message):
+        kerasps.ParameterServerStrategy(resolver(task_type))
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": JOBS, "task": {"type": task_type, "index": 0}})
+    )
+    with pytest.raises(kerasps.ClusterConfigError, match=message):
+        kerasps.ParameterServerStrategy()
+
+
+def test_an_evaluator_is_told_that_it_needs_no_strategy(monkeypatch):
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": JOBS, "task": {"type": "evaluator", "index": 0}})
+    )
+    with pytest.raises(kerasps.ClusterConfigError, match="An evaluator creates no strategy"):
+        kerasps.ParameterServerStrategy()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [("shard_layout", "range", "'mod' or 'div'"), ("sparse_updates", True, "'lazy' or 'dense'")],
+)
+def test_a_choice_that_is_none_is_refused(argument, value, expected):
+    with pytest.raises(ValueError, match=f"`{argument}` is not one of its values") as caught:
+        kerasps.ParameterServerStrategy(resolver(), **{argument: value})
+    assert str(caught.value).endswith(f"Expected: {expected}. Received: {argument}={value!r}.")
+
+
+@pytest.mark.parametrize("partitioner", [2, "fixed", [2, 1]])
+def test_a_partitioner_that_cannot_be_called_is_refused(partitioner):
+    with pytest.raises(
+        TypeError, match="`variable_partitioner` must be a callable of `shape` and `dtype`"
+    ) as caught:
+        kerasps.ParameterServerStrategy(resolver(), partitioner)
+    assert str(caught.value).endswith(f"Received: variable_partitioner={partitioner!r}")
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_tasks_that_cannot_be_reached_are_named_within_the_limit(monkeypatch, by):
+    if by == "environment":
+        monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", "0.4")
+    else:  # an argument beats the environment
+        monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", str(OTHER_LIMIT_S))
+    arguments = {"connect_timeout": 0.4} if by == "argument" else {}
+    with socket.socket() as listener, socket.socket() as holder:
+        there, missing = closed_address(listener), closed_address(holder)
+        listener.listen()
+        for _ in range(2):  # a strategy that could not connect leaves room for another one
+            before = time.monotonic()
+            with pytest.raises(kerasps.TaskUnreachableError) as caught:
+                kerasps.ParameterServerStrategy(resolver(worker=[there], ps=[missing]), **arguments)
+            assert 0.4 <= time.monotonic() - before < OTHER_LIMIT_S
+            assert "1 of 2 tasks could not be reached within 0.4 s" in str(caught.value)
+            assert f"Received: ps 0 at {missing} (Connection refused)" in str(caught.value)
+            assert "worker 0" not in str(caught.value)
+
+
+def test_the_chief_is_not_waited_for():
+    with socket.socket() as listener, socket.socket() as other:
+        addresses = closed_address(listener), closed_address(other)
+        listener.listen()
+        other.listen()
+        with pytest.raises(pytest.fail.Exception, match="went on to connect"):
+            kerasps.ParameterServerStrategy(
+                resolver(worker=[addresses[0]], ps=[addresses[1]]), connect_timeout=5
+            )
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("inf"), "60", True])
+def test_a_time_limit_that_is_none_is_refused(limit):
+    with pytest.raises(
+        ValueError,
+        match=r"is not a time limit\. Expected: a positive number of seconds\. Received: ",
+    ):
+        kerasps.ParameterServerStrategy(resolver(), connect_timeout=limit)
