@@ -160,6 +160,23 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "context",
         "connects to tasks; it holds the configuration that they get, and runs operations",
     ),
+    "default_graph_stack": PrivateName(
+        "tensorflow.python.framework.ops",
+        "_default_graph_stack",
+        "the graphs that a thread builds, put back after an interrupt",
+    ),
+    "get_global_attribute": PrivateName(
+        "keras.src.backend.common.global_state",
+        "get_global_attribute",
+        "the scopes of Keras that a thread is in",
+        ("name", "default", "set_to_default"),
+    ),
+    "set_global_attribute": PrivateName(
+        "keras.src.backend.common.global_state",
+        "set_global_attribute",
+        "puts them back after an interrupt",
+        ("name", "value"),
+    ),
     "EagerTensor": PrivateName(
         "tensorflow.python.framework.ops",
         "EagerTensor",
@@ -368,6 +385,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     ),
     "tensorflow.python.framework.ops:Graph": (
         PrivateAttribute("_thread_local", "holds the strategies whose scopes a thread is in"),
+        PrivateAttribute("_distribution_strategy_stack", "as above, of the current thread"),
     ),
     "tensorflow.python.framework.func_graph:FuncGraph": (
         PrivateAttribute("_function_captures", "holds what is read when the function is called"),
@@ -383,6 +401,8 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "the configuration that tasks get when they are connected; nothing public sets all of "
             "it",
         ),
+        PrivateAttribute("_thread_local_data", "the scopes of a thread, put back after an interrupt"),
+        PrivateAttribute("context_switches", "as above"),
         PrivateAttribute("_context_handle", "whether TensorFlow has been used in this process"),
         PrivateAttribute("_server_def", "set back when connecting fails"),
         PrivateAttribute("ensure_initialized", "what TensorFlow's own connect calls"),

@@ -28,11 +28,13 @@ def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
     Raises:
         tf.errors.OpError: a task that holds one of them is lost, or failed to make it.
     """
-    if not all(_is_here(tensor) for tensor in tensors):
-        specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)
-        with tf.device(COORDINATOR_CPU):
-            tensors = _call(_function(specs), tensors)
-    return [tensor.numpy() for tensor in tensors]
+    if not tensors:
+        return []
+    # Neither where a tensor is nor what shape it has is asked here: until a task has made it, the
+    # answer is waited for with Python's lock held, so that one task that hangs stops every thread.
+    specs = tuple(tf.TensorSpec(None, tensor.dtype) for tensor in tensors)
+    with tf.device(COORDINATOR_CPU):
+        return [tensor.numpy() for tensor in _call(_function(specs), tensors)]
 
 
 def _call(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -47,18 +49,8 @@ def _call(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return list(_compat.execute(name, num_outputs, list(tensors), attributes, context))
 
 
-def _is_here(tensor: tf.Tensor) -> bool:
-    try:
-        return bool(tensor.device == COORDINATOR_CPU)
-    except ValueError:
-        # TensorFlow raises this when the task that was to make the tensor is lost; reading the
-        # tensor raises the error that says so.
-        tensor.numpy()
-        raise
-
-
 def _function(specs: tuple[tf.TensorSpec, ...]) -> Any:
-    """Return the function for tensors of such dtypes and ranks; there are few."""
+    """Return the function for so many tensors of such dtypes; there are few."""
     with _LOCK:
         if specs not in _FUNCTIONS:
             with tf.init_scope():

@@ -294,6 +294,7 @@ OWN_ATTRIBUTES = [
     ("tf_errors.py", "error"),
     ("tf_errors.py", "told"),
     ("tf_errors.py", "told"),
+    ("thread_state.py", "eager"),
 ]
 
 

@@ -1,0 +1,73 @@
+"""What TensorFlow and Keras keep for a thread, and how it is put back after an interrupt.
+
+Ctrl-C can come up within the `finally` or the `__exit__` that should end a scope: then TensorFlow
+stays in graph mode, and whatever runs next fails ("numpy() is only available when eager execution
+is enabled"), or Keras tracks no more variables. `fit` traces in the main thread, so it puts all
+such scopes back when it ends in an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+# Of TensorFlow's eager mode.
+_EAGER = ("is_eager", "device_name", "device_spec", "scope_name", "function_call_options")
+# Of Keras: what a scope sets, and sets back as it ends.
+_KERAS = (
+    "autocast_scope",
+    "current_call_ctx",
+    "in_tf_graph_scope",
+    "stateless_scope",
+    "symbolic_scope",
+    "tracking_on",
+)
+
+
+@contextlib.contextmanager
+def left_as_found() -> Iterator[None]:
+    """In this context, an error of any kind leaves the scopes of this thread as they were."""
+    state = _ThreadState()
+    try:
+        yield
+    except BaseException:
+        state.restore()
+        raise
+
+
+class _ThreadState:
+    """The scopes that this thread is in."""
+
+    def __init__(self) -> None:
+        self._eager = {name: getattr(_eager(), name) for name in _EAGER}
+        self._keras = {name: _compat.get_global_attribute(name) for name in _KERAS}
+        # Of each list, what is in it.
+        self._stacks = [(stack, list(stack)) for stack in _stacks()]
+
+    def restore(self) -> None:
+        """Be in these scopes, and in no others."""
+        eager = _eager()
+        for name, value in self._eager.items():
+            setattr(eager, name, value)
+        for name, value in self._keras.items():
+            if _compat.get_global_attribute(name) is not value:
+                _compat.set_global_attribute(name, value)
+        for stack, content in self._stacks:
+            stack[:] = content
+
+
+def _eager() -> Any:
+    return _compat.eager_context()._thread_local_data
+
+
+def _stacks() -> list[list[Any]]:
+    """Return the lists to which a scope adds something that it takes away as it ends."""
+    graphs = _compat.default_graph_stack.stack
+    strategies = tf.compat.v1.get_default_graph()._distribution_strategy_stack
+    names = _compat.get_global_attribute("name_scope_stack", default=[], set_to_default=True)
+    return [graphs, _compat.eager_context().context_switches.stack, strategies, names]
