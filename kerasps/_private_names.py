@@ -401,7 +401,9 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "the configuration that tasks get when they are connected; nothing public sets all of "
             "it",
         ),
-        PrivateAttribute("_thread_local_data", "the scopes of a thread, put back after an interrupt"),
+        PrivateAttribute(
+            "_thread_local_data", "the scopes of a thread, put back after an interrupt"
+        ),
         PrivateAttribute("context_switches", "as above"),
         PrivateAttribute("_context_handle", "whether TensorFlow has been used in this process"),
         PrivateAttribute("_server_def", "set back when connecting fails"),

@@ -22,6 +22,7 @@ from kerasps.step.plan import StepPlan
 from kerasps.step.pull import PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
+from kerasps.step.returned import MetricResult, Returned, noting_results
 from kerasps.variables import (
     Lookup,
     LookupTables,
@@ -42,23 +43,15 @@ class Trace:
 
     Attributes:
         plan: all that a step graph needs to know.
-        predicted: what the step predicted, as tensors of the trace; None of other steps.
+        predicted: what the step predicted, as tensors of the trace; [] of other steps.
         logs_are_metrics: whether the step returned the model's metrics and nothing else.
+        results: of the other logs, those that are results of metrics.
     """
 
     plan: StepPlan
     predicted: Any
     logs_are_metrics: bool
-
-
-@dataclass(frozen=True)
-class _Returned:
-    """What a method of a model returned in a trace."""
-
-    log_names: list[str]
-    logs: list[tf.Tensor]
-    logs_are_metrics: bool
-    predicted: Any
+    results: dict[str, MetricResult]
 
 
 class Tracer:
@@ -134,7 +127,7 @@ class Tracer:
     def _trace_once(self) -> Trace | None:
         """Trace once; return None where that met news."""
         inventory = self._inventory
-        traced: list[tuple[Compute, _Returned]] = []
+        traced: list[tuple[Compute, Returned]] = []
 
         def compute(*arguments: Any) -> ComputeOutputs:
             inputs = ComputeInputs(*arguments)
@@ -162,27 +155,24 @@ class Tracer:
                 inventory.read_whole(table, why)
             return None
         plan = self._make_plan(function, phase, rounds, returned)
-        return Trace(plan, returned.predicted, returned.logs_are_metrics)
+        return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
 
-    def _call_method(self, phase: Compute, batch: Any) -> _Returned:
+    def _call_method(self, phase: Compute, batch: Any) -> Returned:
         """Call the method of the model, in `phase`."""
         with (
             self._strategy.scope(),
             tf.distribute.ReplicaContext(self._strategy, 0),
             entering(phase),
         ):
-            returned = getattr(self._model, self._method)(batch)
+            method = getattr(self._model, self._method)
             if self._method == "predict_step":
-                return _Returned([], [], False, tf.nest.map_structure(_as_tensor, returned))
-            names, logs = _flatten_logs(returned)
-            metric_names, _ = _flatten_logs(self._model.get_metrics_result())
-        if names and set(names) == set(metric_names):
-            # The merged states of the metrics say more than one step's last return.
-            return _Returned([], [], True, [])
-        return _Returned(names, logs, False, [])
+                return Returned(predicted=tf.nest.map_structure(_as_tensor, method(batch)))
+            with noting_results(self._model.metrics) as results:
+                logs = method(batch)
+            return Returned.of_logs(logs, self._model, results)
 
     def _make_plan(
-        self, function: Any, phase: Compute, rounds: list[Round], returned: _Returned
+        self, function: Any, phase: Compute, rounds: list[Round], returned: Returned
     ) -> StepPlan:
         inventory, mutex = self._inventory, self._strategy.extended.mutex
         deltas, assigned = phase.state_changes()
@@ -274,22 +264,3 @@ def _can_join(outputs: Any) -> bool:
         )
 
     return all(joins(tensor) for tensor in tf.nest.flatten(outputs))
-
-
-def _flatten_logs(logs: Any) -> tuple[list[str], list[tf.Tensor]]:
-    """Return the names and values of all scalars in logs, which may be nested."""
-    if not isinstance(logs, dict):
-        return [], []
-    names: list[str] = []
-    tensors: list[tf.Tensor] = []
-    for name, value in logs.items():
-        if isinstance(value, dict):
-            inner_names, inner_tensors = _flatten_logs(value)
-            names += inner_names
-            tensors += inner_tensors
-            continue
-        tensor = tf.cast(tf.convert_to_tensor(value), tf.float32)
-        if tensor.shape.num_elements() == 1:
-            names.append(name)
-            tensors.append(tf.reshape(tensor, []))
-    return names, tensors

@@ -13,6 +13,7 @@ import tensorflow as tf
 from kerasps.cluster import COORDINATOR_CPU, fetch
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
+from kerasps.step.returned import MetricResult
 from kerasps.step.state import WorkerTotals
 from kerasps.step.trace import Tracer
 from kerasps.step.traffic import StepTraffic
@@ -105,6 +106,11 @@ class TracedStep:
         Their merged states then say more than its last return.
         """
         return self._trace.logs_are_metrics
+
+    @property
+    def results(self) -> dict[str, MetricResult]:
+        """Of other logs, those that are results of metrics, by name."""
+        return self._trace.results
 
     @property
     def max_steps(self) -> int | None:

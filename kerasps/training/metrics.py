@@ -44,15 +44,19 @@ class MetricTotals:
         """Write the sums to the model's metrics; return the logs as they stand now."""
         for variable, total in zip(self._function.metrics, self._totals, strict=True):
             variable.storage.assign(total)
-        if not self._function.logs_are_metrics:
-            return dict(self._last_logs)
+        if self._function.logs_are_metrics:
+            logs = dict(self._model.get_metrics_result())
+        else:
+            logs = dict(self._last_logs)
+            # An execution begins with metrics at 0, so its last logs are of its own steps alone.
+            for name in self._function.results.keys() & logs.keys():
+                logs[name] = self._function.results[name].value()
         # `result` may return a variable itself. A callback that reads one has the steps in flight
         # end first.
-        results: dict[str, Any] = dict(self._model.get_metrics_result())
-        results = keras.tree.map_structure(
-            lambda value: value.value if isinstance(value, keras.Variable) else value, results
+        values: dict[str, Any] = keras.tree.map_structure(
+            lambda value: value.value if isinstance(value, keras.Variable) else value, logs
         )
-        return results
+        return values
 
     def correct_counters(self) -> None:
         """Set the counters on the ps to the steps that succeeded.

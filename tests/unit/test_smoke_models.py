@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from support.compare import assert_equal, regression_data, train_both
+from support.models import Examples
 from support.optimizers import OPTIMIZERS
 
 NUM_ROWS = 70
@@ -93,6 +94,50 @@ def test_a_train_step_of_ones_own_equals_plain_keras(strategy):
     plain, ours = train_both(strategy, make, regression_data(), steps=15)
     assert_equal(plain, ours)
     np.testing.assert_allclose(ours.history.history["seen"], plain.history.history["seen"], 1e-5)
+
+
+class PartlyReporting(keras.Model):
+    """Returns some of its metrics, one of them an entry of a result, and something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.seen = keras.metrics.Mean("seen")
+        self.unreported = keras.metrics.Sum("unreported")
+        self.examples = Examples()
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(x) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.seen.update_state(loss)
+        self.unreported.update_state(1.0)
+        self.examples.update_state(y, None)
+        return {
+            "seen": self.seen.result(),
+            "ids": self.examples.result()["ids"],
+            "width": keras.ops.shape(x)[1],
+        }
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_logs_that_are_some_of_the_metrics_equal_plain_keras(strategy, steps_per_execution):
+    def make():
+        model = PartlyReporting()
+        model.compile(OPTIMIZERS["adam"](), steps_per_execution=steps_per_execution)
+        return model
+
+    plain, ours = train_both(strategy, make, regression_data(), steps=15)
+    expected, logs = plain.history.history, ours.history.history
+    assert logs.keys() == expected.keys() == {"seen", "ids", "width"}
+    for name, values in expected.items():
+        np.testing.assert_allclose(logs[name], values, rtol=1e-4)
+    assert float(ours.unreported.result()) == float(plain.unreported.result()) > 0.0
 
 
 def test_string_lookup_in_a_model_equals_plain_keras(strategy):

@@ -1,0 +1,126 @@
+"""What a method of a model returned in a trace, and which of it are results of metrics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """The result of a metric, or the entry `key` of one whose result is a dictionary."""
+
+    metric: keras.Metric
+    key: str | None = None
+
+    def value(self) -> Any:
+        """Return it as the metric's variables are now."""
+        result = self.metric.result()
+        return result if self.key is None else result[self.key]
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a method of a model returned in a trace.
+
+    Attributes:
+        log_names: the names of the scalars in logs.
+        logs: these scalars, as tensors of the trace.
+        logs_are_metrics: whether they are the model's metrics and nothing else; no logs stand here.
+        results: of the other logs, those that are results of metrics.
+        predicted: what `predict_step` returned; [] of other methods.
+    """
+
+    log_names: list[str] = field(default_factory=list)
+    logs: list[tf.Tensor] = field(default_factory=list)
+    logs_are_metrics: bool = False
+    results: dict[str, MetricResult] = field(default_factory=dict)
+    predicted: Any = field(default_factory=list)
+
+    @classmethod
+    def of_logs(cls, logs: Any, model: keras.Model, results: Results) -> Returned:
+        """Return what there is to know of the logs that a step returned.
+
+        Args:
+            logs: what it returned.
+            model: its model.
+            results: what metrics returned meanwhile.
+        """
+        scalars = _scalars(logs)
+        metrics = _scalars(model.get_metrics_result())
+        if scalars and scalars.keys() == metrics.keys():
+            # The merged states of the metrics say more than one step's last return.
+            return cls(logs_are_metrics=True)
+        return cls(
+            list(scalars),
+            [tf.reshape(_as_float(value), []) for value in scalars.values()],
+            results={n: results[value] for n, value in scalars.items() if value in results},
+        )
+
+
+class Results:
+    """What metrics returned: from a tensor, or variable, to the metric whose result it is."""
+
+    def __init__(self) -> None:
+        self._results: dict[int, tuple[Any, MetricResult]] = {}
+
+    def __contains__(self, value: Any) -> bool:
+        return id(value) in self._results
+
+    def __getitem__(self, value: Any) -> MetricResult:
+        return self._results[id(value)][1]
+
+    def add(self, metric: keras.Metric, result: Any) -> None:
+        """Note a result."""
+        for key, value in result.items() if isinstance(result, dict) else [(None, result)]:
+            # The value is kept so that its id is not given to another.
+            self._results[id(value)] = value, MetricResult(metric, key)
+
+
+@contextlib.contextmanager
+def noting_results(metrics: Iterable[keras.Metric]) -> Iterator[Results]:
+    """In this context, note what `result` of each of `metrics` returns."""
+    results = Results()
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.enter_context(_noting(metric, results))
+        yield results
+
+
+@contextlib.contextmanager
+def _noting(metric: keras.Metric, results: Results) -> Iterator[None]:
+    original, own = metric.result, vars(metric)
+
+    def result() -> Any:
+        returned = original()
+        results.add(metric, returned)
+        return returned
+
+    before = own.get("result")
+    own["result"] = result
+    try:
+        yield
+    finally:
+        del own["result"]
+        if before is not None:
+            own["result"] = before
+
+
+def _scalars(logs: Any) -> dict[str, Any]:
+    """Return all scalars in logs, which may be nested, by name."""
+    found: dict[str, Any] = {}
+    for name, value in logs.items() if isinstance(logs, dict) else ():
+        if isinstance(value, dict):
+            found.update(_scalars(value))
+        elif _as_float(value).shape.num_elements() == 1:
+            found[name] = value
+    return found
+
+
+def _as_float(value: Any) -> tf.Tensor:
+    return tf.cast(tf.convert_to_tensor(value), tf.float32)
