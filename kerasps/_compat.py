@@ -3,8 +3,8 @@
 This is the only module that reaches into private parts of Keras or TensorFlow. A name is imported
 when it is first asked for, so that the modules which need no TensorFlow (the server of a task, the
 command line) start fast. A name that has moved fails loudly, with the versions that were tested;
-the canary (`test_compat.py`) resolves every one of them. The list is `kerasps._private_names`; what
-kerasps replaces stands in `kerasps.hooks.PATCHES`.
+the canary (`test_compat.py`) resolves every one of them. The lists are `kerasps._private_names` and
+`kerasps._private_attributes`; what kerasps replaces stands in `kerasps.hooks.PATCHES`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import types
 import warnings
 from typing import Any
 
-from kerasps._private_names import PRIVATE_ATTRIBUTES, PRIVATE_NAMES
+from kerasps._private_attributes import PRIVATE_ATTRIBUTES
+from kerasps._private_names import PRIVATE_NAMES
 
 # The first and the last minor version of each package that the tests ran with. The first ones are
 # required (`pyproject.toml`); later ones than the last draw a warning.

@@ -18,14 +18,16 @@ import tensorflow as tf
 
 import kerasps
 from kerasps import _compat, variables
-from kerasps._private_names import PRIVATE_TEXTS, PrivateAttribute, PrivateName
+from kerasps._private_attributes import PRIVATE_TEXTS, PrivateAttribute
+from kerasps._private_names import PrivateName
 from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
 from kerasps.hooks import patch as patching
 from kerasps.hooks.patch import Patch, as_markdown
 
 PACKAGE = Path(kerasps.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-OTHERS = [path for path in MODULES if path.name not in ("_compat.py", "_private_names.py")]
+LISTS = ("_compat.py", "_private_attributes.py", "_private_names.py")
+OTHERS = [path for path in MODULES if path.name not in LISTS]
 CHECKOUT = next(path for path in Path(__file__).parents if (path / "docs").is_dir())
 PRIVATE_ROOTS = (
     "keras.src",

@@ -16,7 +16,7 @@ PACKAGE = Path(kerasps.__file__).parent
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
-    *("errors", "_private_names", "_compat", "checks", "_doors"),
+    *("errors", "_private_names", "_private_attributes", "_compat", "checks", "_doors"),
     *("cluster", "variables", "inputs", "step", "training", "saving"),
     *("hooks", "strategy", "evaluator", "__init__", "cli"),
 ]
