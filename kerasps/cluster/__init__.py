@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         require_chief,
     )
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
-    from kerasps.cluster.fetching import fetch
+    from kerasps.cluster.fetching import call_apart, fetch
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.local import LocalCluster
     from kerasps.cluster.process import (
@@ -54,6 +54,7 @@ __all__ = [
     "LocalClusterResolver",
     "TaskProcess",
     "answers",
+    "call_apart",
     "check_cluster_resolver",
     "check_not_forked",
     "check_ps_of",
@@ -91,6 +92,7 @@ __getattr__ = opened_when_used(
         "OUT_OF_RANGE": "tf_errors",
         "TaskProcess": "process",
         "answers": "tf_errors",
+        "call_apart": "fetching",
         "check_cluster_resolver": "description",
         "check_not_forked": "forks",
         "check_ps_of": "tf_errors",

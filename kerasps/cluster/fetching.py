@@ -34,19 +34,26 @@ def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
     # answer is waited for with Python's lock held, so that one task that hangs stops every thread.
     specs = tuple(tf.TensorSpec(None, tensor.dtype) for tensor in tensors)
     with tf.device(COORDINATOR_CPU):
-        return [tensor.numpy() for tensor in _call(_function(specs), tensors)]
+        return [tensor.numpy() for tensor in call_apart(_function(specs), tensors)]
 
 
-def _call(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    # As TensorFlow calls it, but without the cancellation manager of the executions in flight. Such
-    # a function runs here and on a task. Where it fails, for a lost worker, TensorFlow cancels
-    # everything that goes by the same manager, now and later.
+def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Call a concrete function, apart from what is in flight.
+
+    As TensorFlow calls it, but without the cancellation manager of the executions in flight. Where
+    a function that runs here and on a task fails, for a lost worker, TensorFlow cancels everything
+    that goes by the same manager, now and later.
+    """
     context = _compat.eager_context()
     attributes = tuple(
         entry for item in context.function_call_options.as_attrs().items() for entry in item
     )
     name, num_outputs = function.name.decode(), len(function.outputs)
-    return list(_compat.execute(name, num_outputs, list(tensors), attributes, context))
+    return list(
+        _compat.execute(
+            name, num_outputs, [*tensors, *function.captured_inputs], attributes, context
+        )
+    )
 
 
 def _function(specs: tuple[tf.TensorSpec, ...]) -> Any:

@@ -18,11 +18,13 @@ class OpenDataset:
         left: the batches that are left, where the dataset knows it; None where it does not, or
             never ends.
         is_checked: whether the data end at a point that only reading finds.
+        is_endless: whether it is known that they never end.
     """
 
     iterator: tf.data.Iterator | None
     left: int | None = None
     is_checked: bool = False
+    is_endless: bool = False
 
     @property
     def resource(self) -> tf.Tensor | None:

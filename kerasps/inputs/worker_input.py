@@ -151,7 +151,7 @@ class WorkerInput:
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:
                 raise endless_input()
-            return OpenDataset(iter(dataset))
+            return OpenDataset(iter(dataset), is_endless=True)
         if skip:
             dataset = dataset.skip(skip)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kerasps.step.compute import Compute
 from kerasps.step.make_step import step_for, step_function
 from kerasps.step.mode import PREDICT, TEST, TRAIN, Mode
-from kerasps.step.state import Header
+from kerasps.step.state import Header, Ticket
 from kerasps.step.traced_step import ExecutionResult, TracedStep
 from kerasps.step.traffic import LoadReport, TaskLoad, TrafficMeter
 from kerasps.step.updating import UpdatePhase
@@ -25,6 +25,7 @@ __all__ = [
     "LoadReport",
     "Mode",
     "TaskLoad",
+    "Ticket",
     "TracedStep",
     "TrafficMeter",
     "UpdatePhase",

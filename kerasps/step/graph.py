@@ -14,8 +14,8 @@ import tensorflow as tf
 from kerasps.step.identity import ByIdentity
 from kerasps.step.phases import StepContext
 from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
-from kerasps.step.state import Header, StepState, WorkerTotals
-from kerasps.variables import anonymous_handle
+from kerasps.step.state import Header, StepState, Ticket, WorkerTicket, WorkerTotals
+from kerasps.variables import NO_LANE, anonymous_handle
 
 
 class StepResult(NamedTuple):
@@ -68,6 +68,7 @@ def build_step_graph(
     num_steps: int,
     *,
     checked: bool,
+    ticket: WorkerTicket,
     totals: WorkerTotals | None,
     on_coordinator: bool = False,
 ) -> Any:
@@ -84,13 +85,15 @@ def build_step_graph(
             batches, which is.
         num_steps: steps to do.
         checked: whether the iterator may end within the execution.
+        ticket: where the worker finds in which lane it pushes.
         totals: where the state stays on the worker; None returns it.
         on_coordinator: whether it is the coordinator that runs it, and not a worker.
     """
     layout = _Layout.of(plan, source_spec, num_steps, checked=checked)
 
     def steps(source: Any, *header: tf.Tensor) -> Any:
-        step = _Step(plan, *header, on_coordinator=on_coordinator)
+        own = Ticket.of_coordinator(plan.push.devices) if on_coordinator else ticket.read()
+        step = _Step(plan, own, *header, on_coordinator=on_coordinator)
         if layout.reads:
             source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
         state, outputs = _all_steps(step, layout, source)
@@ -176,13 +179,17 @@ class _Step:
 
     Args:
         plan: the step.
+        ticket: in which lane it pushes.
         header: the header, packed, where something is drawn from it.
         on_coordinator: whether the coordinator runs the graph, which has no copies of lookup
             tables.
     """
 
-    def __init__(self, plan: StepPlan, *header: tf.Tensor, on_coordinator: bool) -> None:
+    def __init__(
+        self, plan: StepPlan, ticket: Ticket, *header: tf.Tensor, on_coordinator: bool
+    ) -> None:
         self.plan = plan
+        self._ticket = ticket
         self._seeds = Header.from_tensor(*header).seeds if header else []
         self._handles = plan.lookup()
         if not on_coordinator:
@@ -197,15 +204,14 @@ class _Step:
         plan = self.plan
         start = ByIdentity(zip(plan.metrics, state.metrics, strict=True))
         start.update(zip(plan.seeds, self._seeds_at(state.steps), strict=True))
-        step = StepContext(self._handles, self._scratch, plan.names, batch, start)
+        lanes = self._lanes_at(state.steps)
+        step = StepContext(self._handles, self._scratch, plan.names, batch, start, lanes)
         for phase in plan.phases:
             phase.add_to(step)
         outputs = step.outputs
-        added = plan.added_to_counters(outputs.deltas)
         after = StepState(
             steps=state.steps + 1,
             metrics=outputs.metrics,
-            counters=[c + a for c, a in zip(state.counters, added, strict=True)],
             rows=[before + self._rows_asked_for(step) for before in state.rows],
             logs=outputs.logs,
         )
@@ -263,6 +269,17 @@ class _Step:
                 self.plan.seeds, self._seeds, self.plan.draws, strict=True
             )
         ]
+
+    def _lanes_at(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Return the lane for each ps when `steps` steps of the execution are done."""
+        with tf.device("/device:CPU:0"):
+            done = tf.cast(steps, tf.int32)
+            return {
+                device: tf.where(done < applied, NO_LANE, self._ticket.lane)
+                for device, applied in zip(
+                    self.plan.push.devices, self._ticket.applied, strict=True
+                )
+            }
 
     def _rows_asked_for(self, step: StepContext) -> tf.Tensor:
         counts = [step.requests[s.variable].count_in(s) for s in self.plan.table_shards]

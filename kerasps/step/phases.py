@@ -45,6 +45,7 @@ class StepContext:
         names: the names of the inputs of the compute phase.
         batch: the batch.
         start: the values of metrics and seed generators that the step starts from.
+        lanes: the lane in which each ps is sent the step's push, by the device of the ps.
 
     Attributes:
         values: the value of each variable that the step starts from. The pull adds those of dense
@@ -64,8 +65,10 @@ class StepContext:
         names: InputNames,
         batch: Any,
         start: ByIdentity[ParameterServerVariable, tf.Tensor],
+        lanes: Mapping[str, tf.Tensor],
     ) -> None:
         self.handles = handles
+        self.lanes = lanes
         self.scratch = scratch
         self.batch = batch
         self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()

@@ -13,7 +13,6 @@ from kerasps.cluster import ps_index
 from kerasps.step.compute_messages import InputNames
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
-from kerasps.step.identity import ByIdentity
 from kerasps.step.inventory import Inventory, spec_of
 from kerasps.step.packing import Packing
 from kerasps.step.phases import StepPhase
@@ -42,7 +41,6 @@ class StepPlan:
         fused: the fused variables.
         lookup: finds by name, in a step graph, what the phases have captured.
         lookup_tables: those that the compute phase has captured.
-        deltas: the variables that are pushed as a difference.
         draws: how many seeds a step takes from each generator.
         log_names: what the step returned beside the metrics.
         outputs: the specs of the tensors that it predicted.
@@ -56,7 +54,6 @@ class StepPlan:
     fused: FusedVariables
     lookup: Lookup
     lookup_tables: LookupTables
-    deltas: list[ParameterServerVariable]
     draws: list[int]
     log_names: list[str]
     outputs: list[tf.TensorSpec]
@@ -83,11 +80,6 @@ class StepPlan:
         return list(self.inventory.seeds)
 
     @cached_property
-    def counters(self) -> list[ParameterServerVariable]:
-        """The integer variables that steps add to, in the order of the state."""
-        return [v for v in self.deltas if v.storage.dtype.is_integer]
-
-    @cached_property
     def table_shards(self) -> list[Shard]:
         """The shards of tables, in the order in which the state counts their rows."""
         return shards_in(self.inventory.tables)
@@ -100,16 +92,10 @@ class StepPlan:
             StepState(
                 steps=tf.TensorSpec([], tf.int64),
                 metrics=[spec_of(v) for v in self.metrics],
-                counters=[spec_of(v) for v in self.counters],
                 rows=[rows] if self.table_shards else [],
                 logs=[tf.TensorSpec([], tf.float32) for _ in self.log_names],
             )
         )
-
-    def added_to_counters(self, deltas: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return those of a step's deltas that are of `counters`."""
-        by_variable = ByIdentity(zip(self.deltas, deltas, strict=True))
-        return [by_variable[v] for v in self.counters]
 
     @cached_property
     def traffic(self) -> StepTraffic:

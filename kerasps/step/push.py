@@ -17,7 +17,7 @@ from kerasps.step.phases import StepContext
 from kerasps.step.pull import DevicePull
 from kerasps.step.push_apply import apply
 from kerasps.step.push_message import DeviceChanges, PushMessage, StepChanges
-from kerasps.variables import Shard, call_with
+from kerasps.variables import Fences, Shard, applied_if_open, call_with
 
 _Mutex = Callable[[str], tf.Tensor]
 
@@ -30,6 +30,7 @@ class DevicePush:
         changes: what the step changes there.
         pulls: the pulls from the same ps.
         mutex: returns the lock of a device, by the device's name.
+        fences: the lanes on the ps tasks.
 
     Attributes:
         tables: the shards of which it sends gradients of rows.
@@ -37,7 +38,12 @@ class DevicePush:
     """
 
     def __init__(
-        self, device: str, changes: DeviceChanges, pulls: Sequence[DevicePull], mutex: _Mutex
+        self,
+        device: str,
+        changes: DeviceChanges,
+        pulls: Sequence[DevicePull],
+        mutex: _Mutex,
+        fences: Fences,
     ) -> None:
         self.device = device
         self.tables = changes.tables
@@ -47,11 +53,17 @@ class DevicePush:
         self.packing: Packing[PushMessage] = Packing(changes.sent_specs())
         self._received: Packing[PushMessage] = Packing(changes.received_specs())
 
+        self._lanes = fences.table(device)
+
         def take_in(messages: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
             with tf.device(device):
                 self._take_in(messages, flats, mutex)
 
-        self.function = tf.function(take_in, autograph=False).get_concrete_function(
+        # Not inlined: what runs on the ps for a step of a worker ends in the middle of anything
+        # when the worker is lost, but not in the middle of a function that it has called.
+        self.function = tf.function(
+            take_in, autograph=False, experimental_attributes={"_noinline": True}
+        ).get_concrete_function(
             [pull.message_specs for pull in self._pulls], self.packing.carrier_specs
         )
         self.captures = list(self.function.captured_inputs)
@@ -65,9 +77,12 @@ class DevicePush:
             call_with(step.handles, self.function, self.captures, messages, flats)
 
     def _take_in(
-        self, messages: list[list[tf.Tensor]], flats: list[tf.Tensor], mutex: _Mutex
+        self,
+        messages: list[list[tf.Tensor]],
+        flats: list[tf.Tensor],
+        mutex: _Mutex,
     ) -> None:
-        """Apply what has arrived, under the lock. Runs on the ps."""
+        """Apply what has arrived, under the lock, once. Runs on the ps."""
         ids: dict[Shard, tf.Tensor] = {}
         for pull, asked in zip(self._pulls, messages, strict=True):
             ids.update(pull.places(asked))
@@ -77,7 +92,9 @@ class DevicePush:
         graph = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
         with tf.control_dependencies([lock]):
-            apply(self._changes, message, ids)
+            applied_if_open(
+                self._lanes.handle, message.lane, lambda: apply(self._changes, message, ids)
+            )
         # All that changes something must be done before another push may begin.
         done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
         with tf.control_dependencies(done):
@@ -91,15 +108,19 @@ class PushPhase:
         changes: what the step changes.
         pulls: all pulls of the step.
         mutex: returns the lock of a device, by the device's name.
+        fences: the lanes on the ps tasks.
     """
 
-    def __init__(self, changes: StepChanges, pulls: Sequence[DevicePull], mutex: _Mutex) -> None:
+    def __init__(
+        self, changes: StepChanges, pulls: Sequence[DevicePull], mutex: _Mutex, fences: Fences
+    ) -> None:
         self.pushes = [
             DevicePush(
                 device,
                 changes.on(device),
                 [pull for pull in pulls if pull.device == device],
                 mutex,
+                fences,
             )
             for device in changes.devices
         ]
@@ -108,6 +129,11 @@ class PushPhase:
     def functions(self) -> list[Any]:
         """The functions that run on the ps."""
         return [push.function for push in self.pushes]
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the ps that are pushed to."""
+        return [push.device for push in self.pushes]
 
     @property
     def captures(self) -> list[tf.Tensor]:

@@ -49,11 +49,13 @@ class PushMessage(NamedTuple):
         updates: what is sent of each update.
         deltas: what is added to shards of variables that are pushed as a difference.
         assigned: the new values of shards of variables that are pushed as a value.
+        lane: the lane in which the worker sends it (see `variables.Fences`), an int32 scalar.
     """
 
     updates: list[UpdateMessage]
     deltas: list[Any]
     assigned: list[Any]
+    lane: Any
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class StepChanges:
             for number, update in enumerate(self.updates)
         ]
         return DeviceChanges(
+            device,
             self,
             [update for update in updates if update.changed],
             here(shards_in(self.deltas)),
@@ -222,12 +225,14 @@ class DeviceChanges:
     """What a step changes on one ps.
 
     Attributes:
+        device: the device of the ps.
         changes: what it changes on all ps.
         updates: the updates that change something there.
         deltas: the shards that a difference is added to.
         assigned: the shards that take a value.
     """
 
+    device: str
     changes: StepChanges
     updates: list[DeviceUpdate]
     deltas: list[Shard]
@@ -251,6 +256,7 @@ class DeviceChanges:
             [update.specs(of_fused) for update in self.updates],
             [shard.spec for shard in self.deltas],
             [shard.spec for shard in self.assigned],
+            tf.TensorSpec([], tf.int32),
         )
 
     def select(self, step: StepContext) -> PushMessage:
@@ -262,4 +268,5 @@ class DeviceChanges:
             [update.select(step, outputs) for update in self.updates],
             [shard.of(deltas[shard.variable]) for shard in self.deltas],
             [shard.of(assigned[shard.variable]) for shard in self.assigned],
+            step.lanes[self.device],
         )

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.step.packing import Packing
-from kerasps.variables import NAMES
+from kerasps.variables import NAMES, OPEN_LANE
 
 
 class Header(NamedTuple):
@@ -53,7 +53,6 @@ class StepState(NamedTuple):
     Attributes:
         steps: how many steps were done.
         metrics: the states of metrics that these steps alone add up to.
-        counters: what was added to each integer variable that counts.
         rows: how many rows of each shard of a table were asked for, in one tensor; empty for a
             model without tables.
         logs: what the last step returned beside the metrics.
@@ -61,7 +60,6 @@ class StepState(NamedTuple):
 
     steps: Any
     metrics: list[Any]
-    counters: list[Any]
     rows: list[Any]
     logs: list[Any]
 
@@ -78,6 +76,61 @@ class StepState(NamedTuple):
             operator.add, self._replace(logs=[]), later._replace(logs=[])
         )
         return sums._replace(logs=later.logs)
+
+
+class Ticket(NamedTuple):
+    """What a worker needs to know to have its pushes applied; holds numbers, or tensors of them.
+
+    Attributes:
+        lane: the lane in which it pushes (see `variables.Fences`).
+        applied: for each ps that is pushed to, how many of the first steps of the executions that
+            it runs now were applied there before, by a worker that was lost.
+    """
+
+    lane: Any
+    applied: Sequence[Any]
+
+    @classmethod
+    def of_coordinator(cls, devices: Sequence[str]) -> Ticket:
+        """Return the ticket of steps that the coordinator does itself."""
+        return cls(tf.constant(OPEN_LANE), [tf.constant(0) for _ in devices])
+
+    def to_array(self) -> np.ndarray:
+        """Return the ticket as the coordinator sends it: one int32 array."""
+        return np.array([self.lane, *self.applied], np.int32)
+
+
+class WorkerTicket:
+    """The ticket that each worker has.
+
+    Args:
+        num_ps: how many ps are pushed to.
+    """
+
+    def __init__(self, num_ps: int) -> None:
+        self._spec = tf.TensorSpec([1 + num_ps], tf.int32)
+        # The name is the same on each worker, so one graph serves all.
+        kind = ("ticket", num_ps)
+        self._name = NAMES.claim(kind)
+        weakref.finalize(self, NAMES.give_back, kind, self._name).atexit = False
+        self.give = tf.function(
+            self._give, autograph=False, input_signature=[self._spec]
+        ).get_concrete_function()
+
+    def read(self) -> Ticket:
+        """Read the ticket, in the graph of an execution."""
+        packed = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=tf.int32)
+        packed.set_shape(self._spec.shape)
+        lane, *applied = tf.unstack(packed)
+        return Ticket(lane, applied)
+
+    def _give(self, packed: tf.Tensor) -> None:
+        tf.raw_ops.AssignVariableOp(resource=self._handle(), value=packed)
+
+    def _handle(self) -> tf.Tensor:
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.int32, shape=self._spec.shape, container="", shared_name=self._name
+        )
 
 
 class WorkerTotals:

@@ -174,7 +174,7 @@ class Tracer:
     def _make_plan(
         self, function: Any, phase: Compute, rounds: list[Round], returned: Returned
     ) -> StepPlan:
-        inventory, mutex = self._inventory, self._strategy.extended.mutex
+        inventory, extended = self._inventory, self._strategy.extended
         deltas, assigned = phase.state_changes()
         pulled = list(inventory.pulled)
         fused = FusedVariables(
@@ -191,7 +191,7 @@ class Tracer:
             fused.all,
         )
         pull = PullPhase(pulled, rounds, fused.all)
-        push = PushPhase(changes, pull.pulls, mutex)
+        push = PushPhase(changes, pull.pulls, extended.mutex, extended.fences)
         outputs = function.structured_outputs.predicted
         return StepPlan(
             pull=pull,
@@ -205,9 +205,8 @@ class Tracer:
             push=push,
             names=phase.inputs,
             fused=fused,
-            lookup=Lookup([*pull.captures, *push.captures], mutex),
+            lookup=Lookup([*pull.captures, *push.captures], extended.mutex),
             lookup_tables=LookupTables(function),
-            deltas=deltas,
             draws=[phase.draws.get(generator, 0) for generator in inventory.seeds],
             log_names=returned.log_names,
             outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],

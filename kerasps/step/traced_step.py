@@ -14,7 +14,7 @@ from kerasps.cluster import COORDINATOR_CPU, fetch
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.returned import MetricResult
-from kerasps.step.state import WorkerTotals
+from kerasps.step.state import Ticket, WorkerTicket, WorkerTotals
 from kerasps.step.trace import Tracer
 from kerasps.step.traffic import StepTraffic
 from kerasps.variables import Flight, ParameterServerVariable
@@ -27,7 +27,6 @@ class ExecutionResult:
     Attributes:
         steps: how many steps were done.
         metrics: the metric states that these steps alone add up to.
-        counters: what was added to each counter.
         rows: how many rows were read of each shard of a table, in one array; empty without tables.
         logs: what the last step returned beside the metrics.
         outputs: what each step predicted.
@@ -35,7 +34,6 @@ class ExecutionResult:
 
     steps: int
     metrics: list[np.ndarray]
-    counters: list[np.ndarray]
     rows: list[np.ndarray]
     logs: dict[str, np.ndarray]
     outputs: list[Any]
@@ -65,6 +63,7 @@ class TracedStep:
         self._trace = Tracer(model, strategy, element_spec, method, fused=fused).trace()
         self._plan = self._trace.plan
         self._totals = WorkerTotals(self._plan.state)
+        self._ticket = WorkerTicket(len(self._plan.push.devices))
         self._state = _state_of(model)
 
     def serves(self, element_spec: Any, *, fused: bool) -> bool:
@@ -88,11 +87,6 @@ class TracedStep:
     def seeds(self) -> list[ParameterServerVariable]:
         """The states of the seed generators that a step draws from, in the order of the header."""
         return self._plan.seeds
-
-    @property
-    def counters(self) -> list[ParameterServerVariable]:
-        """The integer variables that steps add to, in the order of `ExecutionResult.counters`."""
-        return self._plan.counters
 
     @property
     def traffic(self) -> StepTraffic:
@@ -164,6 +158,7 @@ class TracedStep:
                     spec,
                     num_steps,
                     checked=checked,
+                    ticket=self._ticket,
                     totals=self._totals if keeps_totals else None,
                     on_coordinator=on_coordinator,
                 )
@@ -185,13 +180,27 @@ class TracedStep:
         """
         self._plan.fused.store()
 
-    def start(self) -> None:
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the ps that a step pushes to."""
+        return self._plan.push.devices
+
+    def start(self, lane: int) -> None:
         """Make the worker on whose device this runs ready for executions.
 
-        Clears its totals and fills its lookup tables.
+        Clears its totals, fills its lookup tables, and has it push in a lane (see
+        `variables.Fences`).
         """
         self._totals.clear()
         self._plan.lookup_tables.bring()
+        self.give_ticket(Ticket(lane, [0] * len(self.devices)))
+
+    def give_ticket(self, ticket: Ticket) -> None:
+        """Have the worker on whose device this runs go by `ticket`.
+
+        Call when nothing runs there.
+        """
+        self._ticket.give(tf.constant(ticket.to_array()))
 
     def run(self, graph: Any, source: Any, header: np.ndarray) -> ExecutionResult:
         """Run a step graph on the current device, and return its result.
@@ -259,7 +268,6 @@ class TracedStep:
         return ExecutionResult(
             steps=int(state.steps),
             metrics=state.metrics,
-            counters=state.counters,
             rows=state.rows,
             logs=dict(zip(self._plan.log_names, state.logs, strict=True)),
             outputs=[],

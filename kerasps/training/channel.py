@@ -54,6 +54,16 @@ class EpochChannel:
         with self.lock:
             return self._state.num_in_flight
 
+    def awaits(self, worker: int) -> bool:
+        """Return whether a worker has no session, and has not said that it is lost."""
+        with self.lock:
+            return self._state.awaits(worker)
+
+    def holds_results(self, worker: int) -> bool:
+        """Return whether a worker holds results of executions that it has done."""
+        with self.lock:
+            return self._state.holds_results(worker)
+
     @property
     def lost_workers(self) -> frozenset[int]:
         """The workers that were lost and have done nothing since."""
@@ -100,14 +110,17 @@ class Sessions:
         """Whether nothing more is to begin."""
         return self._is_over
 
-    def enter(self, worker: int, *, is_open: bool) -> Mailbox | None:
-        """Begin a session; return its mailbox, or None when the flight is over before."""
+    def enter(self, worker: int, *, is_open: bool, applied: tuple[int, ...] = ()) -> Mailbox | None:
+        """Begin a session; return its mailbox, or None when the flight is over before.
+
+        `is_open` and `applied` are those of `SessionBegan`.
+        """
         with self._news:
             if self._is_over:
                 return None
             mailbox: Mailbox = queue.SimpleQueue()
             self._channel.mailboxes[worker] = mailbox
-            self._channel.handle(SessionBegan(worker, is_open))
+            self._channel.handle(SessionBegan(worker, is_open, applied))
             self._at_work[worker] += 1
             return mailbox
 

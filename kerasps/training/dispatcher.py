@@ -20,6 +20,8 @@ import warnings
 from collections import deque
 from typing import Any
 
+import tensorflow as tf
+
 from kerasps import _compat
 from kerasps.cluster import comes_from, lost_ps, translated_errors
 from kerasps.errors import KeraspsError, WorkerLostError
@@ -38,6 +40,7 @@ from kerasps.training.epoch_events import (
     WorkerLost,
 )
 from kerasps.training.epoch_state import EpochState
+from kerasps.training.lanes import WorkerLanes
 from kerasps.training.session import (
     EXECUTIONS_AHEAD,
     Session,
@@ -102,6 +105,7 @@ class Dispatcher:
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._addresses)
         self._failures = SessionFailures()
+        self._lanes = WorkerLanes(strategy.extended.fences, function.devices)
         self._owner = threading.Lock()
         self._flight: Flight | None = None
         self._is_suspended = self._is_suspending = False
@@ -113,11 +117,6 @@ class Dispatcher:
     def num_in_flight(self) -> int:
         """The executions that were sent and are not done."""
         return self._channel.num_in_flight
-
-    @property
-    def num_failures(self) -> int:
-        """How often a worker was lost, in all epochs."""
-        return self._state.num_failures
 
     @property
     def is_at_end(self) -> bool:
@@ -233,7 +232,10 @@ class Dispatcher:
     def _note_lost_workers(self) -> None:
         """Tell the state of workers that were lost to others, such as an `evaluate` in between."""
         for worker in self._port.lost_workers:
-            self._channel.post(WorkerGone(worker))
+            # This lane, and no other that a session may open meanwhile.
+            lane = self._lanes.lane(worker)
+            if self._channel.awaits(worker):
+                self._channel.post(WorkerGone(worker, self._close(lane)))
 
     def _waiting_text(self, waited: float) -> str:
         gone = ", ".join(f"worker {i}" for i in sorted(self._channel.lost_workers))
@@ -315,7 +317,10 @@ class Dispatcher:
     def _session(self, source: WorkerSource, sessions: Sessions) -> None:
         """Carry out the state's commands on one worker. Thread: that worker's, on its device."""
         worker = self._port.worker_index()
-        mailbox = sessions.enter(worker, is_open=source.is_open)
+        applied: tuple[int, ...] = ()
+        if not source.is_open and self._channel.holds_results(worker):
+            applied = self._close(self._lanes.lane(worker))
+        mailbox = sessions.enter(worker, is_open=source.is_open, applied=applied)
         if mailbox is None:
             return
         executor: Any = None
@@ -330,6 +335,7 @@ class Dispatcher:
                 self._inputs,
                 executor=executor,
                 keeps_totals=self._keeps_totals,
+                lanes=self._lanes,
                 post=self._channel.post,
                 on_success=self._note_success,
             )
@@ -365,7 +371,7 @@ class Dispatcher:
         try:
             # Before the session leaves: the flight may land then, and with it the epoch.
             if is_loss:
-                self._channel.post(WorkerLost(worker))
+                self._channel.post(WorkerLost(worker, self._close(self._lanes.lane(worker))))
             else:
                 self._fail(worker, sessions, error)
         finally:
@@ -377,6 +383,13 @@ class Dispatcher:
             self._fail(worker, sessions, error)
         elif not sessions.is_over:  # else nothing is missed
             raise retry from None
+
+    def _close(self, lane: int) -> tuple[int, ...]:
+        """Close a lane; return what was applied in it; () where a ps is lost, and all with it."""
+        try:
+            return self._lanes.close(lane)
+        except tf.errors.OpError:
+            return ()
 
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         comes_from(error, worker)

@@ -15,12 +15,16 @@ class Execution:
         header: what the step graph is given beside the data: the number of the first step, seeds.
         batches: those to do the steps on, where the coordinator reads the data; else None.
         first_batch: the place in the input of the first of `batches`.
+        applied: for each ps that steps push to, how many of the first steps were applied there
+            before, by a worker that was lost: these are done again for what they return alone.
+            Empty for none.
     """
 
     num_steps: int
     header: Any
     batches: list[Any] | None = None
     first_batch: int = 0
+    applied: tuple[int, ...] = ()
 
 
 # Events. Each says what has happened, and where.
@@ -52,18 +56,27 @@ class ResultsWanted:
 
 @dataclass(frozen=True)
 class SessionBegan:
-    """The session of a worker takes commands. `is_open`: its dataset, from before, is alive."""
+    """The session of a worker takes commands.
+
+    `is_open`: its dataset, from before, is alive. If it is not, then `applied` counts, for each ps,
+    the pushes that the worker had applied there since its dataset was opened.
+    """
 
     worker: int
     is_open: bool
+    applied: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class SplitOpened:
-    """A worker has opened what it was told to; `left` batches are in it, None where not known."""
+    """A worker has opened what it was told to; `left` batches are in it, None where not known.
+
+    `is_endless`: it is known that they never end.
+    """
 
     worker: int
     left: int | None
+    is_endless: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,16 +109,25 @@ class ResultCollected:
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker is gone, or failed: what it had not reported must be done again."""
+    """A worker is gone, or failed: what it had not reported must be done again.
+
+    `applied` counts, for each ps, the pushes that it had applied there since it was made ready. No
+    other will be.
+    """
 
     worker: int
+    applied: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class WorkerGone:
-    """A worker is known to be dead; it may be one that has no session, and will have none."""
+    """A worker is known to be dead; it may be one that has no session, and will have none.
+
+    `applied` is as in `WorkerLost`.
+    """
 
     worker: int
+    applied: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,20 @@ class _Worker:
     uncollected: list[Execution] = field(default_factory=list)
     is_collecting: bool = False
     collect_at: float = 0.0
+    # Since it was made ready: steps whose results came back, and how many of those each ps was not
+    # to apply.
+    counted: int = 0
+    not_applied: tuple[int, ...] = ()
+
+    def count(self, executions: Iterable[Execution], steps: int) -> None:
+        """Count `steps` steps of executions whose results came back."""
+        self.counted += steps
+        for execution in executions:
+            if execution.applied:
+                before = self.not_applied or (0,) * len(execution.applied)
+                self.not_applied = tuple(
+                    b + n for b, n in zip(before, execution.applied, strict=True)
+                )
 
 
 class EpochState:
@@ -101,7 +115,6 @@ class EpochState:
         self._collect_interval = collect_interval
         self._queue: deque[Execution] = deque()
         self._splits = SplitLedger(0)
-        self._num_failures = 0
         for worker in self._lost:
             self._workers[worker].status = _Status.LOST
 
@@ -115,12 +128,21 @@ class EpochState:
     @property
     def num_in_flight(self) -> int:
         """The executions that were asked for and are not done."""
-        return len(self._queue) + sum(len(worker.running) for worker in self._workers)
+        waiting = len(self._queue) + self._splits.num_unfinished
+        return waiting + sum(len(worker.running) for worker in self._workers)
 
     @property
     def has_results_due(self) -> bool:
         """Whether a worker holds results."""
         return any(worker.uncollected for worker in self._workers)
+
+    def holds_results(self, worker: int) -> bool:
+        """Whether a worker holds results."""
+        return bool(self._workers[worker].uncollected)
+
+    def awaits(self, worker: int) -> bool:
+        """Whether the session of a worker has not begun, and it is not known to be lost."""
+        return self._workers[worker].status is _Status.AWAITED
 
     @property
     def is_exhausted(self) -> bool:
@@ -133,20 +155,19 @@ class EpochState:
         """The workers that were lost and have done nothing since."""
         return frozenset(self._lost)
 
-    @property
-    def num_failures(self) -> int:
-        """How often a worker was lost."""
-        return self._num_failures
-
     # What happens
 
     def handle(self, event: Event) -> list[Command]:
         """Take note of an event; return what must be done because of it, in that order."""
+        return [*self._handle(event), *self._finish_unfinished()]
+
+    def _handle(self, event: Event) -> list[Command]:
         match event:
             case PassBegan():
                 return self._begin_pass(event.num_splits)
             case EpochBegan():
                 self._queue.clear()
+                self._splits.forget_unfinished()
                 return []
             case StepsAsked():
                 self._queue.append(event.execution)
@@ -154,9 +175,9 @@ class EpochState:
             case ResultsWanted():
                 return [c for i in range(len(self._workers)) for c in self._collect(i)]
             case SessionBegan():
-                return self._begin_session(event.worker, event.is_open)
+                return self._begin_session(event.worker, event.is_open, event.applied)
             case SplitOpened():
-                return self._begin_reading(event.worker, event.left)
+                return self._begin_reading(event)
             case ExecutionsDone():
                 return self._finish_executions(event)
             case ResultReturned():
@@ -164,10 +185,9 @@ class EpochState:
             case ResultCollected():
                 return self._count_collected(event)
             case WorkerLost():
-                self._num_failures += 1
-                return self._lose(event.worker)
+                return self._lose(event.worker, event.applied)
             case WorkerGone():
-                return self._lose_awaited(event.worker)
+                return self._lose_awaited(event.worker, event.applied)
             case SessionEnded():
                 return self._end_session(event.worker)
 
@@ -180,23 +200,23 @@ class EpochState:
                 self._release_own(index)
         return []
 
-    def _begin_session(self, index: int, is_open: bool) -> list[Command]:
+    def _begin_session(self, index: int, is_open: bool, applied: tuple[int, ...]) -> list[Command]:
         worker = self._workers[index]
         # One that has read its splits to their ends has a dataset open too, with nothing in it.
         if is_open and (worker.split is not None or not len(self._splits)):
             worker.status = _Status.READING
             return [*self._collect(index), *self._go_on(index)]
         # A dataset that was open here went with the worker, between two sessions.
-        self._requeue(index)
+        self._requeue(index, applied)
         self._release(index)
         return [*self._seek(index), *self._wake_dry(), *self._send_queued()]
 
-    def _begin_reading(self, index: int, left: int | None) -> list[Command]:
-        worker = self._workers[index]
+    def _begin_reading(self, event: SplitOpened) -> list[Command]:
+        worker = self._workers[event.worker]
         worker.status = _Status.READING
         if worker.split is not None:
-            self._splits.open(worker.split, left)
-        return self._go_on(index)
+            self._splits.open(worker.split, event.left, is_endless=event.is_endless)
+        return self._go_on(event.worker)
 
     def _finish_executions(self, event: ExecutionsDone) -> list[Command]:
         worker = self._workers[event.worker]
@@ -212,6 +232,7 @@ class EpochState:
         worker = self._workers[event.worker]
         self._lost.discard(event.worker)
         execution = worker.running.popleft()
+        worker.count([execution], event.steps)
         missing = execution.num_steps - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
         first = execution.first_batch
@@ -225,6 +246,7 @@ class EpochState:
         # Where only reading finds the end of the data, steps beyond it have done nothing.
         missing = sum(execution.num_steps for execution in worker.uncollected) - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
+        worker.count(worker.uncollected, event.steps)
         worker.uncollected.clear()
         worker.is_collecting = False
         worker.collect_at = event.at + self._collect_interval
@@ -232,23 +254,21 @@ class EpochState:
             self._splits.confirm(worker.split, event.steps)
         return [Report(missing, event.result), *self._go_on(event.worker)]
 
-    def _lose(self, index: int) -> list[Command]:
+    def _lose(self, index: int, applied: tuple[int, ...]) -> list[Command]:
         self._lost.add(index)
-        self._requeue(index)
+        self._requeue(index, applied)
         self._release(index)
         # It may be that it has not come to its own split.
         self._release_own(index)
         self._workers[index].status = _Status.LOST
         return [Report(), *self._wake_dry(), *self._send_queued()]
 
-    def _lose_awaited(self, index: int) -> list[Command]:
+    def _lose_awaited(self, index: int, applied: tuple[int, ...]) -> list[Command]:
         """Do without a worker that was lost while it had no session: there may never be one."""
         worker = self._workers[index]
         if worker.status is not _Status.AWAITED:
             return []  # its session is there, or has said so
-        if worker.uncollected:
-            self._num_failures += 1  # what it did will be done again
-        return self._lose(index)
+        return self._lose(index, applied)
 
     def _end_session(self, index: int) -> list[Command]:
         worker = self._workers[index]
@@ -258,7 +278,7 @@ class EpochState:
         for execution in worker.running:
             if worker.split is not None:
                 self._splits.give_out(worker.split, -execution.num_steps)
-        self._queue.extendleft(reversed(worker.running))
+        self._put_back(worker.split, worker.running)
         worker.running.clear()
         worker.is_collecting = False
         worker.status = _Status.AWAITED
@@ -306,16 +326,41 @@ class EpochState:
     def _send_queued(self) -> list[Command]:
         """Send executions that wait to workers that can take them, the least busy first."""
         commands: list[Command] = []
+        for index, worker in enumerate(self._workers):
+            while worker.split is not None and self._has_room(worker):
+                unfinished = self._splits.next_unfinished(worker.split)
+                if unfinished is None:
+                    break
+                commands += self._send(index, unfinished)
         while self._queue:
             free = [
                 (len(worker.running), index)
                 for index, worker in enumerate(self._workers)
-                if len(worker.running) < self._executions_ahead and self._has_data(worker)
+                if self._has_room(worker)
             ]
             if not free:
                 break
             commands += self._send(min(free)[1], self._queue.popleft())
         return commands
+
+    def _has_room(self, worker: _Worker) -> bool:
+        return len(worker.running) < self._executions_ahead and self._has_data(worker)
+
+    def _finish_unfinished(self) -> list[Command]:
+        """Have a worker leave its split for one with unfinished executions, if none else is left.
+
+        Otherwise who lost it, or somebody whose data have ended, comes to it sooner.
+        """
+        is_time = self._splits.has_abandoned and not self._queue
+        if not is_time or any(w.running or w.status is _Status.OPENING for w in self._workers):
+            return []
+        for index, worker in enumerate(self._workers):
+            if worker.status is _Status.READING:
+                if worker.uncollected:
+                    return self._collect(index)
+                self._release(index)
+                return self._seek(index)
+        return []
 
     def _send(self, index: int, execution: Execution) -> list[Command]:
         worker = self._workers[index]
@@ -345,13 +390,43 @@ class EpochState:
         worker.is_collecting = True
         return [Collect(index)]
 
-    def _requeue(self, index: int) -> None:
-        """Put what a worker had not reported before what waits, in the order of its steps."""
+    def _requeue(self, index: int, applied: tuple[int, ...]) -> None:
+        """Put what a worker had not reported before what waits, in the order of its steps.
+
+        What of it was applied is not to be applied again, on the ps where it was.
+        """
         worker = self._workers[index]
-        self._queue.extendleft(reversed([*worker.uncollected, *worker.running]))
+        not_applied = (worker.not_applied if applied else ()) or (0,) * len(applied)
+        left = [
+            pushes - (worker.counted - without)
+            for pushes, without in zip(applied, not_applied, strict=True)
+        ]
+        executions = []
+        for execution in [*worker.uncollected, *worker.running]:
+            before = execution.applied or (0,) * len(left)
+            new = [min(n, execution.num_steps - b) for n, b in zip(left, before, strict=True)]
+            left = [n - taken for n, taken in zip(left, new, strict=True)]
+            total = tuple(b + taken for b, taken in zip(before, new, strict=True))
+            executions.append(replace(execution, applied=total) if any(new) else execution)
+        self._put_back(worker.split, executions)
         worker.uncollected.clear()
         worker.running.clear()
         worker.is_collecting = False
+        worker.counted, worker.not_applied = 0, ()
+
+    def _put_back(self, split: int | None, executions: Iterable[Execution]) -> None:
+        """Put executions before what waits.
+
+        Those whose steps are partly applied are for the batches that they were applied with. Where
+        batches never end, or travel, any will do.
+        """
+        executions = [*executions]
+        bound = []
+        if split is not None and not self._splits.is_endless(split):
+            bound = [execution for execution in executions if any(execution.applied)]
+            executions = executions[len(bound) :]  # they are the first
+            self._splits.put_back(split, bound)
+        self._queue.extendleft(reversed(executions))
 
     def _release(self, index: int) -> None:
         """Let others read on in the split that a worker had."""

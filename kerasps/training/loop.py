@@ -79,15 +79,12 @@ class Loop:
         if target is None or not self._has_sources:
             dispatcher.make_sources(epoch, must_end=target is None)
             self._has_sources = True
-        failures = dispatcher.num_failures
         totals = MetricTotals(self._model, self._function)
         with dispatcher.hold():
             dispatcher.start_epoch()
             self._run_steps(totals)
             dispatcher.finish_epoch()
         self._numbers.settle(self._done)
-        if dispatcher.num_failures > failures:
-            totals.correct_counters()
         if dispatcher.is_at_end:
             self._has_sources = False
         if target is not None and self._done < target and not self._is_stopped:

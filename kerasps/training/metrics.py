@@ -1,4 +1,4 @@
-"""Adds up the metric states and counters that executions bring back."""
+"""Adds up the metric states that executions bring back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from kerasps.cluster import fetch
 from kerasps.step import ExecutionResult, TracedStep
 
 
@@ -25,7 +24,6 @@ class MetricTotals:
         self._model = model
         self._function = function
         self._totals = [v.storage.numpy() for v in function.metrics]
-        self._counters = fetch([v.storage.read_value() for v in function.counters])
         self._last_logs: dict[str, Any] = {}
         self.steps = 0
 
@@ -34,9 +32,6 @@ class MetricTotals:
         self.steps += result.steps
         self._totals = [
             total + state for total, state in zip(self._totals, result.metrics, strict=True)
-        ]
-        self._counters = [
-            total + added for total, added in zip(self._counters, result.counters, strict=True)
         ]
         self._last_logs = result.logs
 
@@ -57,15 +52,6 @@ class MetricTotals:
             lambda value: value.value if isinstance(value, keras.Variable) else value, logs
         )
         return values
-
-    def correct_counters(self) -> None:
-        """Set the counters on the ps to the steps that succeeded.
-
-        Call after an epoch in which a worker was lost: it may have pushed steps whose results never
-        came back, and which were done again.
-        """
-        for variable, total in zip(self._function.counters, self._counters, strict=True):
-            variable.storage.assign(total)
 
 
 def merge_once(model: keras.Model, function: TracedStep, result: ExecutionResult) -> dict[str, Any]:

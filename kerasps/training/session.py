@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.inputs import Input, OpenDataset
-from kerasps.step import TracedStep
+from kerasps.step import Ticket, TracedStep
 from kerasps.training.channel import Mailbox
 from kerasps.training.epoch_events import (
     Collect,
@@ -24,6 +24,7 @@ from kerasps.training.epoch_events import (
     Send,
     SplitOpened,
 )
+from kerasps.training.lanes import WorkerLanes
 from kerasps.variables import CALLS
 
 # Executions that a worker has at a time: one runs, and the next is there when it ends.
@@ -87,6 +88,7 @@ class Session:
         inputs: the data.
         executor: the executor that operations go through, in the order in which they are made.
         keeps_totals: whether results add up on the worker until they are collected.
+        lanes: the lanes in which the workers push.
         post: brings an event to the epoch's state.
         on_success: called when executions are known to be done.
     """
@@ -100,6 +102,7 @@ class Session:
         *,
         executor: Any,
         keeps_totals: bool,
+        lanes: WorkerLanes,
         post: Callable[[Event], None],
         on_success: Callable[[int], None],
     ) -> None:
@@ -109,6 +112,7 @@ class Session:
         self._inputs = inputs
         self._executor = executor
         self._keeps_totals = keeps_totals
+        self._lanes = lanes
         self._post = post
         self._on_success = on_success
         # Executions that are not known to be done.
@@ -134,13 +138,25 @@ class Session:
 
     def _open(self, command: Open) -> None:
         if not self._source.is_ready:
-            self._function.start()
+            self._function.start(self._lanes.open(self._worker))
             self._source.is_ready = True
         dataset = self._inputs.open(command.split, command.skip)
         self._source.open(dataset)
-        self._post(SplitOpened(self._worker, dataset.left))
+        self._post(SplitOpened(self._worker, dataset.left, dataset.is_endless))
 
     def _send(self, execution: Execution) -> None:
+        if not execution.applied:
+            self._run(execution)
+            return
+        # Once in a while, after the loss of a worker.
+        lane = self._lanes.lane(self._worker)
+        self._wait()
+        self._function.give_ticket(Ticket(lane, execution.applied))
+        self._run(execution)
+        self._wait()
+        self._function.give_ticket(Ticket(lane, [0] * len(execution.applied)))
+
+    def _run(self, execution: Execution) -> None:
         graph = self._source.step_graph(
             self._function, execution.num_steps, keeps_totals=self._keeps_totals
         )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kerasps.training.epoch_events import Execution
 
 
 class SplitStatus(enum.Enum):
@@ -22,6 +26,9 @@ class _Split:
     confirmed: int = 0
     # Batches that no execution was given yet; None where the length is not known.
     left: int | None = None
+    is_endless: bool = False
+    # Executions whose steps are partly applied, to be done again on the batches behind `confirmed`.
+    unfinished: deque[Execution] = field(default_factory=deque)
 
 
 class SplitLedger:
@@ -62,9 +69,23 @@ class SplitLedger:
         """Whether every split has a known length, and all its batches were given to executions."""
         return bool(self._splits) and all(split.left == 0 for split in self._splits)
 
+    @property
+    def num_unfinished(self) -> int:
+        """How many executions are to be done again on the batches that they were done on."""
+        return sum(len(split.unfinished) for split in self._splits)
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether nobody reads a split that has unfinished executions."""
+        return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
+
     def take(self, worker: int) -> int | None:
-        """Give `worker` its own split if it is there to have, else a released one, else None."""
+        """Give `worker` a split, if there is one to have.
+
+        First one with unfinished executions, then its own, then one that was released.
+        """
         order = [worker, *(i for i in range(len(self._splits)) if i != worker)]
+        order.sort(key=lambda i: i < len(self._splits) and not self._splits[i].unfinished)
         for split in order[: len(self._splits)]:
             status = self._splits[split].status
             is_own = split == worker and status is SplitStatus.RESERVED
@@ -73,12 +94,31 @@ class SplitLedger:
                 return split
         return None
 
-    def open(self, split: int, left: int | None) -> None:
+    def open(self, split: int, left: int | None, *, is_endless: bool) -> None:
         """Note that a worker has opened a split with `left` unread batches, None where not known.
 
         A reader that begins anew begins behind `confirmed`: what else was read is read again.
         """
         self._splits[split].left = left
+        self._splits[split].is_endless = is_endless
+
+    def is_endless(self, split: int) -> bool:
+        """Return whether a split is known never to end; its batches are as good as any other."""
+        return self._splits[split].is_endless
+
+    def put_back(self, split: int, executions: Iterable[Execution]) -> None:
+        """Have executions done again, before others, on the next batches of a split."""
+        self._splits[split].unfinished.extendleft(reversed([*executions]))
+
+    def next_unfinished(self, split: int) -> Execution | None:
+        """Return the execution to do next on a split, which is none any more; None: any will do."""
+        unfinished = self._splits[split].unfinished
+        return unfinished.popleft() if unfinished else None
+
+    def forget_unfinished(self) -> None:
+        """Forget the executions of an epoch that has ended."""
+        for split in self._splits:
+            split.unfinished.clear()
 
     def give_out(self, split: int, num_batches: int) -> None:
         """Note that an execution was given so many batches of a split."""

@@ -22,6 +22,7 @@ from kerasps.variables.chunks import (
     row_bytes,
     write_rows,
 )
+from kerasps.variables.fences import NO_LANE, OPEN_LANE, Fences, applied_if_open
 from kerasps.variables.flights import Flight, aboard, uninterrupted, worker_timeout
 from kerasps.variables.lookup_tables import LookupTables
 from kerasps.variables.named import (
@@ -67,7 +68,10 @@ __all__ = [
     "CHUNK_BYTES",
     "LAYOUTS",
     "NAMES",
+    "NO_LANE",
+    "OPEN_LANE",
     "Extended",
+    "Fences",
     "FixedShardsPartitioner",
     "Flight",
     "Lookup",
@@ -88,6 +92,7 @@ __all__ = [
     "adopt_optimizer",
     "adopt_variable",
     "anonymous_handle",
+    "applied_if_open",
     "before_access",
     "call_with",
     "check_optimizer",

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import COORDINATOR_CPU, ps_device
+from kerasps.variables.fences import Fences
 from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.sharding import ShardedStorage, Sharding
@@ -46,6 +47,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self._shard_layout = shard_layout
         self._placing = _Placing()
         self._mutexes: dict[str, tf.Tensor] = {}
+        self.fences = Fences(self.mutex)
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:

@@ -73,7 +73,7 @@ class Traced:
                 (v, v._value.read_value())
                 for v in [*inventory.pulled, *inventory.metrics, *inventory.seeds]
             )
-            step = StepContext({}, scratch, phase.inputs, self._batch, start)
+            step = StepContext({}, scratch, phase.inputs, self._batch, start, {})
             for table in inventory.tables:
                 rows, positions = tf.unique(tf.constant(ids))
                 step.add_table(table, TableRows(tf.gather(table._value, rows), [positions]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ from kerasps.training.epoch_events import (
 from kerasps.training.epoch_state import EpochState
 
 AHEAD = 3
+NUM_PS = 2
 
 
 def new_state(num_workers=2, *, num_splits=None, lost=(), interval=1.0):
@@ -124,7 +126,6 @@ def test_a_worker_whose_data_ended_reads_on_where_a_lost_one_was():
     assert state.handle(WorkerLost(1))[1:] == [Open(0, 1, 4)]
     (again,) = state.handle(SplitOpened(0, 16))
     assert (again.worker, again.execution.num_steps) == (0, 4)
-    assert state.num_failures == 1
 
 
 def test_a_lost_worker_that_comes_back_goes_on_behind_what_was_counted():
@@ -232,7 +233,7 @@ def test_a_worker_that_was_lost_without_a_session_leaves_its_split_to_others():
     assert state.handle(WorkerGone(1)) == []
     state.handle(SplitOpened(0, 0))
     assert state.is_exhausted
-    assert (state.lost_workers, state.num_failures) == ({1}, 0)
+    assert state.lost_workers == {1}
 
 
 def test_what_a_worker_held_that_was_lost_without_a_session_is_done_again():
@@ -244,7 +245,7 @@ def test_what_a_worker_held_that_was_lost_without_a_session_is_done_again():
     assert state.handle(ResultsWanted()) == []  # nobody is there to fetch it
     assert state.has_results_due
     state.handle(WorkerGone(0))
-    assert (state.num_in_flight, state.num_failures) == (1, 1)
+    assert state.num_in_flight == 1
     assert kinds(state.handle(SessionBegan(1, True))) == [Send]
 
 
@@ -296,6 +297,8 @@ class Worker:
     is_open: bool = False
     place: int = 0
     running: int = 0
+    # How many of its pushes each ps has applied.
+    pushed: list = field(default_factory=lambda: [0] * NUM_PS)
     # The examples of executions whose results it holds.
     held: list = field(default_factory=list)
 
@@ -303,7 +306,10 @@ class Worker:
 class Cluster:
     """Workers of which anything can happen, and the loop of `fit`'s thread."""
 
-    def __init__(self, lengths, *, is_known, interval, per_execution, steps, travels):
+    def __init__(
+        self, lengths, *, is_known, interval, per_execution, steps, travels, is_endless=False
+    ):
+        self.is_endless = is_endless
         self.lengths, self.is_known, self.keeps = lengths, is_known, interval > 0
         self.per_execution, self.steps, self.travels = per_execution, steps, travels
         count = len(lengths)
@@ -312,6 +318,9 @@ class Cluster:
         self.reports, self.now = deque(), 0.0
         self.asked = self.done = self.given_out = 0
         self.counted = Counter()
+        # What each ps has applied; a worker may be lost in the middle of a step.
+        self.applied = [Counter() for _ in range(NUM_PS)]
+        self.random = random.Random(0)
         # Whether the epoch is over, and whether `fit` waits for a report.
         self.is_over = self.is_waiting = False
 
@@ -369,7 +378,10 @@ class Cluster:
         worker = self.workers[index]
         if not worker.has_session:
             worker.has_session = True
-            self.post(SessionBegan(index, worker.is_open))
+            applied = () if worker.is_open else tuple(worker.pushed)
+            if not worker.is_open:
+                worker.pushed = [0] * NUM_PS
+            self.post(SessionBegan(index, worker.is_open, applied))
 
     def carry_out(self, index):
         worker = self.workers[index]
@@ -382,7 +394,8 @@ class Cluster:
             case Open(split=split, skip=skip):
                 worker.split, worker.place, worker.is_open = split, skip, True
                 known = self.is_known and split is not None
-                self.post(SplitOpened(index, self.lengths[split] - skip if known else None))
+                left = self.lengths[split] - skip if known else None
+                self.post(SplitOpened(index, left, is_endless=self.is_endless))
             case Send(execution=execution):
                 self.run(index, execution)
             case Collect():
@@ -390,7 +403,8 @@ class Cluster:
                 result, worker.held = worker.held, []
                 self.post(ResultCollected(index, len(result), result, at=self.now))
 
-    def run(self, index, execution):
+    def run(self, index, execution, *, is_cut=False):
+        """Does an execution, or some of its steps, the last one on some ps only."""
         worker = self.workers[index]
         if execution.batches is not None:
             examples = execution.batches[: execution.num_steps]
@@ -401,6 +415,17 @@ class Cluster:
             end = min(end, length)
             examples = [(worker.split, place) for place in range(worker.place, end)]
             worker.place = end
+        num_done = self.random.randint(0, len(examples)) if is_cut else len(examples)
+        for place, example in enumerate(examples):
+            for ps in range(NUM_PS):
+                is_there = place < num_done or (
+                    is_cut and place == num_done and self.random.random() < 0.5
+                )
+                if is_there and place >= (execution.applied or [0] * NUM_PS)[ps]:
+                    self.applied[ps][example] += 1
+                    worker.pushed[ps] += 1
+        if is_cut:
+            return
         if self.keeps:
             worker.held += examples
             worker.running += 1
@@ -420,11 +445,15 @@ class Cluster:
         """The worker is killed; silent: where it has no session, nobody notices for now."""
         worker = self.workers[index]
         had_session = worker.has_session
-        self.workers[index] = Worker()
+        if had_session and worker.mailbox and isinstance(worker.mailbox[0], Send):
+            self.run(index, worker.mailbox[0].execution, is_cut=True)
+        # One that nobody noticed is noticed when its next session begins.
+        is_noticed = had_session or not is_silent
+        self.workers[index] = Worker() if is_noticed else Worker(pushed=worker.pushed)
         if had_session:
-            self.post(WorkerLost(index))
+            self.post(WorkerLost(index, tuple(worker.pushed)))
         elif not is_silent:
-            self.post(WorkerGone(index))
+            self.post(WorkerGone(index, tuple(worker.pushed)))
 
     def lose_silently(self, index):
         self.lose(index, is_silent=True)
@@ -450,6 +479,9 @@ class Cluster:
     def check(self):
         assert self.state.num_in_flight >= 0
         assert max(self.counted.values(), default=0) <= 1, "something was counted twice"
+        if not self.is_endless:
+            for applied in self.applied:
+                assert max(applied.values(), default=0) <= 1, "a ps applied a step twice"
 
     def finish(self, gone):
         """Let the rest go well, on all workers but those that are gone; then nothing is due."""
@@ -522,6 +554,7 @@ def test_every_example_of_a_finite_pass_is_counted_once(
     else:
         expected = [(split, i) for split, length in enumerate(lengths) for i in range(length)]
     assert cluster.counted == Counter(expected)
+    assert cluster.applied == [Counter(expected)] * NUM_PS
 
 
 @settings(max_examples=150, deadline=None)
@@ -530,9 +563,12 @@ def test_every_example_of_a_finite_pass_is_counted_once(
     interval=st.sampled_from([0.0, 0.3, 100.0]),
     per_execution=st.integers(1, 7),
     steps=st.integers(0, 60),
+    is_endless=st.booleans(),
     actions=ACTION_LISTS,
 )
-def test_steps_counted_are_steps_asked(num_workers, interval, per_execution, steps, actions):
+def test_steps_counted_are_steps_asked_and_steps_applied(
+    num_workers, interval, per_execution, steps, is_endless, actions
+):
     cluster = Cluster(
         [10**6] * num_workers,
         is_known=False,
@@ -540,10 +576,12 @@ def test_steps_counted_are_steps_asked(num_workers, interval, per_execution, ste
         per_execution=per_execution,
         steps=steps,
         travels=False,
+        is_endless=is_endless,
     )
     play(cluster, actions)
     cluster.finish(set())
     assert cluster.done == steps
+    assert [applied.total() for applied in cluster.applied] == [steps] * NUM_PS
     assert cluster.state.num_in_flight == 0
     assert not cluster.state.has_results_due
 
@@ -555,10 +593,11 @@ def test_steps_counted_are_steps_asked(num_workers, interval, per_execution, ste
     interval=st.sampled_from([0.0, 0.3, 100.0]),
     per_execution=st.integers(1, 7),
     steps=st.integers(1, 20),
+    is_worker_gone=st.booleans(),
     epochs=st.lists(ACTION_LISTS, min_size=1, max_size=4),
 )
 def test_epochs_of_one_pass_go_on_where_the_one_before_ended(
-    lengths, is_known, interval, per_execution, steps, epochs
+    lengths, is_known, interval, per_execution, steps, is_worker_gone, epochs
 ):
     cluster = Cluster(
         lengths,
@@ -571,8 +610,14 @@ def test_epochs_of_one_pass_go_on_where_the_one_before_ended(
     left = sum(lengths)
     for actions in epochs:
         play(cluster, actions)
-        cluster.finish(set())
+        gone = set()
+        if is_worker_gone and len(lengths) > 1:
+            gone = {0}
+            cluster.begin(0)
+            cluster.lose(0)
+        cluster.finish(gone)
         assert cluster.done == min(steps, left)
+        assert all(applied.total() == cluster.counted.total() for applied in cluster.applied)
         left -= cluster.done
         cluster.begin_epoch()
     assert sum(cluster.counted.values()) == sum(lengths) - left

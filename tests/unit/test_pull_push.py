@@ -17,7 +17,7 @@ from kerasps.step.phases import StepContext
 from kerasps.step.pull import PullMessage, PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
-from kerasps.variables import shards_in
+from kerasps.variables import NO_LANE, OPEN_LANE, Fences, shards_in
 from support.local_variables import (
     compute_graph,
     inventory_of,
@@ -67,13 +67,23 @@ def changes_of(*updates, tables=(), fused=(), deltas=(), assigned=(), sparse_upd
     return StepChanges(updates, deltas, assigned, IdentitySet(tables), sparse_updates, fused)
 
 
-def context(inventory, names, batch):
-    return StepContext({}, {}, names, batch, ByIdentity())
+class Lanes(dict):
+    """The same lane on each device."""
+
+    def __init__(self, lane):
+        self._lane = lane
+
+    def __getitem__(self, device):
+        return tf.constant(self._lane)
 
 
-def push(changes, outputs, pulls=(), step=None):
+def context(inventory, names, batch, lane=OPEN_LANE):
+    return StepContext({}, {}, names, batch, ByIdentity(), Lanes(lane))
+
+
+def push(changes, outputs, pulls=(), step=None, fences=None):
     """Have a step push `outputs`, from a graph, as a step graph does."""
-    phase = PushPhase(changes, pulls, lock)
+    phase = PushPhase(changes, pulls, lock, fences or Fences(lock))
     if step is None:
         inventory = inventory_of()
         _, names, _ = compute_graph(inventory, None, lambda inputs: [])
@@ -307,3 +317,38 @@ def test_differences_are_added_and_values_assigned_shard_by_shard(num_shards):
     push(changes, outputs_of(deltas=[tf.constant(added)], assigned=[tf.constant(assigned)]))
     np.testing.assert_array_equal(counts.storage.numpy(), np.arange(7) * 11)
     np.testing.assert_array_equal(scale.storage.numpy(), assigned)
+
+
+# Lanes
+
+
+def test_a_push_is_applied_where_its_lane_is_open_and_counted():
+    counter = local_variable(np.int64(0), trainable=False)
+    changes = changes_of(deltas=[counter])
+    fences, inventory = Fences(lock), inventory_of()
+    _, names, _ = compute_graph(inventory, None, lambda inputs: [])
+
+    def push_in(lane):
+        step = context(inventory, names, None, lane)
+        push(changes, outputs_of(deltas=[tf.constant(1, tf.int64)]), step=step, fences=fences)
+        return int(counter.storage.numpy())
+
+    devices = changes.devices
+    first, second = fences.open_lane(devices), fences.open_lane(devices)
+    assert len({first, second, OPEN_LANE}) == 3
+    assert [push_in(lane) for lane in (first, first, second, NO_LANE)] == [1, 2, 3, 3]
+    assert fences.close_lane(first, devices) == (2,)
+    assert [push_in(lane) for lane in (first, second, OPEN_LANE)] == [3, 4, 5]
+    assert fences.close_lane(first, devices) == (2,)  # what was refused is not counted
+    assert fences.close_lane(second, devices) == (2,)
+
+
+def test_a_lane_that_is_given_again_is_open_and_empty():
+    counter = local_variable(np.int64(0), trainable=False)
+    devices = changes_of(deltas=[counter]).devices
+    fences = Fences(lock)
+    lane = fences.open_lane(devices)
+    assert fences.close_lane(lane, devices) == (0,)
+    again = next(given for given in iter(lambda: fences.open_lane(devices), None) if given == lane)
+    table = fences.table(devices[0]).numpy()
+    assert (again, table[again]) == (lane, 0)

@@ -12,7 +12,6 @@ from kerasps.step.state import Header, StepState, WorkerTotals
 SPECS = StepState(
     steps=tf.TensorSpec([], tf.int64),
     metrics=[tf.TensorSpec([]), tf.TensorSpec([3])],
-    counters=[tf.TensorSpec([], tf.int32), tf.TensorSpec([2], tf.int64)],
     rows=[tf.TensorSpec([4], tf.int64)],
     logs=[tf.TensorSpec([])],
 )
@@ -22,7 +21,6 @@ def state(steps, scale=1.0):
     return StepState(
         steps=tf.constant(steps, tf.int64),
         metrics=[tf.constant(scale), tf.constant([1.0, 2.0, 3.0]) * scale],
-        counters=[tf.constant(steps), tf.constant([steps, -(2**40)], tf.int64)],
         rows=[tf.range(4, dtype=tf.int64) * steps],
         logs=[tf.constant(scale * 10)],
     )
@@ -50,9 +48,8 @@ def test_the_state_travels_as_one_tensor_and_is_added_up_on_the_way():
     packing = Packing(SPECS)
     (flat,) = packing.pack(state(1).followed_by(state(3, scale=0.5)))
     back = packing.unpack_numpy([flat.numpy()])
-    assert (int(back.steps), int(back.counters[0])) == (4, 4)
+    assert int(back.steps) == 4
     np.testing.assert_array_equal(back.metrics[1], [1.5, 3.0, 4.5])
-    np.testing.assert_array_equal(back.counters[1], [4, -(2**41)])
     np.testing.assert_array_equal(back.rows[0], [0, 4, 8, 12])
     assert back.logs == [5.0]  # of the later steps alone
 

@@ -1,0 +1,47 @@
+"""The lane in which each worker pushes, and what was applied of a worker that is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from kerasps.variables import OPEN_LANE, Fences
+
+
+class WorkerLanes:
+    """Opens a lane for each worker that is made ready, and closes it when the worker is lost.
+
+    Args:
+        fences: the lanes on the ps tasks.
+        devices: the devices of the ps that steps push to; none where steps change nothing.
+    """
+
+    def __init__(self, fences: Fences, devices: Sequence[str]) -> None:
+        self._fences = fences
+        self._devices = devices
+        self._lock = threading.Lock()
+        self._lanes: dict[int, int] = {}
+
+    def open(self, worker: int) -> int:
+        """Return the lane of a worker that is made ready for executions."""
+        if not self._devices:
+            return OPEN_LANE
+        lane = self._fences.open_lane(self._devices)
+        with self._lock:
+            self._lanes[worker] = lane
+        return lane
+
+    def lane(self, worker: int) -> int:
+        """Return the lane that was opened last for a worker; `OPEN_LANE` where none was."""
+        with self._lock:
+            return self._lanes.get(worker, OPEN_LANE)
+
+    def close(self, lane: int) -> tuple[int, ...]:
+        """Let no push in a lane be applied from here on; return how many each ps has applied.
+
+        () where steps change nothing.
+
+        Raises:
+            tf.errors.OpError: a ps is lost.
+        """
+        return () if lane == OPEN_LANE else self._fences.close_lane(lane, self._devices)

@@ -1,0 +1,150 @@
+"""Fences: what lets each push be applied once, whatever becomes of the worker that sent it.
+
+Each ps has a table of *lanes*. A worker sends its pushes in one lane, from when it is made ready
+for executions until it is lost; the ps counts, under its lock, those that it has applied. When the
+worker is lost, its lane is closed on every ps. From then on a push in that lane is refused, so one
+that is late, or of a worker that was only asleep, changes nothing; and the count says how many
+steps need not be applied again.
+
+The idea is that of fencing tokens (M. Kleppmann, "Designing Data-Intensive Applications", 2017,
+chapter 8).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import call_apart
+from kerasps.variables.named import NamedVariable
+
+# A lane is given again after so many others: some 500 bytes of a ps are a second of kills.
+NUM_LANES = 4096
+# The lane of steps that the coordinator does itself. Nobody can lose it.
+OPEN_LANE = 0
+# What a push that is not to be applied has in place of its lane.
+NO_LANE = -1
+
+
+class Fences:
+    """The lanes on the ps tasks of a strategy.
+
+    A lane's entry is the number of pushes applied in it; closed, it is -1 less that number.
+
+    Args:
+        mutex: returns the lock of a device, by the device's name.
+    """
+
+    def __init__(self, mutex: Callable[[str], tf.Tensor]) -> None:
+        self._mutex = mutex
+        self._lock = threading.Lock()
+        self._next = OPEN_LANE
+        self._tables: dict[str, NamedVariable] = {}
+        self._functions: dict[tuple[str, str], Any] = {}
+
+    def table(self, device: str) -> NamedVariable:
+        """Return the entries of all lanes on the ps `device`, int64 of shape `[NUM_LANES]`."""
+        with self._lock:
+            if device not in self._tables:
+                with tf.init_scope(), tf.device(device):
+                    self._tables[device] = NamedVariable(
+                        lambda: tf.zeros([NUM_LANES], tf.int64),
+                        shape=[NUM_LANES],
+                        dtype=tf.int64,
+                        trainable=False,
+                        name="lanes",
+                    )
+            return self._tables[device]
+
+    def open_lane(self, devices: Sequence[str]) -> int:
+        """Return a lane that nobody has, in which no push was applied on any of `devices`."""
+        with self._lock:
+            self._next += 1
+            number = self._next
+        lane = OPEN_LANE + 1 + (number - 1) % (NUM_LANES - 1)
+        if number >= NUM_LANES:
+            self._call("reset", _reset, lane, devices)
+        return lane
+
+    def close_lane(self, lane: int, devices: Sequence[str]) -> tuple[int, ...]:
+        """Have each of `devices` refuse what comes in a lane; return how many it has applied.
+
+        What is being applied is applied to its end first, and counts. Thread: any.
+
+        Raises:
+            tf.errors.OpError: a ps is lost.
+        """
+        return self._call("close", _close, lane, devices)
+
+    def _call(
+        self, name: str, function: Callable[..., tf.Tensor], lane: int, devices: Sequence[str]
+    ) -> tuple[int, ...]:
+        returned = []
+        for device in devices:
+            traced = self._traced(name, function, device)
+            with tf.device(device):
+                returned += call_apart(traced, [tf.constant(lane)])
+        return tuple(int(tensor.numpy()) for tensor in returned)
+
+    def _traced(self, name: str, function: Callable[..., tf.Tensor], device: str) -> Any:
+        table = self.table(device)
+        with self._lock:
+            if (name, device) not in self._functions:
+
+                def under_lock(lane: tf.Tensor) -> tf.Tensor:
+                    with tf.device(device):
+                        lane = tf.identity(lane)
+                        with tf.control_dependencies([lane]):
+                            lock = tf.raw_ops.MutexLock(mutex=self._mutex(device))
+                        with tf.control_dependencies([lock]):
+                            returned = function(table.handle, lane)
+                        with tf.control_dependencies([returned]):
+                            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+                        return returned
+
+                with tf.init_scope():
+                    self._functions[name, device] = tf.function(
+                        under_lock, autograph=False
+                    ).get_concrete_function(tf.TensorSpec([], tf.int32))
+            return self._functions[name, device]
+
+
+def applied_if_open(table: tf.Tensor, lane: tf.Tensor, apply: Callable[[], None]) -> None:
+    """Apply a push and count it, where its lane is open. Call on its ps, with the lock held.
+
+    Args:
+        table: the handle of the ps's table.
+        lane: the lane, an int32 scalar, or `NO_LANE`.
+        apply: adds the operations that apply the push.
+    """
+    entry = _entry(table, tf.maximum(lane, 0))
+
+    def apply_and_count() -> None:
+        apply()
+        tf.raw_ops.ResourceScatterAdd(
+            resource=table, indices=lane, updates=tf.constant(1, tf.int64)
+        )
+
+    tf.cond((lane >= 0) & (entry >= 0), apply_and_count, lambda: None)
+
+
+def _entry(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.ResourceGather(resource=table, indices=lane, dtype=tf.int64)
+
+
+def _close(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
+    entry = _entry(table, lane)
+    applied = tf.where(entry < 0, -1 - entry, entry)
+    update = tf.raw_ops.ResourceScatterUpdate(resource=table, indices=lane, updates=-1 - applied)
+    with tf.control_dependencies([update]):
+        return tf.identity(applied)
+
+
+def _reset(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
+    zero = tf.constant(0, tf.int64)
+    update = tf.raw_ops.ResourceScatterUpdate(resource=table, indices=lane, updates=zero)
+    with tf.control_dependencies([update]):
+        return tf.identity(zero)

@@ -1,0 +1,218 @@
+"""Trains while workers are killed and restarted at random, and looks what the ps have applied; run
+as a process of its own by test_applied_once.py.
+
+    python tests/processes/applied_once.py --kills 20 --seed 3
+
+With a gradient of 1 and a learning rate of 1, a weight is minus the number of its updates, and a
+row of the table minus the number of times that its example was trained on. Adagrad's slots count
+too. Prints one JSON line: how many kills there were, and what was wrong after them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import math
+import random
+import threading
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+NUM_EXAMPLES, BATCH_SIZE = 1200, 4
+STEPS = NUM_EXAMPLES // BATCH_SIZE
+IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
+
+
+class Sum(keras.layers.Layer):
+    """Adds up its weights, which lie on both ps, and gives each a gradient of 1."""
+
+    def build(self, input_shape):
+        self.parts = [
+            self.add_weight(shape=shape, initializer="zeros") for shape in [(3,), (2, 4), (), (5,)]
+        ]
+
+    def call(self, rows):
+        weights = tf.add_n([tf.reduce_sum(part) for part in self.parts])
+        return tf.reduce_sum(rows, [1, 2])[:, None] + weights / tf.cast(
+            tf.shape(rows)[0], tf.float32
+        )
+
+
+class Outputs(keras.losses.Loss):
+    """The outputs themselves."""
+
+    def call(self, y_true, y_pred):
+        return tf.reduce_sum(y_pred, -1)
+
+
+class Ids(keras.metrics.Metric):
+    """Counts batches and examples, and adds up ids and their squares."""
+
+    def __init__(self):
+        super().__init__(name="ids", dtype="int64")
+        self.sums = [
+            self.add_weight(shape=(), initializer="zeros", dtype="int64", name=name)
+            for name in ("batches", "examples", "ids", "squares")
+        ]
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ids = tf.cast(y_true, tf.int64)
+        size = tf.cast(tf.size(ids), tf.int64)
+        values = [1, size, tf.reduce_sum(ids), tf.reduce_sum(ids * ids)]
+        for total, value in zip(self.sums, values, strict=True):
+            total.assign_add(tf.cast(value, tf.int64))
+
+    def result(self):
+        return {total.name: total.value * 1 for total in self.sums}
+
+
+def compiled(make_optimizer, steps_per_execution):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((1,), dtype="int32"),
+                keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros"),
+                Sum(),
+            ]
+        )
+        model.compile(
+            make_optimizer(1.0),
+            # The sum over the batch, so that each row and weight has a gradient of 1.
+            Outputs(reduction="sum"),
+            metrics=[Ids()],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def endless(context):
+    dataset = tf.data.Dataset.from_tensor_slices((IDS, IDS)).repeat()
+    return dataset.shard(context.num_input_pipelines, context.input_pipeline_id).batch(BATCH_SIZE)
+
+
+def of_unknown_length():
+    return tf.data.Dataset.from_tensor_slices((IDS, IDS)).filter(lambda *_: True).batch(BATCH_SIZE)
+
+
+DATA = {
+    "endless": lambda: {"x": kerasps.DatasetCreator(endless), "steps_per_epoch": STEPS},
+    "arrays": lambda: {"x": IDS, "y": IDS, "batch_size": BATCH_SIZE},
+    "unknown": lambda: {"x": of_unknown_length()},
+    "part": lambda: {
+        "x": tf.data.Dataset.from_tensor_slices((IDS, IDS)).batch(BATCH_SIZE).repeat(2),
+        "steps_per_epoch": STEPS,
+    },
+}
+
+
+class Listening(keras.callbacks.Callback):
+    """Hears of batches, so that each execution returns its result."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+class Killer(threading.Thread):
+    """Kills workers and starts them again, at random times."""
+
+    def __init__(self, chance):
+        super().__init__(daemon=True)
+        self._chance = chance
+        self.is_over = threading.Event()
+        self.kills = 0
+
+    def run(self):
+        while not self.is_over.wait(self._chance.uniform(0.05, 3)):
+            worker = self._chance.randrange(2)
+            cluster.kill("worker", worker)
+            self.kills += 1
+            time.sleep(self._chance.choice([0, self._chance.uniform(0, 1.5)]))
+            cluster.restart("worker", worker)
+
+
+def counts_in(model):
+    """What each variable says of the updates of weights: how often each element was updated."""
+    table, *weights = model.trainable_variables
+    slots = [v for v in model.optimizer.variables if "accumulator" in v.path]
+    if not slots:
+        return [-v.numpy().ravel() for v in weights], -table.numpy().ravel()
+    of_table, *of_weights = [slot.numpy().ravel() - 0.1 for slot in slots]
+    return of_weights, of_table
+
+
+def problems(model, before, history, data):
+    """What is wrong after a `fit` of two epochs."""
+    found = []
+    iterations = int(model.optimizer.iterations.numpy())
+    if iterations != before + 2 * STEPS:
+        found.append(f"iterations {before} -> {iterations}")
+    weights, rows = counts_in(model)
+    found += [
+        f"weights {weight} after {iterations}"
+        for weight in weights
+        if not np.allclose(weight, iterations, rtol=0, atol=0.4)
+    ]
+    if not math.isclose(rows.sum(), iterations * BATCH_SIZE, abs_tol=0.4):
+        found.append(f"rows were trained {rows.sum()} times, not {iterations * BATCH_SIZE}")
+    if data != "endless":
+        times = (rows - rows_before[id(model)]).round()
+        wrong = np.flatnonzero(times != 2)
+        if len(wrong):
+            found.append(f"rows {wrong.tolist()} were trained {times[wrong].tolist()} times, not 2")
+    rows_before[id(model)] = rows
+    expected = {
+        "batches": STEPS,
+        "examples": NUM_EXAMPLES,
+        "ids": int(IDS.sum(dtype="int64")),
+        "squares": int((IDS.astype("int64") ** 2).sum()),
+    }
+    if data == "endless":
+        expected = {name: expected[name] for name in ("batches", "examples")}
+    for name, value in expected.items():
+        # Which examples the first of two epochs of one pass is of, is left to chance.
+        is_sum = data == "part" and name in ("ids", "squares")
+        if (sum(history[name]) != 2 * value) if is_sum else (history[name] != [value] * 2):
+            found.append(f"{name}: {history[name]}, not {value}")
+    return found
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--kills", type=int, default=10)
+parser.add_argument("--seed", type=int, default=0)
+options = parser.parse_args()
+chance = random.Random(options.seed)
+report = {"problems": [], "calls": collections.Counter(), "kills": 0}
+with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+    strategy = kerasps.ParameterServerStrategy(
+        cluster.cluster_resolver, variable_partitioner=kerasps.FixedShardsPartitioner(2)
+    )
+    models = [
+        compiled(make, steps)
+        for make in (keras.optimizers.SGD, keras.optimizers.Adagrad)
+        for steps in (1, 7)
+    ]
+    rows_before = {id(model): np.zeros(NUM_EXAMPLES) for model in models}
+    killer = Killer(random.Random(options.seed + 1))
+    killer.start()
+    while killer.kills < options.kills and not report["problems"]:
+        index, data = chance.randrange(len(models)), chance.choice(sorted(DATA))
+        callbacks = chance.choice([[], [], [Listening()]])
+        report["calls"][data] += 1
+        model, kills = models[index], killer.kills
+        before = int(model.optimizer.iterations.numpy())
+        history = model.fit(**DATA[data](), epochs=2, verbose=0, callbacks=callbacks).history
+        report["problems"] += [
+            f"model {index}, {data}, {len(callbacks)} callbacks, kills {kills} to {killer.kills}: "
+            f"{problem}"
+            for problem in problems(model, before, history, data)
+        ]
+    killer.is_over.set()
+    killer.join()
+    report["kills"] = killer.kills
+    print("REPORT " + json.dumps(report), flush=True)
