@@ -91,9 +91,8 @@ def build_step_graph(
     """
     layout = _Layout.of(plan, source_spec, num_steps, checked=checked)
 
-    def steps(source: Any, *header: tf.Tensor) -> Any:
-        own = Ticket.of_coordinator(plan.push.devices) if on_coordinator else ticket.read()
-        step = _Step(plan, own, *header, on_coordinator=on_coordinator)
+    def steps(packed: tf.Tensor, source: Any, *header: tf.Tensor) -> Any:
+        step = _Step(plan, Ticket.from_tensor(packed), *header, on_coordinator=on_coordinator)
         if layout.reads:
             source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
         state, outputs = _all_steps(step, layout, source)
@@ -106,27 +105,23 @@ def build_step_graph(
         tf.TensorSpec([], tf.resource) if layout.reads else source_spec,
         *([Header.spec(len(plan.seeds))] if plan.seeds else []),
     ]
-    if totals is not None:
-        return _into_totals(plan, steps, arguments, totals)
-    return tf.function(steps, autograph=False).get_concrete_function(*arguments)
-
-
-def _into_totals(
-    plan: StepPlan, steps: Callable[..., Any], arguments: list[Any], totals: WorkerTotals
-) -> Any:
-    """Return the concrete function that adds what `steps` returns to what the worker holds."""
-    # A graph that returns nothing is not optimized, so the steps stay a function of their own,
-    # which returns something.
+    # A function of its own: a graph that returns nothing, as that of `into_totals`, is not
+    # optimized; and in a graph that reads a variable of the worker, look-ups on ps wait for that.
     inner = tf.function(
         steps, autograph=False, experimental_attributes={"_noinline": True}
-    ).get_concrete_function(*arguments)
+    ).get_concrete_function(ticket.spec, *arguments)
 
-    def steps_into_totals(*arguments: tf.Tensor) -> list[tf.Tensor]:
-        state = plan.state.unpack(inner(*arguments))
+    def alone(*arguments: Any) -> Any:
+        return inner(ticket.of_coordinator() if on_coordinator else ticket.read(), *arguments)
+
+    def into_totals(*arguments: Any) -> list[tf.Tensor]:
+        assert totals is not None
+        state = plan.state.unpack(alone(*arguments))
         totals.write(totals.read().followed_by(state))
         return []
 
-    return tf.function(steps_into_totals, autograph=False).get_concrete_function(*arguments)
+    function = alone if totals is None else into_totals
+    return tf.function(function, autograph=False).get_concrete_function(*arguments)
 
 
 def _all_steps(

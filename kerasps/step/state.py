@@ -91,9 +91,10 @@ class Ticket(NamedTuple):
     applied: Sequence[Any]
 
     @classmethod
-    def of_coordinator(cls, devices: Sequence[str]) -> Ticket:
-        """Return the ticket of steps that the coordinator does itself."""
-        return cls(tf.constant(OPEN_LANE), [tf.constant(0) for _ in devices])
+    def from_tensor(cls, tensor: tf.Tensor) -> Ticket:
+        """Return the ticket that `to_array` made, as scalars in the graph of an execution."""
+        lane, *applied = tf.unstack(tensor)
+        return cls(lane, applied)
 
     def to_array(self) -> np.ndarray:
         """Return the ticket as the coordinator sends it: one int32 array."""
@@ -105,31 +106,38 @@ class WorkerTicket:
 
     Args:
         num_ps: how many ps are pushed to.
+
+    Attributes:
+        spec: of a ticket as it travels.
     """
 
     def __init__(self, num_ps: int) -> None:
-        self._spec = tf.TensorSpec([1 + num_ps], tf.int32)
+        self.spec = tf.TensorSpec([1 + num_ps], tf.int32)
         # The name is the same on each worker, so one graph serves all.
         kind = ("ticket", num_ps)
         self._name = NAMES.claim(kind)
         weakref.finalize(self, NAMES.give_back, kind, self._name).atexit = False
         self.give = tf.function(
-            self._give, autograph=False, input_signature=[self._spec]
+            self._give, autograph=False, input_signature=[self.spec]
         ).get_concrete_function()
 
-    def read(self) -> Ticket:
-        """Read the ticket, in the graph of an execution."""
+    def read(self) -> tf.Tensor:
+        """Read the ticket, packed, in the graph of an execution."""
         packed = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=tf.int32)
-        packed.set_shape(self._spec.shape)
-        lane, *applied = tf.unstack(packed)
-        return Ticket(lane, applied)
+        packed.set_shape(self.spec.shape)
+        return packed
+
+    def of_coordinator(self) -> tf.Tensor:
+        """Return the ticket of steps that the coordinator does itself, packed."""
+        num_ps = self.spec.shape[0] - 1
+        return tf.constant(Ticket(OPEN_LANE, [0] * num_ps).to_array())
 
     def _give(self, packed: tf.Tensor) -> None:
         tf.raw_ops.AssignVariableOp(resource=self._handle(), value=packed)
 
     def _handle(self) -> tf.Tensor:
         return tf.raw_ops.VarHandleOp(
-            dtype=tf.int32, shape=self._spec.shape, container="", shared_name=self._name
+            dtype=tf.int32, shape=self.spec.shape, container="", shared_name=self._name
         )
 
 
