@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,6 +63,11 @@ class StepPlan:
     def phases(self) -> list[StepPhase]:
         """The phases, in the order in which a step goes through them."""
         return [self.pull, self.compute, self.push]
+
+    @cached_property
+    def redoing(self) -> StepPlan:
+        """The plan of steps that may have been applied on some ps before."""
+        return replace(self, push=self.push.redoing())
 
     @property
     def inventory(self) -> Inventory:

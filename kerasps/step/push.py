@@ -17,7 +17,7 @@ from kerasps.step.phases import StepContext
 from kerasps.step.pull import DevicePull
 from kerasps.step.push_apply import apply
 from kerasps.step.push_message import DeviceChanges, PushMessage, StepChanges
-from kerasps.variables import Fences, Shard, applied_if_open, call_with
+from kerasps.variables import Fences, Shard, apply_if_in_lane, apply_in_lane, call_with
 
 _Mutex = Callable[[str], tf.Tensor]
 
@@ -31,6 +31,7 @@ class DevicePush:
         pulls: the pulls from the same ps.
         mutex: returns the lock of a device, by the device's name.
         fences: the lanes on the ps tasks.
+        redoes: whether it may have to leave out what was applied before.
 
     Attributes:
         tables: the shards of which it sends gradients of rows.
@@ -44,6 +45,8 @@ class DevicePush:
         pulls: Sequence[DevicePull],
         mutex: _Mutex,
         fences: Fences,
+        *,
+        redoes: bool,
     ) -> None:
         self.device = device
         self.tables = changes.tables
@@ -52,8 +55,8 @@ class DevicePush:
         self._pulls = [pull for pull in pulls if set(self.tables) & set(pull.tables)]
         self.packing: Packing[PushMessage] = Packing(changes.sent_specs())
         self._received: Packing[PushMessage] = Packing(changes.received_specs())
-
         self._lanes = fences.table(device)
+        self._apply_in_lane = apply_if_in_lane if redoes else apply_in_lane
 
         def take_in(messages: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
             with tf.device(device):
@@ -92,7 +95,7 @@ class DevicePush:
         graph = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
         with tf.control_dependencies([lock]):
-            applied_if_open(
+            self._apply_in_lane(
                 self._lanes.handle, message.lane, lambda: apply(self._changes, message, ids)
             )
         # All that changes something must be done before another push may begin.
@@ -109,11 +112,20 @@ class PushPhase:
         pulls: all pulls of the step.
         mutex: returns the lock of a device, by the device's name.
         fences: the lanes on the ps tasks.
+        redoes: whether steps may have been applied on some ps before.
     """
 
     def __init__(
-        self, changes: StepChanges, pulls: Sequence[DevicePull], mutex: _Mutex, fences: Fences
+        self,
+        changes: StepChanges,
+        pulls: Sequence[DevicePull],
+        mutex: _Mutex,
+        fences: Fences,
+        *,
+        redoes: bool = False,
     ) -> None:
+        self.redoes = redoes
+        self._given = changes, pulls, mutex, fences
         self.pushes = [
             DevicePush(
                 device,
@@ -121,6 +133,7 @@ class PushPhase:
                 [pull for pull in pulls if pull.device == device],
                 mutex,
                 fences,
+                redoes=redoes,
             )
             for device in changes.devices
         ]
@@ -129,6 +142,10 @@ class PushPhase:
     def functions(self) -> list[Any]:
         """The functions that run on the ps."""
         return [push.function for push in self.pushes]
+
+    def redoing(self) -> PushPhase:
+        """Return the push of steps that may have been applied on some ps before."""
+        return PushPhase(*self._given, redoes=True)
 
     @property
     def devices(self) -> list[str]:

@@ -134,6 +134,7 @@ class TracedStep:
         *,
         checked: bool,
         keeps_totals: bool,
+        redoes: bool = False,
         on_coordinator: bool = False,
     ) -> Any:
         """Return the step graph of an execution of `num_steps` steps: a concrete function.
@@ -147,14 +148,15 @@ class TracedStep:
             checked: whether the data may end within the execution.
             keeps_totals: whether what the steps add up to stays on the worker until `collect`, or
                 is returned.
+            redoes: whether it goes by what the ticket says was applied before; others do all.
             on_coordinator: whether it is the coordinator that runs it, and not a worker.
         """
-        key = (source_spec, num_steps, checked, keeps_totals, on_coordinator)
+        key = (source_spec, num_steps, checked, keeps_totals, redoes, on_coordinator)
         with self._lock:
             if key not in self._step_graphs:
                 spec = [self._element_spec] * num_steps if source_spec is None else source_spec
                 built = build_step_graph(
-                    self._plan,
+                    self._plan.redoing if redoes else self._plan,
                     spec,
                     num_steps,
                     checked=checked,

@@ -40,7 +40,7 @@ class WorkerSource:
     def __init__(self) -> None:
         self._dataset: OpenDataset | None = None
         self._resource: tf.Tensor | None = None
-        self._graphs: dict[int, Any] = {}
+        self._graphs: dict[tuple[int, bool], Any] = {}
         self.is_ready = False
 
     @property
@@ -63,17 +63,19 @@ class WorkerSource:
         """Return what the step graph of an execution reads: a resource, or batches."""
         return self._resource if execution.batches is None else execution.batches
 
-    def step_graph(self, function: TracedStep, num_steps: int, *, keeps_totals: bool) -> Any:
-        """Return the step graph of an execution of `num_steps` steps on this source."""
+    def step_graph(self, function: TracedStep, execution: Execution, *, keeps_totals: bool) -> Any:
+        """Return the step graph of an execution on this source."""
         assert self._dataset is not None  # `Open` comes before `Send`
-        if num_steps not in self._graphs:
-            self._graphs[num_steps] = function.step_graph(
+        key = execution.num_steps, bool(execution.applied)
+        if key not in self._graphs:
+            self._graphs[key] = function.step_graph(
                 self._dataset.spec,
-                num_steps,
+                execution.num_steps,
                 checked=self._dataset.is_checked,
                 keeps_totals=keeps_totals,
+                redoes=bool(execution.applied),
             )
-        return self._graphs[num_steps]
+        return self._graphs[key]
 
 
 class Session:
@@ -157,9 +159,7 @@ class Session:
         self._function.give_ticket(Ticket(lane, [0] * len(execution.applied)))
 
     def _run(self, execution: Execution) -> None:
-        graph = self._source.step_graph(
-            self._function, execution.num_steps, keeps_totals=self._keeps_totals
-        )
+        graph = self._source.step_graph(self._function, execution, keeps_totals=self._keeps_totals)
         data = self._source.data_of(execution)
         if self._keeps_totals:
             self._num_running += 1

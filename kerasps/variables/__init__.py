@@ -22,7 +22,7 @@ from kerasps.variables.chunks import (
     row_bytes,
     write_rows,
 )
-from kerasps.variables.fences import NO_LANE, OPEN_LANE, Fences, applied_if_open
+from kerasps.variables.fences import NO_LANE, OPEN_LANE, Fences, apply_if_in_lane, apply_in_lane
 from kerasps.variables.flights import Flight, aboard, uninterrupted, worker_timeout
 from kerasps.variables.lookup_tables import LookupTables
 from kerasps.variables.named import (
@@ -92,7 +92,8 @@ __all__ = [
     "adopt_optimizer",
     "adopt_variable",
     "anonymous_handle",
-    "applied_if_open",
+    "apply_if_in_lane",
+    "apply_in_lane",
     "before_access",
     "call_with",
     "check_optimizer",

@@ -322,24 +322,33 @@ def test_differences_are_added_and_values_assigned_shard_by_shard(num_shards):
 # Lanes
 
 
-def test_a_push_is_applied_where_its_lane_is_open_and_counted():
+@pytest.mark.parametrize("redoes", [False, True])
+def test_a_push_is_applied_where_its_lane_is_open_and_counted(redoes):
     counter = local_variable(np.int64(0), trainable=False)
     changes = changes_of(deltas=[counter])
     fences, inventory = Fences(lock), inventory_of()
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
+    phase = PushPhase(changes, (), lock, fences)
+    phase = phase.redoing() if redoes else phase
 
     def push_in(lane):
         step = context(inventory, names, None, lane)
-        push(changes, outputs_of(deltas=[tf.constant(1, tf.int64)]), step=step, fences=fences)
+        step.outputs = outputs_of(deltas=[tf.constant(1, tf.int64)])
+        phase.add_to(step)
         return int(counter.storage.numpy())
 
     devices = changes.devices
     first, second = fences.open_lane(devices), fences.open_lane(devices)
     assert len({first, second, OPEN_LANE}) == 3
-    assert [push_in(lane) for lane in (first, first, second, NO_LANE)] == [1, 2, 3, 3]
+    assert [push_in(lane) for lane in (first, first, second)] == [1, 2, 3]
     assert fences.close_lane(first, devices) == (2,)
-    assert [push_in(lane) for lane in (first, second, OPEN_LANE)] == [3, 4, 5]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a push was refused"):
+        push_in(first)
+    # Who was refused has not kept the lock.
+    assert [push_in(lane) for lane in (second, OPEN_LANE)] == [4, 5]
     assert fences.close_lane(first, devices) == (2,)  # what was refused is not counted
+    if redoes:
+        assert push_in(NO_LANE) == 5
     assert fences.close_lane(second, devices) == (2,)
 
 
