@@ -206,9 +206,10 @@ class EpochState:
         if is_open and (worker.split is not None or not len(self._splits)):
             worker.status = _Status.READING
             return [*self._collect(index), *self._go_on(index)]
-        # A dataset that was open here went with the worker, between two sessions.
-        self._requeue(index, applied)
-        self._release(index)
+        if not is_open:
+            # A dataset that was open here went with the worker, between two sessions.
+            self._requeue(index, applied)
+            self._release(index)
         return [*self._seek(index), *self._wake_dry(), *self._send_queued()]
 
     def _begin_reading(self, event: SplitOpened) -> list[Command]:

@@ -284,6 +284,54 @@ def test_a_result_that_returns_says_which_batches_it_is_of():
     assert report == Report(1, "two", 0, 4)
 
 
+def applied_again(state, worker, *pushes):
+    """The executions that are sent on when a worker is lost of which the ps have so many pushes."""
+    commands = state.handle(WorkerLost(worker, pushes))
+    return [(c.execution.num_steps, c.execution.applied) for c in commands if isinstance(c, Send)]
+
+
+def test_what_was_applied_of_a_lost_worker_is_not_applied_again():
+    state = new_state(2, num_splits=0)
+    for worker in range(2):
+        state.handle(SessionBegan(worker, False))
+        state.handle(SplitOpened(worker, None))
+    assert ask(state, 5, 5, 5) == [(0, 5), (1, 5), (0, 5)]
+    # One ps has a push more than the other.
+    assert applied_again(state, 0, 7, 6) == [(5, (5, 5)), (5, (2, 1))]
+
+
+def test_what_was_counted_is_not_taken_for_what_is_done_again():
+    state = reading_state(None, None, interval=10.0)
+    ask(state, 5, 5, 5)
+    state.handle(ExecutionsDone(0, 1, at=100.0))
+    state.handle(ResultCollected(0, 5, "sum", at=100.1))
+    state.handle(WorkerLost(0, (7, 7)))
+    state.handle(SessionBegan(0, False))
+    (again, *_) = state.handle(SplitOpened(0, None))
+    assert (again.execution.num_steps, again.execution.applied) == (5, (2, 2))
+    # It is lost again: of the same execution, the one ps has a step more now.
+    state.handle(WorkerLost(0, (1, 0)))
+    state.handle(SessionBegan(0, False))
+    (again, *_) = state.handle(SplitOpened(0, None))
+    assert again.execution.applied == (3, 2)
+
+
+def test_a_worker_that_was_ready_before_has_its_pushes_counted_from_there():
+    state = reading_state(1, 5, interval=0.0)
+    assert ask(state, 1) == [(0, 1)]
+    state.handle(ResultReturned(0, 1, "one"))
+    for worker in range(2):
+        state.handle(SessionEnded(worker))
+    state.handle(SessionBegan(0, True))  # it is ready, and has no data
+    assert state.handle(WorkerGone(1))[-1] == Open(0, 1, 0)
+    state.handle(SplitOpened(0, 5))
+    assert ask(state, 3) == [(0, 3)]
+    state.handle(WorkerLost(0, (2, 1)))
+    state.handle(SessionBegan(0, False))
+    (again,) = state.handle(SplitOpened(0, 5))
+    assert again.execution.applied == (1, 0)
+
+
 # Anything in any order
 
 
