@@ -105,10 +105,11 @@ def build_step_graph(
         tf.TensorSpec([], tf.resource) if layout.reads else source_spec,
         *([Header.spec(len(plan.seeds))] if plan.seeds else []),
     ]
-    # A function of its own: a graph that returns nothing, as that of `into_totals`, is not
-    # optimized; and in a graph that reads a variable of the worker, look-ups on ps wait for that.
+    # A function of its own: where a graph reads a variable of the worker, look-ups on ps wait for
+    # that. Not inlined into `into_totals`, since a graph that returns nothing is not optimized.
+    attributes = None if totals is None else {"_noinline": True}
     inner = tf.function(
-        steps, autograph=False, experimental_attributes={"_noinline": True}
+        steps, autograph=False, experimental_attributes=attributes
     ).get_concrete_function(ticket.spec, *arguments)
 
     def alone(*arguments: Any) -> Any:

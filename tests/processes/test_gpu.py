@@ -82,9 +82,8 @@ def test_variables_and_their_updates_are_on_the_ps(report):
     assert report["ps"]["AssignAddVariableOp"] == [PS_CPU]
     assert {device for devices in report["ps"].values() for device in devices} == {PS_CPU}
     assert "MatMul" not in report["ps"]
-    assert report["worker"]["AssignAddVariableOp"] == [
-        PS_CPU
-    ]  # a worker places the whole execution, the push included
+    # A worker places the whole execution, but for the push, which is a function of the ps.
+    assert "AssignAddVariableOp" not in report["worker"]
 
 
 def test_training_equals_plain_keras(report, kind):
