@@ -84,9 +84,10 @@ class SplitLedger:
 
         First one with unfinished executions, then its own, then one that was released.
         """
-        order = [worker, *(i for i in range(len(self._splits)) if i != worker)]
-        order.sort(key=lambda i: i < len(self._splits) and not self._splits[i].unfinished)
-        for split in order[: len(self._splits)]:
+        for split in sorted(
+            range(len(self._splits)),
+            key=lambda i: (not self._splits[i].unfinished, i != worker),
+        ):
             status = self._splits[split].status
             is_own = split == worker and status is SplitStatus.RESERVED
             if is_own or status is SplitStatus.RELEASED:

@@ -15,12 +15,11 @@ import collections
 import json
 import math
 import random
-import threading
-import time
 
 import keras
 import numpy as np
 import tensorflow as tf
+from killed_at_random import Killer
 
 import kerasps
 
@@ -118,24 +117,6 @@ class Listening(keras.callbacks.Callback):
         pass
 
 
-class Killer(threading.Thread):
-    """Kills workers and starts them again, at random times."""
-
-    def __init__(self, chance):
-        super().__init__(daemon=True)
-        self._chance = chance
-        self.is_over = threading.Event()
-        self.kills = 0
-
-    def run(self):
-        while not self.is_over.wait(self._chance.uniform(0.05, 3)):
-            worker = self._chance.randrange(2)
-            cluster.kill("worker", worker)
-            self.kills += 1
-            time.sleep(self._chance.choice([0, self._chance.uniform(0, 1.5)]))
-            cluster.restart("worker", worker)
-
-
 def counts_in(model):
     """What each variable says of the updates of weights: how often each element was updated."""
     table, *weights = model.trainable_variables
@@ -198,7 +179,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         for steps in (1, 7)
     ]
     rows_before = {id(model): np.zeros(NUM_EXAMPLES) for model in models}
-    killer = Killer(random.Random(options.seed + 1))
+    killer = Killer(cluster, random.Random(options.seed + 1), most_between=3, most_away=1.5)
     killer.start()
     while killer.kills < options.kills and not report["problems"]:
         index, data = chance.randrange(len(models)), chance.choice(sorted(DATA))

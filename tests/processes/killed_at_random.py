@@ -95,21 +95,29 @@ def predict(model, data):
 
 
 class Killer(threading.Thread):
-    """Kills workers and starts them again, at random times."""
+    """Kills workers and starts them again, at random times.
 
-    def __init__(self, cluster, chance):
+    Args:
+        cluster: the `LocalCluster`.
+        chance: a `random.Random`.
+        most_between: seconds between two kills at most.
+        most_away: seconds that a worker is away at most; half of them come back at once.
+    """
+
+    def __init__(self, cluster, chance, *, most_between=4, most_away=2):
         super().__init__(daemon=True)
         self._cluster = cluster
         self._chance = chance
+        self._most_between, self._most_away = most_between, most_away
         self.is_over = threading.Event()
         self.kills = 0
 
     def run(self):
-        while not self.is_over.wait(self._chance.uniform(0.05, 4)):
+        while not self.is_over.wait(self._chance.uniform(0.05, self._most_between)):
             worker = self._chance.randrange(2)
             self._cluster.kill("worker", worker)
             self.kills += 1
-            time.sleep(self._chance.choice([0, self._chance.uniform(0, 2)]))
+            time.sleep(self._chance.choice([0, self._chance.uniform(0, self._most_away)]))
             self._cluster.restart("worker", worker)
 
 
