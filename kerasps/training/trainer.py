@@ -13,6 +13,7 @@ from kerasps.cluster import translated_errors
 from kerasps.errors import InputError
 from kerasps.inputs import DatasetCreator, Input, as_input, no_batches, whole_number
 from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, step_for
+from kerasps.training.backup import FitBackups
 from kerasps.training.keras_rules import check_compiled, is_validated, plain_logs
 from kerasps.training.loop import Loop, warn_of_missing_data
 from kerasps.training.outputs import concatenated
@@ -74,18 +75,33 @@ def fit(
             model, validation_data, validation_batch_size or batch_size, validation_steps
         )
     strategy._traffic_meter.start(function.traffic)
-    loop = Loop(model, TRAIN, function, inputs, steps=steps_per_epoch, callbacks=callbacks)
-    with translated_errors(strategy):
+    backups = FitBackups(
+        model, callbacks, function, None if validation is None else validation.inputs
+    )
+    loop = Loop(
+        model,
+        TRAIN,
+        function,
+        inputs,
+        steps=steps_per_epoch,
+        callbacks=callbacks,
+        on_turn=lambda: backups.at_turn(loop),
+    )
+    with translated_errors(strategy), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
         warns = inputs.reads_once and steps_per_epoch is None
 
         def validated(epoch: int) -> dict[str, Any]:
             if validation is None or not is_validated(epoch, validation_freq):
                 return {}
-            logs = validation.evaluate(callbacks)
+            logs = {}
+            with backups.in_validation(loop):
+                logs = validation.evaluate(callbacks, backups.stop_if_preempted)
             return {f"val_{name}": value for name, value in logs.items()}
 
-        _run_epochs(model, loop, callbacks, range(initial_epoch, epochs), validated, warns=warns)
+        _run_epochs(
+            model, loop, callbacks, backups, range(initial_epoch, epochs), validated, warns=warns
+        )
     return model.history
 
 
@@ -93,6 +109,7 @@ def _run_epochs(
     model: keras.Model,
     loop: Loop,
     callbacks: Any,
+    backups: FitBackups,
     epochs: range,
     validated: Callable[[int], dict[str, Any]],
     *,
@@ -104,6 +121,7 @@ def _run_epochs(
         model: the model.
         loop: what runs an epoch.
         callbacks: the `keras.callbacks.CallbackList`.
+        backups: its backups.
         epochs: the numbers of the epochs, unless a callback resumes an earlier training.
         validated: from the number of an epoch to the logs that validation adds to its own.
         warns: whether epochs after the first are to warn of missing data.
@@ -111,11 +129,14 @@ def _run_epochs(
     model.stop_training = False
     callbacks.on_train_begin()
     logs = None
-    # `BackupAndRestore` says so when training begins.
-    first_epoch = model._initial_epoch or epochs.start
+    first_epoch = backups.resume(loop)
+    if first_epoch is None:
+        # `BackupAndRestore` may have found a backup that Keras has made.
+        first_epoch = model._initial_epoch or epochs.start
     for epoch in range(first_epoch, epochs.stop):
         model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
+        backups.epoch = epoch
         totals = loop.run_epoch(epoch)
         if not totals.steps and not model.stop_training:
             raise no_batches("fit")
@@ -123,10 +144,12 @@ def _run_epochs(
             warn_of_missing_data()
         logs = {**plain_logs(totals.logs()), **validated(epoch)}
         callbacks.on_epoch_end(epoch, logs)
+        backups.at_epoch_end(loop)
         if model.stop_training:
             break
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs.stop > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
+    backups.finish()
     callbacks.on_train_end(logs=logs)
 
 
@@ -162,7 +185,12 @@ def evaluate(
 
 
 def _evaluate(
-    model: keras.Model, inputs: Input, steps: int | None, callbacks: Any, verbose: Any
+    model: keras.Model,
+    inputs: Input,
+    steps: int | None,
+    callbacks: Any,
+    verbose: Any,
+    on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     function = step_for(model, TEST, inputs)
     callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
@@ -170,7 +198,9 @@ def _evaluate(
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
-        loop = Loop(model, TEST, function, inputs, steps=steps, callbacks=callbacks)
+        loop = Loop(
+            model, TEST, function, inputs, steps=steps, callbacks=callbacks, on_turn=on_turn
+        )
         totals = loop.run_epoch(0)
         if not totals.steps and not model.stop_evaluating:
             raise no_batches("evaluate")
@@ -189,7 +219,7 @@ class _Validation:
         self._model = model
         self._steps = steps
         try:
-            self._inputs = as_input(
+            self.inputs = as_input(
                 x,
                 model._distribute_strategy.num_workers,
                 y=y,
@@ -200,8 +230,10 @@ class _Validation:
         except InputError as exc:
             raise InputError(f"`validation_data`: {exc}") from exc
 
-    def evaluate(self, callbacks: Any) -> dict[str, Any]:
-        return _evaluate(self._model, self._inputs, self._steps, callbacks, verbose=0)
+    def evaluate(self, callbacks: Any, on_turn: Callable[[], None]) -> dict[str, Any]:
+        return _evaluate(
+            self._model, self.inputs, self._steps, callbacks, verbose=0, on_turn=on_turn
+        )
 
 
 def predict(
