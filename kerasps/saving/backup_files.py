@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -107,9 +108,16 @@ class BackupDirectory:
         directory = self.directory(number)
         arrays: dict[str, np.ndarray] = {}
         packed = _without_arrays(record, arrays)
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
         with tf.io.gfile.GFile(f"{directory}/{_ARRAYS}", "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            file.write(buffer.getvalue())
         names = sorted(name.rstrip("/") for name in tf.io.gfile.listdir(directory))
+        missing = {f"{piece['file']}.index" for piece in pieces} - set(names)
+        if missing:
+            raise OSError(
+                f"the ps did not write {', '.join(sorted(missing))} where this process can see it"
+            )
         for name in names:
             _sync(f"{directory}/{name}")
         _sync(directory)
@@ -174,10 +182,9 @@ class BackupDirectory:
                 raise ValueError(f"{path} is missing")
             if _size(path) != size:
                 raise ValueError(f"{path} has {_size(path)} bytes, and had {size}")
-        with (
-            tf.io.gfile.GFile(f"{directory}/{_ARRAYS}", "rb") as file,
-            np.load(file, allow_pickle=False) as stored,
-        ):
+        with tf.io.gfile.GFile(f"{directory}/{_ARRAYS}", "rb") as file:
+            buffer = io.BytesIO(file.read())
+        with np.load(buffer, allow_pickle=False) as stored:
             arrays = dict(stored)
         record = _with_arrays(content["record"], arrays)
         return Backup(number, directory, record, content["pieces"], content["specs"])

@@ -132,6 +132,7 @@ class BackupStore:
                 pieces = copies.write(directory, probe)
             finally:
                 copies.free()
+            tf.io.gfile.remove(probe)
             self._directory.commit(number, record, to_record(pieces), specs)
         except Exception as exc:
             self._problems.append(self._problem(exc))

@@ -169,8 +169,9 @@ class VariableCopies:
         """Have a ps write a part."""
 
         def write(prefix: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-            _save(prefix, _values(part, begin, size))
-            return tf.constant(0)
+            # Nothing else has it run: TensorFlow does not order it among what changes something.
+            with tf.control_dependencies([_save(prefix, _values(part, begin, size))]):
+                return tf.constant(0)
 
         with tf.device(part.device):
             place = [tf.constant(prefix), *_place(part)]
@@ -251,8 +252,8 @@ def _values(part: _Part, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
     return values if part.rows is None else [values[0][begin : begin + size]]
 
 
-def _save(prefix: tf.Tensor, values: Sequence[tf.Tensor]) -> None:
-    tf.raw_ops.SaveV2(
+def _save(prefix: tf.Tensor, values: Sequence[tf.Tensor]) -> Any:
+    return tf.raw_ops.SaveV2(
         prefix=prefix,
         tensor_names=[f"{index}" for index in range(len(values))],
         shape_and_slices=[""] * len(values),

@@ -72,7 +72,11 @@ def fit(
     validation = None
     if validation_data is not None:
         validation = _Validation(
-            model, validation_data, validation_batch_size or batch_size, validation_steps
+            model,
+            validation_data,
+            validation_batch_size or batch_size,
+            validation_steps,
+            validation_freq,
         )
     strategy._traffic_meter.start(function.traffic)
     backups = FitBackups(
@@ -90,18 +94,8 @@ def fit(
     with translated_errors(strategy), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
         warns = inputs.reads_once and steps_per_epoch is None
-
-        def validated(epoch: int) -> dict[str, Any]:
-            if validation is None or not is_validated(epoch, validation_freq):
-                return {}
-            logs = {}
-            with backups.in_validation(loop):
-                logs = validation.evaluate(callbacks, backups.stop_if_preempted)
-            return {f"val_{name}": value for name, value in logs.items()}
-
-        _run_epochs(
-            model, loop, callbacks, backups, range(initial_epoch, epochs), validated, warns=warns
-        )
+        numbers = range(initial_epoch, epochs)
+        _run_epochs(model, loop, callbacks, backups, numbers, validation, warns=warns)
     return model.history
 
 
@@ -111,7 +105,7 @@ def _run_epochs(
     callbacks: Any,
     backups: FitBackups,
     epochs: range,
-    validated: Callable[[int], dict[str, Any]],
+    validation: _Validation | None,
     *,
     warns: bool,
 ) -> None:
@@ -123,7 +117,7 @@ def _run_epochs(
         callbacks: the `keras.callbacks.CallbackList`.
         backups: its backups.
         epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-        validated: from the number of an epoch to the logs that validation adds to its own.
+        validation: the validation data, None without.
         warns: whether epochs after the first are to warn of missing data.
     """
     model.stop_training = False
@@ -142,7 +136,10 @@ def _run_epochs(
             raise no_batches("fit")
         if warns and epoch > first_epoch:
             warn_of_missing_data()
-        logs = {**plain_logs(totals.logs()), **validated(epoch)}
+        logs = plain_logs(totals.logs())
+        if validation is not None:
+            with backups.in_validation(loop):
+                logs.update(validation.logs(epoch, callbacks, backups.stop_if_preempted))
         callbacks.on_epoch_end(epoch, logs)
         backups.at_epoch_end(loop)
         if model.stop_training:
@@ -213,11 +210,17 @@ class _Validation:
     """The validation data of one `fit`, evaluated after each epoch that asks for it."""
 
     def __init__(
-        self, model: keras.Model, data: Any, batch_size: int | None, steps: int | None
+        self,
+        model: keras.Model,
+        data: Any,
+        batch_size: int | None,
+        steps: int | None,
+        frequency: Any,
     ) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._model = model
         self._steps = steps
+        self._frequency = frequency
         try:
             self.inputs = as_input(
                 x,
@@ -230,10 +233,14 @@ class _Validation:
         except InputError as exc:
             raise InputError(f"`validation_data`: {exc}") from exc
 
-    def evaluate(self, callbacks: Any, on_turn: Callable[[], None]) -> dict[str, Any]:
-        return _evaluate(
+    def logs(self, epoch: int, callbacks: Any, on_turn: Callable[[], None]) -> dict[str, Any]:
+        """Return what validation adds to the logs of an epoch."""
+        if not is_validated(epoch, self._frequency):
+            return {}
+        logs = _evaluate(
             self._model, self.inputs, self._steps, callbacks, verbose=0, on_turn=on_turn
         )
+        return {f"val_{name}": value for name, value in logs.items()}
 
 
 def predict(
