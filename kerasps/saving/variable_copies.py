@@ -9,14 +9,16 @@ come to the coordinator, which writes them.
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import COORDINATOR_CPU, call_apart, fetch
 from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
@@ -110,10 +112,11 @@ class VariableCopies:
     def __init__(self, variables: Mapping[str, ParameterServerVariable]) -> None:
         unique = uuid.uuid4().hex
         self._by_device: dict[str, list[_Held]] = {}
+        numbers = itertools.count()
         for key, variable in variables.items():
             for shard, rows in _shards(variable):
-                own = self._by_device.setdefault(str(shard.device), [])
-                own.append(_Held(key, shard, rows, f"kerasps backup {unique}/{key}/{len(own)}"))
+                held = _Held(key, shard, rows, f"kerasps backup {unique}/{next(numbers)}")
+                self._by_device.setdefault(str(shard.device), []).append(held)
         self._parts = [
             part for device, own in self._by_device.items() for part in _parts(device, own)
         ]
@@ -147,8 +150,7 @@ class VariableCopies:
                     prefix = f"{directory}/{files[id(part)]}"
                     (self._write if writes_itself else self._write_here)(part, prefix)
 
-        with ThreadPoolExecutor(max(1, len(self._by_device))) as pool:
-            list(pool.map(write_all, self._by_device))
+        _at_once(write_all, self._by_device)
         return [piece for part in self._parts for piece in part.pieces(files[id(part)])]
 
     def _on_all(self, name: str, act: Any) -> None:
@@ -298,8 +300,7 @@ def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) ->
         for pieces in of_device:
             _read(f"{backup.directory}/{pieces[0].file}", pieces, variables, reader)
 
-    with ThreadPoolExecutor(max(1, len(by_device))) as pool:
-        list(pool.map(read_all, by_device))
+    _at_once(read_all, by_device)
 
 
 def _reader(piece: Piece, variables: Mapping[str, ParameterServerVariable]) -> str:
@@ -359,6 +360,25 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
         else:
             with tf.device(storage.device):
                 storage.scatter_update(slices)
+
+
+def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
+    """Call a function for each device, each in a thread of its own.
+
+    What fails there is an error there, and nowhere else: operations of a thread go through an
+    executor that other threads have too, and that fails whatever comes after an error.
+    """
+
+    def call(device: str) -> None:
+        context = _compat.eager_context()
+        executor = context.executor = _compat.new_executor(False)
+        try:
+            function(device)
+        finally:
+            executor.clear_error()
+
+    with ThreadPoolExecutor(max(1, len(devices))) as pool:
+        list(pool.map(call, devices))
 
 
 def to_record(pieces: Iterable[Piece]) -> list[dict[str, Any]]:

@@ -34,6 +34,8 @@ class Loop:
         callbacks: the `keras.callbacks.CallbackList`.
         on_result: called with each result, the split of the input that it is of, and the place in
             it of its first batch. Each execution returns its own result then.
+
+    Attributes:
         on_turn: called between two reports, where `rest` may be called.
     """
 
@@ -47,7 +49,6 @@ class Loop:
         steps: int | None,
         callbacks: Any,
         on_result: Callable[[ExecutionResult, int | None, int], None] | None = None,
-        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._mode = mode
@@ -56,7 +57,7 @@ class Loop:
         self._steps = steps
         self._callbacks = callbacks
         self._on_result = on_result
-        self._on_turn = on_turn
+        self.on_turn: Callable[[], None] = lambda: None
         strategy = model._distribute_strategy
         self._meter = strategy._traffic_meter
         if mode is not TRAIN:
@@ -199,7 +200,7 @@ class Loop:
                 if dispatcher.settle():
                     break
                 self._count(dispatcher.wait(), totals, callbacks)
-                self._on_turn()
+                self.on_turn()
             callbacks.flush()
         except BaseException:
             dispatcher.abandon()

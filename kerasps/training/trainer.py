@@ -82,15 +82,8 @@ def fit(
     backups = FitBackups(
         model, callbacks, function, None if validation is None else validation.inputs
     )
-    loop = Loop(
-        model,
-        TRAIN,
-        function,
-        inputs,
-        steps=steps_per_epoch,
-        callbacks=callbacks,
-        on_turn=lambda: backups.at_turn(loop),
-    )
+    loop = Loop(model, TRAIN, function, inputs, steps=steps_per_epoch, callbacks=callbacks)
+    loop.on_turn = lambda: backups.at_turn(loop)
     with translated_errors(strategy), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
         warns = inputs.reads_once and steps_per_epoch is None
@@ -195,9 +188,8 @@ def _evaluate(
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
-        loop = Loop(
-            model, TEST, function, inputs, steps=steps, callbacks=callbacks, on_turn=on_turn
-        )
+        loop = Loop(model, TEST, function, inputs, steps=steps, callbacks=callbacks)
+        loop.on_turn = on_turn
         totals = loop.run_epoch(0)
         if not totals.steps and not model.stop_evaluating:
             raise no_batches("evaluate")
