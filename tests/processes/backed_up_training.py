@@ -1,7 +1,8 @@
 """Trains with `BackupAndRestore` and is killed, from outside, while it does; a process of its own,
 run by test_backups.py, and by hand:
 
-    python tests/processes/backed_up_training.py --directory /tmp/backups --all
+    python tests/support/killed_and_restarted.py tests/processes/backed_up_training.py \
+        /tmp/backups 3 1 --all
 
 Each training runs twice: without a loss, as it should end, and with backups, through any number of
 kills. Whoever starts this script again with the same directory goes on. It prints a line when a
@@ -147,10 +148,10 @@ TRAININGS = {
     "known": (known, 2, keras.optimizers.Adam, 10, False, "epoch"),
     "unknown": (unknown, 1, keras.optimizers.SGD, 1, False, "epoch"),
     "endless": (endless, 2, keras.optimizers.Adam, 10, True, "epoch"),
+    # More of them, for `--all`.
     "creator": (creator, 1, keras.optimizers.Adam, 1, False, 50),
     "arrays": (arrays, 2, keras.optimizers.SGD, 10, True, 100),
     "py_dataset": (py_dataset, 1, keras.optimizers.Adam, 10, False, "epoch"),
-    # More of them, for `--all`.
     "part": (part, 1, keras.optimizers.Adam, 10, False, "epoch"),
     "kept_order": (kept_order, 1, keras.optimizers.Adam, 10, False, "epoch"),
     "generator": (generator, 1, keras.optimizers.SGD, 7, False, "epoch"),
@@ -222,7 +223,7 @@ parser.add_argument("--interval", type=float, default=0.25)
 parser.add_argument("--all", action="store_true")
 parser.add_argument("--only", nargs="*", default=[])
 options = parser.parse_args()
-names = options.only or (list(TRAININGS) if options.all else list(TRAININGS)[:6])
+names = options.only or (list(TRAININGS) if options.all else list(TRAININGS)[:3])
 found = []
 with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, PARTITIONER)
@@ -234,7 +235,7 @@ with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
             np.savez(options.directory / "partial.npz", **train(name))
             (options.directory / "partial.npz").rename(expected)
         print(f"TRAINING {name}", flush=True)
-        received = train(name, options.directory / f"{name}.backup")
+        received = train(name, options.directory / name)
         done.write_text(json.dumps(differences(name, np.load(expected), received)))
         print(f"DONE {name}", flush=True)
 for name in names:
