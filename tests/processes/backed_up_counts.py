@@ -85,6 +85,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         on_epoch_begin=lambda epoch, logs: began.append(int(model.optimizer.iterations.numpy()))
     )
     backup = kerasps.BackupAndRestore(options.directory / "counts", interval_s=options.interval)
+    print(f"PS {cluster.processes['ps', 1].pid}", flush=True)
     print("TRAINING counts", flush=True)
     try:
         history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[backup, begin]).history

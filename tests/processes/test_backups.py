@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.killed_and_restarted import run_with_kills
+from support.killed_and_restarted import KILL_PS, run_with_kills
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -22,7 +22,8 @@ def test_one_worker_ends_as_without_a_loss_bit_for_bit(tmp_path):
 
 def test_two_workers_count_each_step_and_example_once(tmp_path):
     report, codes, printed = run_with_kills(
-        HERE / "backed_up_counts.py", tmp_path, signals=[signal.SIGKILL, signal.SIGTERM]
+        HERE / "backed_up_counts.py", tmp_path, signals=[KILL_PS, signal.SIGTERM]
     )
     assert report["problems"] == [], printed
-    assert codes == [-signal.SIGKILL, 128 + signal.SIGTERM]
+    assert codes == [1, 128 + signal.SIGTERM]
+    assert "PSLostError" in printed

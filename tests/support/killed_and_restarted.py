@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -12,13 +13,16 @@ import threading
 import time
 from pathlib import Path
 
+# Kills a ps in place of the process itself, which then ends in an error.
+KILL_PS = "kill a ps"
+
 
 class _Ender(threading.Thread):
     """Sends a signal to a process, some time after its training has made its first backup."""
 
-    def __init__(self, process, signal_number, backups, delay):
+    def __init__(self, send, backups, delay):
         super().__init__(daemon=True)
-        self.process, self.signal_number = process, signal_number
+        self.send = send
         self.backups, self.delay = backups, delay
         self.is_over = threading.Event()
 
@@ -27,7 +31,7 @@ class _Ender(threading.Thread):
             if self.is_over.wait(0.005):
                 return
         if not self.is_over.wait(self.delay):
-            self.process.send_signal(self.signal_number)
+            self.send()
 
 
 def run_with_kills(
@@ -36,7 +40,8 @@ def run_with_kills(
     """Runs a script until it reports, and ends it in between.
 
     Args:
-        script: it says `TRAINING name` when a training begins, `DONE name` when it has ended.
+        script: it says `TRAINING name` when a training begins, `DONE name` when it has ended, and
+            before, for `KILL_PS`, `PS` and the process number of a ps.
         directory: given to the script; the backups of a training are in its folder `name`.
         signals: those that each training gets, one in each run.
         most_after: how long after there is a backup, in seconds.
@@ -59,7 +64,7 @@ def run_with_kills(
         )
         end = threading.Timer(deadline - time.monotonic(), process.kill)
         end.start()
-        ender = report = None
+        ender = report = ps = None
         with process:
             for line in process.stdout:
                 printed.append(line)
@@ -67,8 +72,14 @@ def run_with_kills(
                 if word == "TRAINING" and sent.get(rest, 0) < len(signals):
                     number = signals[sent.get(rest, 0)]
                     sent[rest] = sent.get(rest, 0) + 1
-                    ender = _Ender(process, number, directory / rest, chance.uniform(0, most_after))
+                    if number == KILL_PS:
+                        send = functools.partial(os.kill, ps, signal.SIGKILL)
+                    else:
+                        send = functools.partial(process.send_signal, number)
+                    ender = _Ender(send, directory / rest, chance.uniform(0, most_after))
                     ender.start()
+                elif word == "PS":
+                    ps = int(rest)
                 elif word == "DONE" and ender is not None:
                     ender.is_over.set()
                 elif word == "REPORT":
