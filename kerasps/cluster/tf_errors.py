@@ -110,8 +110,8 @@ def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
         f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
         f"Expected: ps tasks that live as long as the training. Received: {type(cause).__name__}: "
         f"{first_line}. Start the ps again and this script with it, from the last checkpoint: "
-        "`keras.callbacks.BackupAndRestore` resumes at the epoch that was lost. The ps's log says "
-        "why it ended.",
+        "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup. The ps's log "
+        "says why it ended.",
         task_type="ps",
         task_index=lost,
     ) from cause
