@@ -8,6 +8,7 @@ import errno
 import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
@@ -105,12 +106,15 @@ class _Question:
     def __init__(self, address: str) -> None:
         self.answer: Answer | None = None
         self.socket: socket.socket | None = None
+        self._address = address
         self._is_asked = False
         self._reply = b""
         try:
             family, kind, protocol, _, name = _resolved(address)
             self.socket = socket.socket(family, kind, protocol)
             self.socket.setblocking(False)
+            # A connection that is reset leaves nothing behind, and there is one a second per task.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._connect(name)
         except OSError as exc:
             self._close(_meaning(exc))
@@ -132,8 +136,8 @@ class _Question:
         except BlockingIOError:
             return
         except OSError as exc:
-            self.end(selector)
-            self.answer = _meaning(exc)
+            selector.unregister(self.socket)
+            self._close(_meaning(exc))
 
     def end(self, selector: selectors.BaseSelector) -> None:
         """Close the connection."""
@@ -165,14 +169,23 @@ class _Question:
 
     def _close(self, answer: Answer | None) -> None:
         self.answer = answer
+        if answer is not None:
+            _RESOLVED.pop(self._address, None)  # it may be elsewhere by now
         if self.socket is not None:
             self.socket.close()
             self.socket = None
 
 
+# Where addresses are, as the resolver of names said last. To ask it anew each time would have all
+# tasks wait where it is slow.
+_RESOLVED: dict[str, Any] = {}
+
+
 def _resolved(address: str) -> Any:
-    host, port = split_address(address)
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if address not in _RESOLVED:
+        host, port = split_address(address)
+        _RESOLVED[address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return _RESOLVED[address]
 
 
 def _meaning(error: OSError) -> Answer:
