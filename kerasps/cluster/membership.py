@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from kerasps.checks import time_limit
 from kerasps.cluster.connection import update_tasks
+from kerasps.cluster.grpc_options import hang_limit
 from kerasps.cluster.leaving import LET_GO, NAME_FILE
 from kerasps.cluster.presence import Noticed, Presence, Status, Task
 from kerasps.cluster.probe import Answer, ask_servers, break_connections
@@ -27,9 +27,6 @@ from kerasps.cluster.tf_errors import error_of
 
 _LOGGER = logging.getLogger("kerasps")
 
-# A task that does not answer for so long hangs. Long enough for a machine that swaps, or a process
-# that is starved of its processors.
-_HANG_LIMIT_S = 10.0
 # How often tasks are asked, and how long each has to answer. A task that is there does so within a
 # millisecond; one that is away is asked more often, since others wait for it.
 _INTERVAL_S = 1.0
@@ -39,11 +36,6 @@ _ANSWER_S = 1.0
 _RESOLVE_S = 2.0
 # After TensorFlow failed to take workers back, mostly because one of them died meanwhile.
 _PAUSE_S = 0.5
-
-
-def hang_limit() -> float:
-    """Return the seconds after which a silent task hangs: KERASPS_HANG_TIMEOUT, else 10."""
-    return time_limit(None, variable="KERASPS_HANG_TIMEOUT", default=_HANG_LIMIT_S)
 
 
 @dataclass(frozen=True)

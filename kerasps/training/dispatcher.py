@@ -363,10 +363,7 @@ class Dispatcher:
         executor: Any = None
         try:
             executor = _compat.new_executor(
-                self._keeps_totals,
-                # One request per execution, so that none waits behind another.
-                enable_streaming_enqueue=False,
-                in_flight_nodes_limit=EXECUTIONS_AHEAD,
+                self._keeps_totals, in_flight_nodes_limit=EXECUTIONS_AHEAD
             )
             session = Session(
                 worker,
