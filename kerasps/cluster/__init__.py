@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from kerasps.cluster.reachability import unreachable, wait_until_reachable
     from kerasps.cluster.renewal import start_anew
     from kerasps.cluster.resolver import LocalClusterResolver
+    from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, Restart, RestartBudget
     from kerasps.cluster.server import serve
+    from kerasps.cluster.supervision import Notice, SupervisorPipe
+    from kerasps.cluster.task_watch import Death
     from kerasps.cluster.tf_errors import (
         OUT_OF_RANGE,
         answers,
@@ -47,11 +50,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COORDINATOR_CPU",
+    "DEFAULT_MAX_RESTARTS",
     "EVALUATOR",
     "OUT_OF_RANGE",
     "ClusterDescription",
+    "Death",
     "LocalCluster",
     "LocalClusterResolver",
+    "Notice",
+    "Restart",
+    "RestartBudget",
+    "SupervisorPipe",
     "TaskProcess",
     "answers",
     "call_apart",
@@ -86,10 +95,16 @@ __getattr__ = opened_when_used(
     {
         "COORDINATOR_CPU": "devices",
         "ClusterDescription": "description",
+        "DEFAULT_MAX_RESTARTS": "restarts",
         "EVALUATOR": "description",
+        "Death": "task_watch",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
         "OUT_OF_RANGE": "tf_errors",
+        "Notice": "supervision",
+        "Restart": "restarts",
+        "RestartBudget": "restarts",
+        "SupervisorPipe": "supervision",
         "TaskProcess": "process",
         "answers": "tf_errors",
         "call_apart": "fetching",

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.supervision import tell_supervisor
 from kerasps.errors import InputError, KeraspsError, PSLostError
 
 # Begins the message of the error that ids out of range end in, on a worker.
@@ -106,6 +107,7 @@ def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
         return
     cause = cleaned(error)
     first_line = (str(cause).splitlines() or [""])[0]
+    tell_supervisor("lost", "ps", lost)
     raise PSLostError(
         f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
         f"Expected: ps tasks that live as long as the training. Received: {type(cause).__name__}: "
