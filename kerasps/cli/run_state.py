@@ -124,6 +124,7 @@ class RunState:
         # What has gone wrong, oldest first, with the time.
         self._failures: list[tuple[float, str]] = []
         self._signal: int | None = None
+        self._is_over = False
         self._begin_run()
 
     def _begin_run(self) -> None:
@@ -162,9 +163,11 @@ class RunState:
 
     def _look(self, now: float) -> Iterator[Command]:
         """Do what is due."""
+        if self._is_over:
+            return
         if self._start_at is not None:
             if self._signal is not None:
-                yield End(128 + self._signal)
+                yield self._end(128 + self._signal)
             elif now >= self._start_at:
                 self._begin_run()
                 yield StartAnew()
@@ -222,7 +225,7 @@ class RunState:
     def _decide(self, code: int, now: float) -> Iterator[Command]:
         # Ctrl-C reaches the script by itself, and says that all is to end.
         if code in (0, -signal.SIGINT) or self._signal is not None:
-            yield _end(code)
+            yield self._end(code)
             return
         text = f"the script has ended ({describe_exit_code(code)})"
         if not self._ps_is_gone:
@@ -234,13 +237,13 @@ class RunState:
                 task = self._told_lost if self._told_lost[0] == "ps" else _COORDINATOR
             else:
                 # An error of its own, which it would end in again.
-                yield _end(code)
+                yield self._end(code)
                 return
             self._granted = self._budget.grant(task, now)
             self._failures.append((now, text))
         if self._granted is None:
             yield from self._give_up(text, now)
-            yield _end(code)
+            yield self._end(code)
             return
         self._start_at = now + self._granted.pause_s
         yield Say(f"{text}. The run is {self._granted}. {_WHERE_IT_GOES_ON}")
@@ -254,6 +257,6 @@ class RunState:
             # The others may follow from it, and it is far up by now.
             yield Say(f"this was the first failure:\n{failures[0]}")
 
-
-def _end(code: int) -> End:
-    return End(code if code >= 0 else 128 - code)
+    def _end(self, code: int) -> End:
+        self._is_over = True
+        return End(code if code >= 0 else 128 - code)
