@@ -115,11 +115,7 @@ def launch(
                 state = RunState(max_restarts)
                 run = stack.enter_context(_Run(command, cluster, state))
                 code = run.until_the_end(received, beside)
-                run.close()
-                with warnings.catch_warnings():
-                    # Dead tasks have been reported, and with more detail.
-                    warnings.simplefilter("ignore", RuntimeWarning)
-                    cluster.close()
+                _close(cluster)
                 # A signal means that all is to end, and soon.
                 if beside is not None and not beside.finish(
                     evaluator_timeout, lambda: bool(received)
@@ -138,6 +134,13 @@ class _EndedBySignal(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+def _close(cluster: LocalCluster) -> None:
+    with warnings.catch_warnings():
+        # Dead tasks have been reported, and with more detail.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        cluster.close()
 
 
 class _Run:

@@ -33,7 +33,7 @@ class Played:
         self.commands = []
 
     def play(self, *events):
-        """Hands in events, or lets as many seconds pass; returns the commands but for what is said."""
+        """Hands in events, or lets as many seconds pass; returns the commands to do something."""
         before = len(self.commands)
         for event in events:
             if isinstance(event, (int, float)):
