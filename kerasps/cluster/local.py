@@ -289,12 +289,14 @@ class LocalCluster:
         """
         if self._ended:
             return []
-        self._closed = True
+        was_interrupted, self._closed = self._closed, True
         if os.getpid() != self._owner:
             # A fork of the process that started the cluster has a copy of this object, but the
             # cluster is not its own to end.
             return []
-        died = [process for task, process in self._processes.items() if self._watch.died(task)]
+        died = []
+        if not was_interrupted:
+            died = [process for task, process in self._processes.items() if self._watch.died(task)]
         try:
             self._watch.close()
             # All are asked before any is waited for, so that they end side by side.
