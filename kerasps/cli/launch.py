@@ -41,6 +41,7 @@ from kerasps.cluster import (
     SupervisorPipe,
     child_environment,
     end_with_parent,
+    task_watch_of,
 )
 from kerasps.evaluator import EvaluatorProcess
 
@@ -157,7 +158,8 @@ class _Run:
         self._cluster = cluster
         self._state = state
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
-        cluster.on_death(self._deaths.put)
+        self._watch = task_watch_of(cluster)
+        self._watch.on_death = self._deaths.put
         self._env = child_environment(os.environ)
         self._env["TF_CONFIG"] = json.dumps(cluster.tf_config)
         # The coordinator computes little. Without this it would take all memory of every GPU away
@@ -237,7 +239,7 @@ class _Run:
             case EndScript(number):
                 self._signal_script(number)
             case EndHungWorker(notice):
-                self._cluster.end_hung(notice)
+                self._watch.end_hung(notice)
             case StartAnew():
                 self._cluster.restart_all()
                 self._start_script()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
     from kerasps.cluster.fetching import call_apart, fetch
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
-    from kerasps.cluster.local import LocalCluster
+    from kerasps.cluster.local import LocalCluster, task_watch_of
     from kerasps.cluster.process import (
         TaskProcess,
         child_environment,
@@ -85,6 +85,7 @@ __all__ = [
     "serve",
     "start_anew",
     "take_note_of_forks",
+    "task_watch_of",
     "translated_errors",
     "unreachable",
     "wait_until_reachable",
@@ -129,6 +130,7 @@ __getattr__ = opened_when_used(
         "serve": "server",
         "start_anew": "renewal",
         "take_note_of_forks": "forks",
+        "task_watch_of": "local",
         "translated_errors": "tf_errors",
         "unreachable": "reachability",
         "wait_until_reachable": "reachability",

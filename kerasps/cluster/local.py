@@ -20,7 +20,7 @@ from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.gpus import visible_gpus, worker_gpus
 from kerasps.cluster.process import TaskProcess, child_environment
 from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
-from kerasps.cluster.supervision import Notice, supervise_here, supervise_no_more
+from kerasps.cluster.supervision import supervise_here, supervise_no_more
 from kerasps.cluster.task_watch import Death, TaskWatch
 from kerasps.errors import TaskStartError
 
@@ -200,21 +200,6 @@ class LocalCluster:
                 process.start()
         for task in self._processes:
             self._watch.resume(task)
-
-    def end_hung(self, notice: Notice) -> None:
-        """Kill the worker that a notice says hangs, and have it started again like a dead one.
-
-        Does not wait. Nothing happens where the worker has been restarted since, or may not be.
-        """
-        self._watch.end_hung(notice)
-
-    def on_death(self, callback: Callable[[Death], None]) -> None:
-        """Have each death of a task told to a function, instead of printed on stderr.
-
-        Args:
-            callback: called in a thread of the cluster, which waits for it.
-        """
-        self._watch.on_death = callback
 
     def end_with_process(self, before_close: Callable[[], None]) -> None:
         """Keep the cluster until this process ends, then end it without a warning.
@@ -406,6 +391,11 @@ class LocalCluster:
 
 def _count(name: str, value: Any) -> int:
     return count(f"`{name}` is not a count", value, expected="an int of at least 1")
+
+
+def task_watch_of(cluster: LocalCluster) -> TaskWatch:
+    """Return the watch of a cluster, for one who starts it for others."""
+    return cluster._watch
 
 
 def _print_death(death: Death) -> None:

@@ -34,6 +34,8 @@ import tensorflow as tf  # noqa: E402
 
 import kerasps  # noqa: E402
 
+tell("imported")
+
 
 class Weight(keras.layers.Layer):
     """Gives its weight, which has a gradient of 1."""

@@ -17,7 +17,7 @@ import uuid
 import pytest
 
 import kerasps
-from kerasps.cluster import Notice
+from kerasps.cluster import Notice, task_watch_of
 from kerasps.cluster.description import split_address
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import TaskStartError
@@ -237,10 +237,10 @@ def test_a_worker_that_hangs_is_replaced():
         pid = process.pid
         os.kill(pid, signal.SIGSTOP)
         # Said of the one before, and of a ps: nothing follows.
-        cluster.end_hung(Notice("hung", "worker", 0, process.started_at))
-        cluster.end_hung(Notice("hung", "ps", 0, time.monotonic()))
+        task_watch_of(cluster).end_hung(Notice("hung", "worker", 0, process.started_at))
+        task_watch_of(cluster).end_hung(Notice("hung", "ps", 0, time.monotonic()))
         assert all(process.is_running() for process in cluster.processes.values())
-        cluster.end_hung(Notice("hung", "worker", 0, time.monotonic()))
+        task_watch_of(cluster).end_hung(Notice("hung", "worker", 0, time.monotonic()))
         replaced(process, pid)
     remove_logs(cluster.log_dir)
 
@@ -248,7 +248,7 @@ def test_a_worker_that_hangs_is_replaced():
 def test_without_restarts_a_worker_stays_as_it_is():
     with kerasps.LocalCluster(num_workers=2, num_ps=1, max_restarts=0) as cluster:
         first, second = (cluster.processes["worker", index] for index in range(2))
-        cluster.end_hung(Notice("hung", "worker", 0, time.monotonic()))
+        task_watch_of(cluster).end_hung(Notice("hung", "worker", 0, time.monotonic()))
         os.kill(second.pid, signal.SIGKILL)
         wait_for(second.has_ended)
         time.sleep(0.2)
@@ -476,7 +476,13 @@ with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
 def test_a_fork_of_the_parent_cannot_end_the_cluster(tmp_path, nothing_left):
     env = marked_environment(nothing_left, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORKED_COPY],
+        [
+            sys.executable,
+            *("-W", "error"),
+            # Python 3.12 and later warn of every fork of a process with threads.
+            *("-W", "ignore:This process:DeprecationWarning"),
+            *("-c", FORKED_COPY),
+        ],
         env=env,
         capture_output=True,
         text=True,
