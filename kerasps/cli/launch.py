@@ -6,6 +6,7 @@ be done is decided in `cli/run_state.py`. See `kerasps launch --help`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -15,7 +16,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from kerasps.cli.run_state import (
@@ -41,6 +41,7 @@ from kerasps.cluster import (
     SupervisorPipe,
     child_environment,
     end_with_parent,
+    processes_listening_on,
     task_watch_of,
 )
 from kerasps.evaluator import EvaluatorProcess
@@ -104,7 +105,7 @@ def launch(
             # so that none is missed.
             with (
                 _signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
-                ExitStack() as stack,
+                contextlib.ExitStack() as stack,
             ):
                 stack.enter_context(cluster)
                 beside = None
@@ -241,6 +242,7 @@ class _Run:
             case EndHungWorker(notice):
                 self._watch.end_hung(notice)
             case StartAnew():
+                self._end_forks_of_script()
                 self._cluster.restart_all()
                 self._start_script()
             case End(code):
@@ -257,6 +259,16 @@ class _Run:
             preexec_fn=end_with_parent(),
         )
         self._pipe.has_been_passed()
+
+    def _end_forks_of_script(self) -> None:
+        """Kill what the script that has ended forked off, and where the next one could not listen.
+
+        They cannot reach the cluster, and nobody waits for the data that they load.
+        """
+        _, _, port = self._cluster.description.jobs["chief"][0].rpartition(":")
+        for pid in processes_listening_on(int(port)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _signal_script(self, number: int) -> None:
         if self._script is not None:
@@ -316,7 +328,7 @@ def _end_with(number: int, frame: FrameType | None) -> None:
     raise _EndedBySignal(number)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     before = {}
     for number in (signal.SIGINT, *_FORWARDED):

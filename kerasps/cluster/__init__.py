@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
     from kerasps.cluster.fetching import call_apart, fetch
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
+    from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
     from kerasps.cluster.process import (
         TaskProcess,
@@ -77,6 +78,7 @@ __all__ = [
     "is_fork",
     "lost_ps",
     "naming_lost_ps",
+    "processes_listening_on",
     "ps_device",
     "ps_index",
     "read_tf_config",
@@ -122,6 +124,7 @@ __getattr__ = opened_when_used(
         "is_fork": "forks",
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
+        "processes_listening_on": "listeners",
         "ps_device": "devices",
         "ps_index": "devices",
         "read_tf_config": "description",

@@ -219,6 +219,34 @@ os.kill(os.getpid(), signal.SIGKILL if start == 2 else signal.SIGABRT)
     ]
 
 
+def test_what_the_lost_script_forked_does_not_keep_the_next_one_from_its_port(launch, tmp_path):
+    body = """
+import socket
+host, port = config["cluster"]["chief"][0].split(":")
+server = socket.socket()
+# As TensorFlow's does.
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind((host, int(port)))
+server.listen()
+if start == 1:
+    import subprocess
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    program = subprocess.Popen(["sleep", "60"], **silent)
+    forked = os.fork()
+    if forked == 0:
+        time.sleep(60)
+    (here / "children").write_text(f"{program.pid} {forked}")
+    os.kill(os.getpid(), signal.SIGKILL)
+print("listens")
+"""
+    code, out, err = launch(COUNTED + body, options=SMALL, left="sleep").result()
+    assert (code, out) == (0, "listens\n"), err
+    program, forked = map(int, (tmp_path / "children").read_text().split())
+    wait_for(lambda: not is_alive(forked), what="the end of the fork")
+    # A program of its own is left alone.
+    assert is_alive(program)
+
+
 def test_a_signal_ends_all_also_in_the_pause_before_a_restart(launch):
     launched = launch(
         COUNTED + "os.kill(os.getpid(), signal.SIGKILL)", options=(*SMALL, "--max-restarts=9")
