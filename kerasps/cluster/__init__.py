@@ -22,10 +22,11 @@ if TYPE_CHECKING:
         require_chief,
     )
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
-    from kerasps.cluster.fetching import call_apart, fetch
+    from kerasps.cluster.fetching import call_apart, fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
+    from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
         TaskProcess,
         child_environment,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         answers,
         check_ps_of,
         comes_from,
+        hung_ps_error,
         lost_ps,
         naming_lost_ps,
         translated_errors,
@@ -58,11 +60,13 @@ __all__ = [
     "Death",
     "LocalCluster",
     "LocalClusterResolver",
+    "Membership",
     "Notice",
     "Restart",
     "RestartBudget",
     "SupervisorPipe",
     "TaskProcess",
+    "WorkerInfo",
     "answers",
     "call_apart",
     "check_cluster_resolver",
@@ -75,6 +79,7 @@ __all__ = [
     "describe_exit_code",
     "end_with_parent",
     "fetch",
+    "hung_ps_error",
     "is_fork",
     "lost_ps",
     "naming_lost_ps",
@@ -84,6 +89,7 @@ __all__ = [
     "read_tf_config",
     "remember_connected",
     "require_chief",
+    "sent",
     "serve",
     "start_anew",
     "take_note_of_forks",
@@ -103,12 +109,14 @@ __getattr__ = opened_when_used(
         "Death": "task_watch",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
+        "Membership": "membership",
         "OUT_OF_RANGE": "tf_errors",
         "Notice": "supervision",
         "Restart": "restarts",
         "RestartBudget": "restarts",
         "SupervisorPipe": "supervision",
         "TaskProcess": "process",
+        "WorkerInfo": "membership",
         "answers": "tf_errors",
         "call_apart": "fetching",
         "check_cluster_resolver": "description",
@@ -121,6 +129,7 @@ __getattr__ = opened_when_used(
         "describe_exit_code": "process",
         "end_with_parent": "process",
         "fetch": "fetching",
+        "hung_ps_error": "tf_errors",
         "is_fork": "forks",
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
@@ -130,6 +139,7 @@ __getattr__ = opened_when_used(
         "read_tf_config": "description",
         "remember_connected": "connected",
         "require_chief": "description",
+        "sent": "fetching",
         "serve": "server",
         "start_anew": "renewal",
         "take_note_of_forks": "forks",

@@ -34,25 +34,22 @@ class Death:
     Args:
         task: its type and index.
         pid: the process id; 0 where a process could not be started.
+        what: what happened to it, in words: `"died"` mostly.
         report: all that helps to find out why, over several lines.
         restart: when it is started again; None where it is not.
         refusal: why it is not, in words; empty where it is.
-        hung: whether it was killed because it did not answer.
     """
 
     task: Task
     pid: int
+    what: str
     report: str
     restart: Restart | None
     refusal: str
-    hung: bool
 
     def __str__(self) -> str:
-        what = "did not answer and was killed" if self.hung else "died"
-        return (
-            f"{self.task[0]} {self.task[1]} {what}. It is {self.restart or self.refusal}.\n"
-            f"{self.report}"
-        )
+        name = f"{self.task[0]} {self.task[1]}"
+        return f"{name} {self.what}. It is {self.restart or self.refusal}.\n{self.report}"
 
 
 class TaskWatch:
@@ -194,10 +191,15 @@ class TaskWatch:
         return deaths
 
     def _note_death(self, task: Task, process: TaskProcess, now: float) -> Death:
-        hung = self._hung.get(task) == process.pid
-        return self._restarted(task, process.pid, process.report(), hung, now)
+        what = "died"
+        if self._hung.get(task) == process.pid:
+            what = "did not answer and was killed"
+        elif process.poll() == 0 and task[0] == "worker":
+            # As it does when it is told to, by SIGTERM.
+            what = "left"
+        return self._restarted(task, process.pid, what, process.report(), now)
 
-    def _restarted(self, task: Task, pid: int, report: str, hung: bool, now: float) -> Death:
+    def _restarted(self, task: Task, pid: int, what: str, report: str, now: float) -> Death:
         self._saw_death = True
         restart, refusal = None, "not started again: its variables are gone with it"
         if task[0] == "worker":
@@ -206,7 +208,7 @@ class TaskWatch:
                 refusal = self._budget.refusal()
             else:
                 self._due[task] = now + restart.pause_s
-        return Death(task, pid, report, restart, refusal, hung)
+        return Death(task, pid, what, report, restart, refusal)
 
     def _start_again(self, task: Task) -> Death | None:
         process = self._processes[task]
@@ -215,8 +217,8 @@ class TaskWatch:
             process.kill()
             process.start()
         except OSError as exc:
-            report = f"  task: {task[0]} {task[1]} at {process.address}\n  could not start: {exc}"
-            return self._restarted(task, 0, report, False, time.monotonic())
+            report = f"  task: {task[0]} {task[1]} at {process.address}\n  error: {exc}"
+            return self._restarted(task, 0, "could not start", report, time.monotonic())
         if self._is_over:
             # The cluster was collected in this thread meanwhile, and has not seen this process.
             process.kill()
