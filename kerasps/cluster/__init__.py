@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.fetching import call_apart, fetch
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.local import LocalCluster
+    from kerasps.cluster.logs import open_log
     from kerasps.cluster.process import (
         TaskProcess,
         child_environment,
@@ -68,6 +69,7 @@ __all__ = [
     "is_fork",
     "lost_ps",
     "naming_lost_ps",
+    "open_log",
     "ps_device",
     "ps_index",
     "read_tf_config",
@@ -106,6 +108,7 @@ __getattr__ = opened_when_used(
         "is_fork": "forks",
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
+        "open_log": "logs",
         "ps_device": "devices",
         "ps_index": "devices",
         "read_tf_config": "description",

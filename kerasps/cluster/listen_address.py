@@ -32,8 +32,8 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
 
     Args:
         description: the cluster, and which of its tasks this process is.
-        bind: a host name or an IP address of this machine; `0.0.0.0` and `::` stand for all. None
-            (default) takes the host of the task's own entry.
+        bind: a host name or an IP address of this machine; `0.0.0.0`, `::` and `*` stand for all.
+            None (default) takes the host of the task's own entry.
 
     Raises:
         ClusterConfigError: `bind` is no address of this machine.
@@ -82,7 +82,8 @@ def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
 
 
 def _asked_for(bind: str) -> str | None:
-    if _is_unspecified(bind):
+    # To some resolvers `*` is a name.
+    if bind == "*" or _is_unspecified(bind):
         return None
     found = _addresses(bind)
     own = [address for address in found if _is_of_this_machine(address)]

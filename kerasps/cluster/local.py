@@ -17,6 +17,7 @@ from typing import Any
 from kerasps.checks import count, seconds
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.gpus import visible_gpus, worker_gpus
+from kerasps.cluster.logs import make_log_dir
 from kerasps.cluster.process import TaskProcess, child_environment
 from kerasps.errors import TaskStartError
 
@@ -33,8 +34,8 @@ class LocalCluster:
     process dies, however it dies. Ports are picked when the cluster starts, and are held until it
     is closed. So clusters never collide, and a restarted task gets its old address.
 
-    TensorFlow's servers have no access control and listen on every network interface of the
-    machine: on an untrusted network, put a firewall in front.
+    All processes, this one too, listen on the loopback alone, so no other machine can reach them.
+    TensorFlow's servers have no access control: other users of this machine can.
 
     ```python
     import kerasps
@@ -46,8 +47,9 @@ class LocalCluster:
     Args:
         num_workers: the number of worker processes, at least 1. Default 2.
         num_ps: the number of ps processes, at least 1. Default 1.
-        log_dir: the directory for one log file per process, made where missing. None (default)
-            takes a temporary directory, which `close` removes unless a task died by itself.
+        log_dir: the directory for one log file per process, made where missing. Only its owner
+            can read a directory that is made, and the files. None (default) takes a temporary
+            directory, which `close` removes unless a task died by itself.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
 
     Raises:
@@ -76,7 +78,7 @@ class LocalCluster:
             if log_dir is None
             else Path(log_dir).absolute()
         )
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        make_log_dir(self._log_dir)
         # Tasks whose death the user knows of: killed through `kill`, or named by a TaskStartError.
         self._explained: set[tuple[str, int]] = set()
         self._keep_logs = False
