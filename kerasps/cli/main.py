@@ -144,7 +144,14 @@ def _serve(args: argparse.Namespace) -> int:
 
     bind = _setting(args.parser, args.bind, "KERASPS_BIND", str, None)
     description = read_tf_config()
-    warnings.showwarning = _print_warning
+
+    def ready(port: int, address: str | None) -> None:
+        print(
+            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
+            f"{port} of {address or 'every network interface'}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def coordinator_gone() -> NoReturn:
         print(
@@ -156,17 +163,9 @@ def _serve(args: argparse.Namespace) -> int:
         )
         start_anew()
 
-    serve(
-        description,
-        bind=bind,
-        on_ready=lambda port, address: print(
-            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
-            f"{port} of {address or 'every network interface'}",
-            file=sys.stderr,
-            flush=True,
-        ),
-        on_coordinator_gone=coordinator_gone,
-    )
+    with warnings.catch_warnings():
+        warnings.showwarning = _print_warning
+        serve(description, bind=bind, on_ready=ready, on_coordinator_gone=coordinator_gone)
 
 
 def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:

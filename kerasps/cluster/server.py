@@ -68,10 +68,10 @@ def serve(
         RuntimeError: the server could not start, mostly because its port is taken.
     """
     check_can_serve(description)
+    listens_on = listen_address(description, bind)
     parent = os.getppid()
     woken = _handle_signals()
     _name_process(f"{description.task_type}-{description.task_index}")
-    listens_on = listen_address(description, bind)
     server, port = start_server(description, listens_on)
     if on_ready is not None:
         on_ready(port, listens_on)

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -76,6 +77,11 @@ def marked_environment(mark, tmp_path, **variables):
     # TensorFlow imports code that it has written to TMPDIR; what Python keeps of that is not what
     # is looked for here.
     return env | {MARK: mark, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+
+
+def mode_of(path):
+    """Who may do what with a file, as `chmod` takes it."""
+    return oct(stat.S_IMODE(Path(path).stat().st_mode))
 
 
 def temporary_files(tmp_path):
