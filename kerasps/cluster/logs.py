@@ -14,8 +14,7 @@ from typing import IO
 
 def make_log_dir(path: Path) -> None:
     """Make a directory for logs, for its owner alone; one that is there is left as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def open_log(path: Path) -> IO[bytes]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.process_checks import (
+    ALONE,
     is_listening,
     listening_addresses,
     marked_environment,
@@ -26,8 +27,6 @@ TRAINING = Path(__file__).with_name("listening_training.py")
 STRANGERS = Path(__file__).with_name("strangers.py")
 TESTS = str(Path(__file__).parents[1])
 NAMESPACE = ["unshare", "-rn"]
-# As docs/security.md tells it, for a machine that is shared with others.
-ALONE = [*NAMESPACE, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 @pytest.fixture
