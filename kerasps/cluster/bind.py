@@ -5,9 +5,9 @@ it. Whoever reaches the port can read and write files as the user who runs the s
 server starts, the call of `bind` in TensorFlow's library leads here (`kerasps.cluster.linkage`
 finds where the library keeps the function's address). A bind of the server's port to all addresses
 is turned into one of the given address. Any other goes on to the system as it came. When the server
-has started the library is as it was before. This module runs Python, and what TensorFlow does later
-is not to wait for Python's lock. (A coordinator's start holds that lock. It binds in the thread that
-has it, and waits for no other.)
+has started the library is as it was before. This module runs Python, and what TensorFlow does
+later is not to wait for Python's lock. (A coordinator's start holds that lock. It binds in the
+thread that has it, and waits for no other.)
 """
 
 from __future__ import annotations
