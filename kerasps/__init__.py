@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess
+    from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess, WorkerInfo
     from kerasps.errors import (
         CheckpointError,
         ClusterConfigError,
@@ -66,6 +66,7 @@ __all__ = [
     "TaskUnreachableError",
     "TrainingEndMarker",
     "UnsupportedError",
+    "WorkerInfo",
     "WorkerLostError",
     "__version__",
 ]
@@ -91,6 +92,7 @@ _MODULES = {
     "TaskPlacement": "variables",
     "TaskProcess": "cluster",
     "TrainingEndMarker": "evaluator",
+    "WorkerInfo": "cluster",
 }
 
 

@@ -214,7 +214,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "tensorflow.python.eager.executor",
         "new_executor",
         "sends executions to a worker while it runs others, up to a limit",
-        ("enable_async", "in_flight_nodes_limit"),
+        ("enable_async", "enable_streaming_enqueue", "in_flight_nodes_limit"),
     ),
     "Executor": PrivateName(
         "tensorflow.python.eager.executor",
@@ -301,5 +301,21 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "_is_worker_failure",
         "which errors the coordinator takes for a lost worker",
         ("error",),
+    ),
+    "CoordinatorWorker": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "Worker",
+        "the thread of a worker that joins",
+        ("worker_index", "device_name", "cluster"),
+    ),
+    "ClosureInputError": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "ClosureInputError",
+        "an error that a lost worker can cause",
+    ),
+    "ClosureAbortedError": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "ClosureAbortedError",
+        "an error that a lost worker can cause",
     ),
 }

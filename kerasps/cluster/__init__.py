@@ -22,10 +22,11 @@ if TYPE_CHECKING:
         require_chief,
     )
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
-    from kerasps.cluster.fetching import call_apart, fetch
+    from kerasps.cluster.fetching import call_apart, fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.local import LocalCluster
     from kerasps.cluster.logs import open_log
+    from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
         TaskProcess,
         child_environment,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         answers,
         check_ps_of,
         comes_from,
+        hung_ps_error,
         lost_ps,
         naming_lost_ps,
         translated_errors,
@@ -53,7 +55,9 @@ __all__ = [
     "ClusterDescription",
     "LocalCluster",
     "LocalClusterResolver",
+    "Membership",
     "TaskProcess",
+    "WorkerInfo",
     "answers",
     "call_apart",
     "check_cluster_resolver",
@@ -66,6 +70,7 @@ __all__ = [
     "describe_exit_code",
     "end_with_parent",
     "fetch",
+    "hung_ps_error",
     "is_fork",
     "lost_ps",
     "naming_lost_ps",
@@ -75,6 +80,7 @@ __all__ = [
     "read_tf_config",
     "remember_connected",
     "require_chief",
+    "sent",
     "serve",
     "start_anew",
     "take_note_of_forks",
@@ -91,8 +97,10 @@ __getattr__ = opened_when_used(
         "EVALUATOR": "description",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
+        "Membership": "membership",
         "OUT_OF_RANGE": "tf_errors",
         "TaskProcess": "process",
+        "WorkerInfo": "membership",
         "answers": "tf_errors",
         "call_apart": "fetching",
         "check_cluster_resolver": "description",
@@ -105,6 +113,7 @@ __getattr__ = opened_when_used(
         "describe_exit_code": "process",
         "end_with_parent": "process",
         "fetch": "fetching",
+        "hung_ps_error": "tf_errors",
         "is_fork": "forks",
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
@@ -114,6 +123,7 @@ __getattr__ = opened_when_used(
         "read_tf_config": "description",
         "remember_connected": "connected",
         "require_chief": "description",
+        "sent": "fetching",
         "serve": "server",
         "start_anew": "renewal",
         "take_note_of_forks": "forks",

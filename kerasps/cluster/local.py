@@ -164,6 +164,31 @@ class LocalCluster:
         self._explained.discard((task_type, task_index))
         self._wait_until_ready([process], time.monotonic() + self._start_timeout)
 
+    def add_worker(self) -> int:
+        """Start one more worker, and wait until it is ready.
+
+        A training that runs on this cluster takes it in by itself, within seconds.
+
+        Returns:
+            The index of the worker.
+
+        Raises:
+            ValueError: the cluster is closed.
+            TaskStartError: the process ended, or was not ready in time.
+        """
+        if self._closed:
+            raise ValueError(
+                f"The cluster is closed. Expected: an open cluster. Received: {self!r}. Create a "
+                "new LocalCluster."
+            )
+        jobs = self._description.jobs
+        workers = (*jobs["worker"], *self._reserve_addresses(1))
+        index = len(workers) - 1
+        self._description = ClusterDescription({**jobs, "worker": workers}, "chief", 0)
+        process = self._new_process("worker", index)
+        self._wait_until_ready([process], time.monotonic() + self._start_timeout)
+        return index
+
     def end_with_process(self, before_close: Callable[[], None]) -> None:
         """Keep the cluster until this process ends, then end it without a warning.
 
@@ -270,29 +295,33 @@ class LocalCluster:
 
     def _start_all(self) -> None:
         deadline = time.monotonic() + self._start_timeout
-        base = child_environment(os.environ)
-        # Errors only: a server's warnings about this machine's processor fill the log otherwise.
-        base.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        gpus = worker_gpus(len(self._description.jobs["worker"]), visible_gpus(os.environ))
         for task_type, task_index in self._description.server_addresses:
-            env = dict(base)
-            if task_type == "ps":
-                # Variables live in the ps's main memory. A ps that saw the GPU would take memory
-                # there from the workers.
-                env["CUDA_VISIBLE_DEVICES"] = "-1"
-            else:
-                # TensorFlow's first user of a GPU takes all of its memory; workers may share one.
-                env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-                if gpus is not None:
-                    env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
-            process = TaskProcess(
-                self._description.for_task(task_type, task_index),
-                log_file=self._log_dir / f"{task_type}-{task_index}.log",
-                env=env,
-            )
-            self._processes[task_type, task_index] = process
-            process.start()
+            self._new_process(task_type, task_index)
         self._wait_until_ready(list(self._processes.values()), deadline)
+
+    def _new_process(self, task_type: str, task_index: int) -> TaskProcess:
+        """Start the process of a task that has none."""
+        env = child_environment(os.environ)
+        # Errors only: a server's warnings about this machine's processor fill the log otherwise.
+        env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        if task_type == "ps":
+            # Variables live in the ps's main memory. A ps that saw the GPU would take memory
+            # there from the workers.
+            env["CUDA_VISIBLE_DEVICES"] = "-1"
+        else:
+            # TensorFlow's first user of a GPU takes all of its memory; workers may share one.
+            env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+            gpus = worker_gpus(len(self._description.jobs["worker"]), visible_gpus(os.environ))
+            if gpus is not None:
+                env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
+        process = TaskProcess(
+            self._description.for_task(task_type, task_index),
+            log_file=self._log_dir / f"{task_type}-{task_index}.log",
+            env=env,
+        )
+        self._processes[task_type, task_index] = process
+        process.start()
+        return process
 
     def _wait_until_ready(self, processes: list[TaskProcess], deadline: float) -> None:
         pending = processes

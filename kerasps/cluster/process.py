@@ -28,7 +28,7 @@ from kerasps.cluster.server import REPORT_FD_FLAG, WATCH_PARENT_FLAG
 LAST_LINES = 15
 # A traceback of TensorFlow's has lines of a few hundred bytes; two thousand each are plenty.
 _TAIL_BYTES = 32 * 1024
-# How long a server gets to exit on SIGTERM. It exits at once when it is healthy.
+# How long a server gets to exit on SIGINT. It exits at once when it is healthy.
 _TERMINATE_GRACE_S = 3.0
 # From <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -152,9 +152,12 @@ class TaskProcess:
         self._collect()
 
     def terminate(self) -> None:
-        """Ask the process to end (SIGTERM), without waiting. See `wait`."""
+        """Ask the process to end at once (SIGINT), without waiting. See `wait`.
+
+        SIGTERM would have a worker finish what it does first.
+        """
         if self.is_running():
-            self._started().terminate()
+            self._started().send_signal(signal.SIGINT)
 
     def wait(self, timeout_s: float = _TERMINATE_GRACE_S) -> None:
         """Wait until the process has ended; kill it where it has not after `timeout_s` seconds."""

@@ -17,14 +17,16 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kerasps import _compat
-from kerasps.cluster import renewal
+from kerasps.cluster import leaving, renewal
 from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, read_tf_config, split_address
+from kerasps.cluster.grpc_options import set_grpc_options
 from kerasps.cluster.listen_address import listen_address
 from kerasps.errors import ClusterConfigError
 
@@ -38,6 +40,8 @@ _PR_SET_NAME = 15
 _PARENT_POLL_MS = 1000
 # A server that has started listens at once; on a machine that swaps, within seconds.
 _LISTEN_TIMEOUT_S = 10.0
+# Set when a signal has told this process to leave once it has nothing to do.
+_LEAVING = threading.Event()
 
 
 def serve(
@@ -49,6 +53,9 @@ def serve(
     on_coordinator_gone: Callable[[], NoReturn] | None = None,
 ) -> NoReturn:
     """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
+
+    SIGINT ends it at once. A worker that gets SIGTERM first finishes what it does, and what it
+    holds is fetched (`leaving`); a second SIGTERM ends it at once.
 
     Thread: the main thread, whose signal handlers it replaces.
 
@@ -70,7 +77,7 @@ def serve(
     check_can_serve(description)
     listens_on = listen_address(description, bind)
     parent = os.getppid()
-    woken = _handle_signals()
+    woken = _handle_signals(can_leave=description.task_type == "worker" and leaving.can_leave())
     _name_process(f"{description.task_type}-{description.task_index}")
     server, port = start_server(description, listens_on)
     if on_ready is not None:
@@ -79,7 +86,9 @@ def serve(
     if on_coordinator_gone is not None and renewal.can_watch():
         watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
     _wait_for_the_end(woken, parent if watch_parent else None, watch)
-    if watch is not None and on_coordinator_gone is not None:
+    if _LEAVING.is_set():
+        leaving.leave(port)
+    elif watch is not None and on_coordinator_gone is not None:
         on_coordinator_gone()
     del server
     _exit()
@@ -113,6 +122,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     Raises:
         RuntimeError: the server could not start.
     """
+    set_grpc_options()
     server_lib = _server_lib()
     address = description.server_addresses[description.task_type, description.task_index]
     _, port = split_address(address)
@@ -221,20 +231,23 @@ def _wait_for_the_end(
     # ends, which may be never.
     poller.register(woken, select.POLLIN)
     if parent is None:
-        while watch is None or not watch.is_over():
+        while not _LEAVING.is_set() and (watch is None or not watch.is_over()):
             poller.poll(None if watch is None else renewal.POLL_MS)
         return
     # Nobody writes to stdin: it becomes readable when its other end is closed, that is when the
     # parent is gone. A process that the parent forked may hold that end too, so the parent's id is
     # looked at as well.
     poller.register(0, select.POLLIN | select.POLLHUP)
-    while os.getppid() == parent:
+    while os.getppid() == parent and not _LEAVING.is_set():
         if any(fd == 0 for fd, _ in poller.poll(_PARENT_POLL_MS)) and not os.read(0, 1024):
             return
 
 
-def _handle_signals() -> int:
+def _handle_signals(*, can_leave: bool) -> int:
     """Make SIGTERM and SIGINT end this process.
+
+    Args:
+        can_leave: whether SIGTERM gives it time to finish what it does.
 
     Returns:
         A file descriptor that becomes readable when a signal came.
@@ -245,9 +258,15 @@ def _handle_signals() -> int:
     # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with
     # the process. A handler that is plain Python needs a main thread that is not inside TensorFlow,
     # so the server is never joined.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, _leave_on_signal if can_leave else _exit_on_signal)
     signal.signal(signal.SIGINT, _exit_on_signal)
     return woken
+
+
+def _leave_on_signal(signum: int, frame: Any) -> None:
+    if _LEAVING.is_set():
+        _exit()
+    _LEAVING.set()
 
 
 def _exit_on_signal(signum: int, frame: Any) -> None:

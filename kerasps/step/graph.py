@@ -103,7 +103,7 @@ def build_step_graph(
     # call. A header that nothing draws from stays at home: to send it costs a millisecond.
     arguments = [
         tf.TensorSpec([], tf.resource) if layout.reads else source_spec,
-        *([Header.spec(len(plan.seeds))] if plan.seeds else []),
+        *([Header.spec()] if plan.seeds else []),
     ]
     # A function of its own: where a graph reads a variable of the worker, look-ups on ps wait for
     # that. Not inlined into `into_totals`, since a graph that returns nothing is not optimized.
@@ -186,7 +186,8 @@ class _Step:
     ) -> None:
         self.plan = plan
         self._ticket = ticket
-        self._seeds = Header.from_tensor(*header).seeds if header else []
+        num_seeds = len(plan.seeds)
+        self._seeds = Header.from_tensor(header[0], num_seeds).seeds if header else []
         self._handles = plan.lookup()
         if not on_coordinator:
             self._handles.update(plan.lookup_tables.handles())

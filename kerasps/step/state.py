@@ -31,18 +31,20 @@ class Header(NamedTuple):
     seeds: Sequence[Sequence[Any]]
 
     @staticmethod
-    def spec(num_seeds: int) -> tf.TensorSpec:
-        """Return the spec of a header as it travels."""
-        return tf.TensorSpec([1 + 2 * num_seeds], tf.int64)
+    def spec() -> tf.TensorSpec:
+        """Return the spec of a header as it travels: one element, for which no call waits."""
+        return tf.TensorSpec([], tf.string)
 
-    def to_array(self) -> np.ndarray:
-        """Return the header as the coordinator sends it: one int64 array."""
-        return np.array([self.first_step, *(n for seed in self.seeds for n in seed)], np.int64)
+    def to_bytes(self) -> bytes:
+        """Return the header as the coordinator sends it: int64 numbers."""
+        numbers = [self.first_step, *(n for seed in self.seeds for n in seed)]
+        return np.array(numbers, "<i8").tobytes()
 
     @classmethod
-    def from_tensor(cls, tensor: tf.Tensor) -> Header:
-        """Return the header that `to_array` made, as scalars in the graph of an execution."""
-        first_step, *numbers = tf.unstack(tensor)
+    def from_tensor(cls, tensor: tf.Tensor, num_seeds: int) -> Header:
+        """Return the header that `to_bytes` made, as scalars in the graph of an execution."""
+        packed = tf.io.decode_raw(tensor, tf.int64)
+        first_step, *numbers = tf.unstack(packed, 1 + 2 * num_seeds)
         pairs = iter(numbers)
         return cls(first_step, list(zip(pairs, pairs, strict=True)))
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, fetch
+from kerasps.cluster import COORDINATOR_CPU, fetch, sent
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.returned import MetricResult
@@ -202,15 +202,15 @@ class TracedStep:
 
         Call when nothing runs there.
         """
-        self._ticket.give(tf.constant(ticket.to_array()))
+        self._ticket.give(sent(tf.constant(ticket.to_array())))
 
-    def run(self, graph: Any, source: Any, header: np.ndarray) -> ExecutionResult:
+    def run(self, graph: Any, source: Any, header: bytes) -> ExecutionResult:
         """Run a step graph on the current device, and return its result.
 
         Args:
             graph: what `step_graph` returned.
             source: the resource of the worker's iterator, or a list of batches.
-            header: what `Header.to_array` returned.
+            header: what `Header.to_bytes` returned.
         """
         returned = self._call(graph, source, header)
         if not self._plan.outputs:
@@ -220,7 +220,7 @@ class TracedStep:
         # The steps for which there was no data have predicted nothing.
         return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
 
-    def run_alone(self, graph: Any, batches: list[Any], header: np.ndarray) -> ExecutionResult:
+    def run_alone(self, graph: Any, batches: list[Any], header: bytes) -> ExecutionResult:
         """Run a step graph on the coordinator, in a flight of its own.
 
         Call when no other execution runs.
@@ -244,11 +244,13 @@ class TracedStep:
         result: ExecutionResult = flight.result
         return result
 
-    def advance(self, graph: Any, source: Any, header: np.ndarray) -> None:
+    def advance(self, graph: Any, source: Any, header: bytes) -> None:
         """Run a step graph that keeps totals; `collect` returns what such add up to."""
         self._call(graph, source, header)
 
-    def _call(self, graph: Any, source: Any, header: np.ndarray) -> Any:
+    def _call(self, graph: Any, source: Any, header: bytes) -> Any:
+        if isinstance(source, list):
+            source = sent(source)
         return graph(source, tf.constant(header)) if self.seeds else graph(source)
 
     def collect(self) -> ExecutionResult:

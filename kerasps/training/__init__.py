@@ -6,6 +6,7 @@ exactly, whichever workers are lost; variables are at rest whenever user code ca
 
 from __future__ import annotations
 
+from kerasps.training.coordinator_port import CoordinatorPort
 from kerasps.training.eager import (
     StrategyOfLoop,
     is_running_eagerly,
@@ -17,6 +18,7 @@ from kerasps.training.on_batch import predict_on_batch, test_on_batch, train_on_
 from kerasps.training.trainer import evaluate, fit, predict
 
 __all__ = [
+    "CoordinatorPort",
     "StrategyOfLoop",
     "evaluate",
     "fit",

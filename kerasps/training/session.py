@@ -32,7 +32,7 @@ EXECUTIONS_AHEAD = 2
 
 
 class WorkerSource:
-    """What one worker has open, from session to session; a worker that came back has a new one.
+    """What one worker has open, from session to session.
 
     Thread: that of the worker's session.
     """
@@ -41,7 +41,14 @@ class WorkerSource:
         self._dataset: OpenDataset | None = None
         self._resource: tf.Tensor | None = None
         self._graphs: dict[tuple[int, bool], Any] = {}
+        self._generation: int | None = None
         self.is_ready = False
+
+    def belongs_to(self, generation: int) -> None:
+        """Forget all where the worker was taken back since: another, or itself without memory."""
+        if generation != self._generation:
+            self.close()
+        self._generation = generation
 
     @property
     def is_open(self) -> bool:

@@ -185,27 +185,6 @@ class Flight:
         )
 
 
-def uninterrupted(call: Callable[[], Any]) -> Any:
-    """Run `call` in a thread that no interrupt reaches, and return its result.
-
-    An interrupt ends the wait for the call, and not the call.
-    """
-    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        with aboard():
-            try:
-                done.put((call(), None))
-            except BaseException as exc:
-                done.put((None, exc))
-
-    _start_thread(run)
-    result, error = done.get()
-    if error is not None:
-        raise error
-    return result
-
-
 def _start_thread(run: Callable[[], None]) -> None:
     # `Thread.start` waits at a `Condition` until the thread runs. An interrupt there would leave
     # the thread waiting for ever.
