@@ -214,7 +214,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "tensorflow.python.eager.executor",
         "new_executor",
         "sends executions to a worker while it runs others, up to a limit",
-        ("enable_async", "enable_streaming_enqueue", "in_flight_nodes_limit"),
+        ("enable_async", "in_flight_nodes_limit"),
     ),
     "Executor": PrivateName(
         "tensorflow.python.eager.executor",

@@ -191,9 +191,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._traffic_meter = TrafficMeter(self.num_ps)
         self._watch(cluster_resolver)
         take_note_of_forks()
-        atexit.register(hooks.leave_remote_functions)
+
+        def before_tasks_end() -> None:
+            self._membership.stop()
+            hooks.leave_remote_functions()
+
+        atexit.register(before_tasks_end)
         if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.end_with_process(hooks.leave_remote_functions)
+            cluster_resolver.local_cluster.end_with_process(before_tasks_end)
 
     def _watch(self, cluster_resolver: Any) -> None:
         """Keep watch over the tasks from here on, and take workers back that come back."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from kerasps import __version__
 from kerasps.checks import count, seconds
-from kerasps.cluster import read_tf_config
+from kerasps.cluster import DEFAULT_MAX_RESTARTS, read_tf_config
 from kerasps.errors import ClusterConfigError, KeraspsError
 
 _T = TypeVar("_T")
@@ -25,6 +25,12 @@ The script is the coordinator. It finds the cluster in TF_CONFIG, which is what
 `kerasps.ParameterServerStrategy()` reads when it gets no arguments.
 It has this terminal for itself; each worker and ps writes to its own log file.
 
+What dies is started again, up to --max-restarts times within an hour: a worker
+while the training goes on; and all tasks with the script where a ps is lost, or
+where a signal ended the script. The script then begins anew, with the same
+arguments. With a `keras.callbacks.BackupAndRestore` in its `fit` it goes on from
+the last backup. A script that fails by an error of its own is not restarted.
+
 An evaluator is a script beside the training that evaluates checkpoints, with a
 `kerasps.SidecarEvaluator`. It is not part of the cluster; what it prints appears
 here behind "[evaluator]". It ends after the last checkpoint."""
@@ -33,12 +39,12 @@ _LAUNCH_EPILOG = """\
 exit code:
   That of the script, or 128 + N when signal N ended it; 1 when the cluster could
   not start, or the script ended well and the evaluator failed; 2 when the command
-  line is wrong.
+  line is wrong. After a restart that of the last script counts.
 
 signals:
   Ctrl-C reaches the script, and the cluster is closed when the script has ended.
-  SIGTERM and SIGHUP are passed on to the script. Whatever ends this command,
-  SIGKILL too, no process is left behind.
+  SIGTERM and SIGHUP are passed on to the script. After any of them nothing is
+  started again. Whatever ends this command, SIGKILL too, no process is left behind.
 
 environment variables:
   An option on the command line beats its environment variable.
@@ -118,6 +124,9 @@ def _launch(args: argparse.Namespace) -> int:
     num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
     num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
     start_timeout = _setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", _seconds, 60.0)
+    max_restarts = _setting(
+        parser, args.max_restarts, "KERASPS_MAX_RESTARTS", _count_or_zero, DEFAULT_MAX_RESTARTS
+    )
     evaluator = _setting(parser, args.evaluator, "KERASPS_EVALUATOR", _command, None)
     evaluator_timeout = _setting(
         parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", _seconds, 600.0
@@ -134,6 +143,7 @@ def _launch(args: argparse.Namespace) -> int:
         num_ps=num_ps,
         log_dir=log_dir,
         start_timeout=start_timeout,
+        max_restarts=max_restarts,
         evaluator=None if evaluator is None else [sys.executable, *evaluator],
         evaluator_timeout=evaluator_timeout,
     )
@@ -229,6 +239,13 @@ def _add_launch(commands: Any) -> None:
         "KERASPS_START_TIMEOUT)",
     )
     launch.add_argument(
+        "--max-restarts",
+        type=_count_or_zero,
+        metavar="N",
+        help="restarts within an hour of each worker, and of the whole run for each ps and for the "
+        f"script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
+    )
+    launch.add_argument(
         "--evaluator",
         type=_command,
         metavar="COMMAND",
@@ -284,12 +301,18 @@ def _setting(
         parser.error(f"environment variable {variable}: {exc}")
 
 
-def _count(text: str) -> int:
+def _count_or_zero(text: str) -> int:
+    return _count(text, least=0)
+
+
+def _count(text: str, least: int = 1) -> int:
     value: object = text
     with contextlib.suppress(ValueError):
         value = int(text)
     try:
-        return count("Not a count", value, received=repr(text), advice="Give one like 2.")
+        return count(
+            "Not a count", value, least=least, received=repr(text), advice="Give one like 2."
+        )
     except (TypeError, ValueError) as exc:
         # The one error of which argparse prints the text.
         raise argparse.ArgumentTypeError(str(exc)) from None

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
     from kerasps.cluster.fetching import call_apart, fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
-    from kerasps.cluster.local import LocalCluster
+    from kerasps.cluster.listeners import processes_listening_on
+    from kerasps.cluster.local import LocalCluster, task_watch_of
     from kerasps.cluster.logs import open_log
     from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from kerasps.cluster.reachability import unreachable, wait_until_reachable
     from kerasps.cluster.renewal import start_anew
     from kerasps.cluster.resolver import LocalClusterResolver
+    from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, Restart, RestartBudget
     from kerasps.cluster.server import serve
+    from kerasps.cluster.supervision import Notice, SupervisorPipe
+    from kerasps.cluster.task_watch import Death
     from kerasps.cluster.tf_errors import (
         OUT_OF_RANGE,
         answers,
@@ -50,12 +54,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COORDINATOR_CPU",
+    "DEFAULT_MAX_RESTARTS",
     "EVALUATOR",
     "OUT_OF_RANGE",
     "ClusterDescription",
+    "Death",
     "LocalCluster",
     "LocalClusterResolver",
     "Membership",
+    "Notice",
+    "Restart",
+    "RestartBudget",
+    "SupervisorPipe",
     "TaskProcess",
     "WorkerInfo",
     "answers",
@@ -75,6 +85,7 @@ __all__ = [
     "lost_ps",
     "naming_lost_ps",
     "open_log",
+    "processes_listening_on",
     "ps_device",
     "ps_index",
     "read_tf_config",
@@ -84,6 +95,7 @@ __all__ = [
     "serve",
     "start_anew",
     "take_note_of_forks",
+    "task_watch_of",
     "translated_errors",
     "unreachable",
     "wait_until_reachable",
@@ -94,11 +106,17 @@ __getattr__ = opened_when_used(
     {
         "COORDINATOR_CPU": "devices",
         "ClusterDescription": "description",
+        "DEFAULT_MAX_RESTARTS": "restarts",
         "EVALUATOR": "description",
+        "Death": "task_watch",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
         "Membership": "membership",
         "OUT_OF_RANGE": "tf_errors",
+        "Notice": "supervision",
+        "Restart": "restarts",
+        "RestartBudget": "restarts",
+        "SupervisorPipe": "supervision",
         "TaskProcess": "process",
         "WorkerInfo": "membership",
         "answers": "tf_errors",
@@ -118,6 +136,7 @@ __getattr__ = opened_when_used(
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
         "open_log": "logs",
+        "processes_listening_on": "listeners",
         "ps_device": "devices",
         "ps_index": "devices",
         "read_tf_config": "description",
@@ -127,6 +146,7 @@ __getattr__ = opened_when_used(
         "serve": "server",
         "start_anew": "renewal",
         "take_note_of_forks": "forks",
+        "task_watch_of": "local",
         "translated_errors": "tf_errors",
         "unreachable": "reachability",
         "wait_until_reachable": "reachability",

@@ -62,10 +62,10 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
         TaskUnreachableError: TensorFlow could not set up the tasks.
     """
     context = _compat.eager_context()
-    # TensorFlow's own strategy sets this too: no executor hides an error. The other one that it
-    # sets would have the tracing of a function wait for every task, with Python's lock held.
+    # TensorFlow's own strategy sets these too: one request to a worker at a time, and no executor
+    # that hides an error.
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
     os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
-    os.environ.setdefault("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "True")
     # A tensor of one element goes into the request of the call that takes it. TensorFlow waits for
     # others to arrive, in vain where it takes a worker back meanwhile.
     os.environ["TF_SEND_AS_PROTOS_WHEN_POSSIBLE"] = "True"

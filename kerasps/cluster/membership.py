@@ -3,8 +3,8 @@
 TensorFlow notices a task that died when it calls it, and one that hangs never. So a thread asks
 every task once a second (`ask_servers`). What follows from the answers, `Presence` knows. Here it
 is done. Connections to a task that hangs are broken, so that the calls which wait for it end. A
-worker that is not there is taken out of TensorFlow's cluster, which else waits for it whenever a
-function is traced. One that answers again is put back in, by itself, whatever the others do.
+worker that answers again is put back into TensorFlow's cluster, by itself, whatever the others do;
+those that are not there are taken out then, since TensorFlow asks each that is in.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from kerasps.checks import time_limit
 from kerasps.cluster.connection import update_tasks
+from kerasps.cluster.grpc_options import hang_limit
 from kerasps.cluster.leaving import LET_GO, NAME_FILE
 from kerasps.cluster.presence import Noticed, Presence, Status, Task
 from kerasps.cluster.probe import Answer, ask_servers, break_connections
@@ -27,9 +27,6 @@ from kerasps.cluster.tf_errors import error_of
 
 _LOGGER = logging.getLogger("kerasps")
 
-# A task that does not answer for so long hangs. Long enough for a machine that swaps, or a process
-# that is starved of its processors.
-_HANG_LIMIT_S = 10.0
 # How often tasks are asked, and how long each has to answer. A task that is there does so within a
 # millisecond; one that is away is asked more often, since others wait for it.
 _INTERVAL_S = 1.0
@@ -39,11 +36,6 @@ _ANSWER_S = 1.0
 _RESOLVE_S = 2.0
 # After TensorFlow failed to take workers back, mostly because one of them died meanwhile.
 _PAUSE_S = 0.5
-
-
-def hang_limit() -> float:
-    """Return the seconds after which a silent task hangs: KERASPS_HANG_TIMEOUT, else 10."""
-    return time_limit(None, variable="KERASPS_HANG_TIMEOUT", default=_HANG_LIMIT_S)
 
 
 @dataclass(frozen=True)
@@ -86,10 +78,11 @@ class Membership:
         self._presence = Presence(addresses, limit_s=hang_limit(), now=time.monotonic())
         self._has_stopped = False
         self._num_users = 0
+        # Workers that are being told that they may go.
+        self._let_go: set[int] = set()
         # One at a time tells TensorFlow who is there.
         self._to_tell = threading.Event()
         self._listeners: list[Callable[[Noticed], None]] = []
-        self._known: dict[Task, str] = dict(addresses)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -204,6 +197,10 @@ class Membership:
 
     def has_let_go(self, worker: int) -> None:
         """Note that a worker which is about to leave holds nothing any more."""
+        with self._lock:
+            if worker in self._let_go:
+                return
+            self._let_go.add(worker)
         # Apart, since the worker may hang by now.
         threading.Thread(target=self._say_goodbye, args=[worker], daemon=True).start()
 
@@ -212,6 +209,7 @@ class Membership:
             tf.io.write_file(NAME_FILE, LET_GO)
         with self._news:
             noticed = self._presence.left(("worker", worker), time.monotonic())
+            self._let_go.discard(worker)
         self._do(noticed)
 
     # The watch
@@ -276,6 +274,8 @@ class Membership:
     # What follows
 
     def _do(self, noticed: list[Noticed]) -> None:
+        if self._has_stopped:
+            return
         for one in noticed:
             if one.status is Status.HUNG:
                 break_connections(one.address)
@@ -303,7 +303,7 @@ class Membership:
             # Nothing is to be won, and TensorFlow would wait for the ps.
             if not self._presence.has_all_ps:
                 return False
-            return bool(self._presence.back) or self._presence.connected != self._known
+            return bool(self._presence.back)
 
     def _try_to_tell(self) -> bool:
         """Update TensorFlow's cluster; return whether that went well.
@@ -333,7 +333,6 @@ class Membership:
         except tf.errors.OpError as exc:
             _LOGGER.debug("TensorFlow did not take workers back.", exc_info=exc)
             return False
-        self._known = members
         with self._news:
             noticed = self._presence.take(back, time.monotonic())
         self._do(noticed)

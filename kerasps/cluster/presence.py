@@ -28,6 +28,8 @@ class Status(enum.Enum):
 
 # A task whose calls TensorFlow may be given.
 _CONNECTED = (Status.THERE, Status.LEAVING)
+# Calls to a task that is gone have ended by then. One that is started anew takes as long, mostly.
+_SETTLE_S = 1.0
 
 
 @dataclass
@@ -121,11 +123,16 @@ class Presence:
 
     @property
     def back(self) -> dict[Task, str]:
-        """The addresses of tasks that answer again, or for the first time, and wait to be taken."""
+        """The addresses of tasks that answer again, or for the first time, and wait to be taken.
+
+        A worker that was lost just now is not among them. Calls to it are still on their way: to
+        their error, which TensorFlow may lose where the worker is taken back meanwhile.
+        """
         return {
             t: k.address
             for t, k in self._tasks.items()
             if k.is_back and t[0] == "worker" and k.status not in _CONNECTED
+            if k.status is Status.JOINING or self._ticked_at - k.since >= _SETTLE_S
         }
 
     @property

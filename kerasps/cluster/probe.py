@@ -8,6 +8,7 @@ import errno
 import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
@@ -84,11 +85,12 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
     """
     # A name may have several addresses, and a server listens on one of them.
     answers: dict[_Task, list[Answer]] = {task: [] for task in addresses}
+    places = {address: _resolved(address) for address in addresses.values()}
     deadline = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         for task, address in addresses.items():
-            for place in _resolved(address):
-                question = _Question(place)
+            for place in places[address]:
+                question = _Question(address, place)
                 if question.socket is not None:
                     selector.register(question.socket, selectors.EVENT_WRITE, (task, question))
                 elif question.answer is not None:
@@ -102,6 +104,8 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
                 if question.answer is not None:
                     answers[task].append(question.answer)
                 if question.answer is Answer.SERVES:
+                    # Whatever the host's other addresses said.
+                    _RESOLVED[addresses[task]] = places[addresses[task]]
                     _end_all(selector, task)
             if time.monotonic() >= deadline:
                 break
@@ -125,18 +129,21 @@ def _end_all(selector: selectors.BaseSelector, task: Hashable) -> None:
 class _Question:
     """One connection on its way: from connecting to the first bytes of the reply."""
 
-    def __init__(self, place: tuple[Any, ...]) -> None:
+    def __init__(self, address: str, place: tuple[Any, ...]) -> None:
         self.answer: Answer | None = None
         self.socket: socket.socket | None = None
+        self._address = address
         self._is_asked = False
         self._reply = b""
         try:
             family, kind, protocol, _, name = place
             self.socket = socket.socket(family, kind, protocol)
             self.socket.setblocking(False)
+            # A connection that is reset leaves nothing behind, and there is one a second per task.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._connect(name)
         except OSError as exc:
-            self._close(None if exc.errno in _NO_WAY else _meaning(exc))
+            self._fail(exc)
 
     def _connect(self, name: Any) -> None:
         assert self.socket is not None
@@ -155,8 +162,8 @@ class _Question:
         except BlockingIOError:
             return
         except OSError as exc:
-            self.end(selector)
-            self.answer = _meaning(exc)
+            selector.unregister(self.socket)
+            self._fail(exc)
 
     def end(self, selector: selectors.BaseSelector) -> None:
         """Close the connection."""
@@ -186,6 +193,10 @@ class _Question:
             self.end(selector)
             self.answer = Answer.SERVES if is_server else nothing
 
+    def _fail(self, error: OSError) -> None:
+        _RESOLVED.pop(self._address, None)  # it may be elsewhere by now
+        self._close(None if error.errno in _NO_WAY else _meaning(error))
+
     def _close(self, answer: Answer | None) -> None:
         self.answer = answer
         if self.socket is not None:
@@ -193,13 +204,20 @@ class _Question:
             self.socket = None
 
 
+# Where addresses are, as the resolver of names said last. To ask it anew each time would have all
+# tasks wait where it is slow.
+_RESOLVED: dict[str, list[tuple[Any, ...]]] = {}
+
+
 def _resolved(address: str) -> list[tuple[Any, ...]]:
     """Return the socket addresses of a host, none where it cannot be found."""
-    host, port = split_address(address)
-    try:
-        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    except OSError:
-        return []
+    if address not in _RESOLVED:
+        host, port = split_address(address)
+        try:
+            _RESOLVED[address] = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError:
+            return []
+    return _RESOLVED[address]
 
 
 def _meaning(error: OSError) -> Answer:

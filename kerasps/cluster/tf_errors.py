@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.supervision import tell_supervisor
 from kerasps.errors import InputError, KeraspsError, PSLostError
 
 # Begins the message of the error that ids out of range end in, on a worker.
@@ -107,6 +108,7 @@ def check_ps_of(strategy: Any) -> None:
 
 def hung_ps_error(strategy: Any, ps: int) -> PSLostError:
     """Return the error of a ps that does not answer any more."""
+    tell_supervisor("hung", "ps", ps)
     return PSLostError(
         f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
         "with its variables. Expected: ps tasks that answer within KERASPS_HANG_TIMEOUT seconds "
@@ -123,6 +125,7 @@ def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
         return
     cause = cleaned(error)
     first_line = (str(cause).splitlines() or [""])[0]
+    tell_supervisor("lost", "ps", lost)
     raise PSLostError(
         f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
         f"Expected: ps tasks that live as long as the training. Received: {type(cause).__name__}: "

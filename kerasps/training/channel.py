@@ -148,6 +148,12 @@ class Sessions:
             self._at_work.append((worker, mailbox))
             return mailbox
 
+    def end_one(self, worker: int) -> None:
+        """Have the session of a worker end after the command that it carries out now."""
+        with self._news:
+            if worker in self._channel.mailboxes:
+                self._channel.mailboxes[worker].put(None)
+
     def leave(self, mailbox: Mailbox) -> None:
         """Note that nothing of a session is on its worker any more."""
         with self._news:

@@ -48,7 +48,7 @@ from kerasps.training.session import (
     drain,
     sending_through,
 )
-from kerasps.training.session_failures import SessionFailures, Verdict
+from kerasps.training.session_failures import SessionFailures, Verdict, may_be_loss
 from kerasps.training.tending import Tending
 from kerasps.training.worker_recovery import TryAgain, WorkerAway
 from kerasps.variables import NAMES, Flight, aboard, worker_timeout
@@ -363,10 +363,7 @@ class Dispatcher:
         executor: Any = None
         try:
             executor = _compat.new_executor(
-                self._keeps_totals,
-                # One request per execution, so that none waits behind another.
-                enable_streaming_enqueue=False,
-                in_flight_nodes_limit=EXECUTIONS_AHEAD,
+                self._keeps_totals, in_flight_nodes_limit=EXECUTIONS_AHEAD
             )
             session = Session(
                 worker,
@@ -388,6 +385,8 @@ class Dispatcher:
                 post(SessionEnded(worker))
             finally:
                 sessions.leave(mailbox)
+            if not sessions.is_over:
+                raise WorkerAway  # it has left
 
     def _end_failed(
         self,
@@ -408,7 +407,7 @@ class Dispatcher:
 
         # Whatever failed, what the worker holds cannot be told from what it is about to do again.
         source.close()
-        is_loss = self._failures.may_be_loss(error)
+        is_loss = may_be_loss(error)
         try:
             # Before the session leaves: the flight may land then, and with it the epoch.
             if is_loss:

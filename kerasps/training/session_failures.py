@@ -39,20 +39,6 @@ class SessionFailures:
         self._lock = threading.Lock()
         self._met: dict[int, tuple[str, int]] = {}
 
-    def may_be_loss(self, error: BaseException) -> bool:
-        """Return whether `error` may say that a task is lost, rather than what a step did wrong."""
-        kinds = (
-            tf.errors.UnavailableError,
-            tf.errors.AbortedError,
-            tf.errors.CancelledError,
-            tf.errors.DeadlineExceededError,
-            tf.errors.InternalError,
-            tf.errors.UnknownError,
-        )
-        if isinstance(error, kinds) or _is_between(error):
-            return True
-        return bool(_compat.is_worker_failure(error)) or lost_ps(error) is not None
-
     def verdict(self, error: BaseException, worker: int) -> Verdict:
         """Return what is to become of a session that failed. Thread: that of the session."""
         if not self._membership.has_worker(worker):
@@ -64,7 +50,7 @@ class SessionFailures:
             return self._tried(error, worker) if is_there else Verdict.FAIL
         if not answers(f"/job:worker/replica:0/task:{worker}"):
             self.forget(worker)
-            self._membership.lose(worker, _in_short(error))
+            self._membership.lose(worker, in_short(error))
             return Verdict.WORKER_IS_AWAY
         is_known = bool(_compat.is_worker_failure(error))
         if is_known or isinstance(error, tf.errors.CancelledError) or _is_between(error):
@@ -86,7 +72,23 @@ class SessionFailures:
                 self._met.pop(worker, None)
 
 
-def _in_short(error: BaseException) -> str:
+def may_be_loss(error: BaseException) -> bool:
+    """Return whether `error` may say that a task is lost, rather than what a step did wrong."""
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+        tf.errors.UnknownError,
+    )
+    if isinstance(error, kinds) or _is_between(error):
+        return True
+    return bool(_compat.is_worker_failure(error)) or lost_ps(error) is not None
+
+
+def in_short(error: BaseException) -> str:
+    """Return the beginning of what an error says."""
     return (str(error).splitlines() or [""])[0][:80] or type(error).__name__
 
 

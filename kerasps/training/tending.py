@@ -121,6 +121,7 @@ class Tending:
         for worker in leaving:
             if worker < self._channel.num_workers and self._channel.has_let_go(worker):
                 self._close(self._lanes.lane(worker))
+                self._sessions.end_one(worker)
                 self._membership.has_let_go(worker)
         self._told_to_leave &= leaving
 

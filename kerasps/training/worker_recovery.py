@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import Membership
+from kerasps.cluster import Membership, answers
+from kerasps.training.session_failures import in_short, may_be_loss
 
 
 class WorkerAway(Exception):
@@ -75,9 +76,8 @@ class WorkerRecovery:
                 if on_transient_failure_fn is not None:
                     on_transient_failure_fn()
                 return
-            if not _compat.is_worker_failure(exc) and self._membership.has_worker(worker):
+            if not self._is_lost(worker, worker_device_name, exc):
                 raise
-            self._membership.lose(worker, type(exc).__name__)
             self._recover(worker, exc, on_failure_fn, on_recovery_fn)
 
     def _recover(
@@ -92,6 +92,15 @@ class WorkerRecovery:
         self._membership.wait_until_there(worker)
         if on_recovery_fn is not None:
             on_recovery_fn()
+
+    def _is_lost(self, worker: int, device: str, error: BaseException) -> bool:
+        """Return whether a call failed because its worker is lost. Its words may not say."""
+        aborted = isinstance(error, (_compat.ClosureInputError, _compat.ClosureAbortedError))
+        if not (aborted or may_be_loss(error)):
+            return False
+        if self._membership.has_worker(worker) and not answers(device):
+            self._membership.lose(worker, in_short(error))
+        return not self._membership.has_worker(worker)
 
     def _is_transient(self, error: BaseException) -> bool:
         """Return whether TensorFlow's own handler would try again at once."""

@@ -30,7 +30,7 @@ def test_what_was_cancelled_without_saying_where_is_tried_again(monkeypatch, whe
     monkeypatch.setattr(session_failures, "answers", lambda device: True)
     sessions = session_failures.SessionFailures(Members(0, 1))
     error = tf.errors.CancelledError(None, None, where)
-    assert sessions.may_be_loss(error)
+    assert session_failures.may_be_loss(error)
     again, fail = Verdict.TRY_AGAIN, Verdict.FAIL
     assert [sessions.verdict(error, 1) for _ in range(3)] == [again, again, fail]
     # What another worker met, or this one before it did something, does not count.

@@ -80,6 +80,8 @@ def test_a_lost_worker_is_taken_back_when_it_answers_whatever_others_do(presence
     assert statuses(presence.lose(WORKER, 1.0, "reset")) == [(WORKER, Status.THERE, Status.LOST)]
     assert statuses(presence.lose(OTHER, 1.0, "reset")) == [(OTHER, Status.THERE, Status.LOST)]
     assert presence.lose(WORKER, 1.1, "again") == []
+    hear(presence, 1.5, worker=Answer.REFUSES)
+    assert not presence.back  # calls that are on their way end first
     hear(presence, 2.0, worker=Answer.REFUSES)
     assert presence.back.keys() == {OTHER}
     presence.take([OTHER], 2.1)
@@ -114,7 +116,9 @@ def test_a_worker_may_move_and_others_may_join(presence):
     assert "host9:1" in moved[0].reason
     assert presence.status(new) is Status.JOINING
     assert presence.connected.keys() == {WORKER, PS}
-    presence.hear({**ALL_SERVE, new: Answer.SERVES}, 2.0)
+    presence.hear({**ALL_SERVE, new: Answer.SERVES}, 1.5)
+    assert presence.back == {new: "host3:1"}
+    presence.tick(2.0, 1.0)
     assert presence.back == {OTHER: "host9:1", new: "host3:1"}
     presence.take([new], 3.0)
     assert presence.of("worker", Status.THERE) == [0, 2]

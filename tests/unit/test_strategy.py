@@ -167,9 +167,9 @@ def test_tasks_that_cannot_be_reached_are_named_within_the_limit(monkeypatch, by
 
 
 def test_the_chief_is_not_waited_for():
-    with greeter() as here, greeter() as there:
-        with pytest.raises(pytest.fail.Exception, match="went on to connect"):
-            kerasps.ParameterServerStrategy(resolver(worker=[here], ps=[there]), connect_timeout=5)
+    went_on = pytest.raises(pytest.fail.Exception, match="went on to connect")
+    with greeter() as here, greeter() as there, went_on:
+        kerasps.ParameterServerStrategy(resolver(worker=[here], ps=[there]), connect_timeout=5)
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("inf"), "60", True])
