@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.resolver import LocalClusterResolver
     from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, Restart, RestartBudget
     from kerasps.cluster.server import serve
-    from kerasps.cluster.supervision import Notice, SupervisorPipe
+    from kerasps.cluster.supervision import Notice, SupervisorPipe, tell_supervisor
     from kerasps.cluster.task_watch import Death
     from kerasps.cluster.tf_errors import (
         OUT_OF_RANGE,
@@ -96,6 +96,7 @@ __all__ = [
     "start_anew",
     "take_note_of_forks",
     "task_watch_of",
+    "tell_supervisor",
     "translated_errors",
     "unreachable",
     "wait_until_reachable",
@@ -146,6 +147,7 @@ __getattr__ = opened_when_used(
         "serve": "server",
         "start_anew": "renewal",
         "take_note_of_forks": "forks",
+        "tell_supervisor": "supervision",
         "task_watch_of": "local",
         "translated_errors": "tf_errors",
         "unreachable": "reachability",

@@ -23,6 +23,7 @@ from kerasps.cluster.grpc_options import hang_limit
 from kerasps.cluster.leaving import LET_GO, NAME_FILE
 from kerasps.cluster.presence import Noticed, Presence, Status, Task
 from kerasps.cluster.probe import Answer, ask_servers, break_connections
+from kerasps.cluster.supervision import tell_supervisor
 from kerasps.cluster.tf_errors import error_of
 
 _LOGGER = logging.getLogger("kerasps")
@@ -279,6 +280,8 @@ class Membership:
         for one in noticed:
             if one.status is Status.HUNG:
                 break_connections(one.address)
+                if one.after_s >= hang_limit():  # others may have been impatient
+                    tell_supervisor("hung", *one.task)
             text = _in_words(one)
             if text:
                 _LOGGER.warning(text)

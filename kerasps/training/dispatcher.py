@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import comes_from, hung_ps_error, lost_ps, translated_errors
+from kerasps.cluster import comes_from, hung_ps_error, lost_ps, tell_supervisor, translated_errors
 from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
@@ -237,6 +237,7 @@ class Dispatcher:
                 has_warned = True
                 warnings.warn(self._waiting_text(waited), stacklevel=2)
             if waited > self._timeout:
+                tell_supervisor("lost", "worker", min(lost))
                 raise WorkerLostError(self._waiting_text(waited))
 
     def _waiting_text(self, waited: float) -> str:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kerasps.checks import time_limit
+from kerasps.cluster import tell_supervisor
 from kerasps.errors import WorkerLostError
 
 # How often a flight looks whether its owner is still there, and who waits for one whether it has
@@ -155,6 +156,7 @@ class Flight:
             if self.has_landed or (limit is not None and waited > limit):
                 break
             if limit is None and waited > timeout:
+                tell_supervisor("lost", "worker", 0)
                 raise WorkerLostError(self._waiting_text(waited, timeout))
             if limit is None and waited > _WARN_AFTER_S and not warned:
                 warned = True
