@@ -86,6 +86,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     Warns:
         UserWarning: this version of Keras or TensorFlow was not tested.
+        RuntimeWarning: the coordinator's port is open on every network interface, since the chief's
+            entry is no address of this machine, or TensorFlow's library cannot be held to it.
 
     Follows `tf.distribute.ParameterServerStrategy`.
     """

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -66,12 +67,17 @@ TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG bu
 for its "task". A task whose chief was killed starts anew, without what it held
 for it.
 
-The server listens on every network interface and has no access control. Keep the
-port inside a network that you trust."""
+The server has no access control: whoever reaches its port can read and write files
+as this user. It listens on one address, the host of its entry in TF_CONFIG, and so
+can be reached from the network of that address alone. Keep that to machines that
+you trust. Where the host is no address of this machine (a service's name, or a
+network behind a translation of addresses), it says so and listens on all."""
 
 _SERVE_EPILOG = """\
 environment variables:
+  An option on the command line beats its environment variable.
   TF_CONFIG                the cluster and this task (required)
+  KERASPS_BIND             as --bind; the script heeds it too, for its own server
   KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
                            names of modules to import besides, for their custom
                            ops, with commas between them
@@ -101,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "launch":
             return _launch(args)
         if args.command == "serve":
-            return _serve()
+            return _serve(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -143,10 +149,19 @@ def _launch(args: argparse.Namespace) -> int:
     )
 
 
-def _serve() -> int:
+def _serve(args: argparse.Namespace) -> int:
     from kerasps.cluster import serve, start_anew
 
+    bind = _setting(args.parser, args.bind, "KERASPS_BIND", str, None)
     description = read_tf_config()
+
+    def ready(port: int, address: str | None) -> None:
+        print(
+            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
+            f"{port} of {address or 'every network interface'}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def coordinator_gone() -> NoReturn:
         print(
@@ -158,16 +173,14 @@ def _serve() -> int:
         )
         start_anew()
 
-    serve(
-        description,
-        on_ready=lambda port: print(
-            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
-            f"{port}",
-            file=sys.stderr,
-            flush=True,
-        ),
-        on_coordinator_gone=coordinator_gone,
-    )
+    with warnings.catch_warnings():
+        warnings.showwarning = _print_warning
+        serve(description, bind=bind, on_ready=ready, on_coordinator_gone=coordinator_gone)
+
+
+def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    """Print a warning as this command's errors are, without the line of code that gives it."""
+    print(f"kerasps serve: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -180,13 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
-    commands.add_parser(
-        "serve",
-        help="run the server of the worker or ps task in TF_CONFIG",
-        description=_SERVE_HELP,
-        epilog=_SERVE_EPILOG,
-        formatter_class=raw,
-    )
+    _add_serve(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )
@@ -255,6 +262,23 @@ def _add_launch(commands: Any) -> None:
     launch.add_argument("script", metavar="script.py", help="the training script")
     launch.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
+    )
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="run the server of the worker or ps task in TF_CONFIG",
+        description=_SERVE_HELP,
+        epilog=_SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.set_defaults(parser=serve)
+    serve.add_argument(
+        "--bind",
+        metavar="ADDRESS",
+        help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
+        "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
     )
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
+    from kerasps.cluster.logs import open_log
     from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
         TaskProcess,
@@ -83,6 +84,7 @@ __all__ = [
     "is_fork",
     "lost_ps",
     "naming_lost_ps",
+    "open_log",
     "processes_listening_on",
     "ps_device",
     "ps_index",
@@ -134,6 +136,7 @@ __getattr__ = opened_when_used(
         "is_fork": "forks",
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
+        "open_log": "logs",
         "processes_listening_on": "listeners",
         "ps_device": "devices",
         "ps_index": "devices",

@@ -23,10 +23,12 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, split_address
 from kerasps.cluster.devices import COORDINATOR_JOB
 from kerasps.cluster.earlier_resources import EarlierResources
 from kerasps.cluster.grpc_options import set_grpc_options
+from kerasps.cluster.listen_address import coordinator_listen_address
 from kerasps.cluster.probe import Answer, ask_servers
 from kerasps.errors import TaskStartError, TaskUnreachableError
 
@@ -55,6 +57,7 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
         protocol: TensorFlow's name of the protocol between tasks. Default: gRPC.
 
     Raises:
+        ClusterConfigError: KERASPS_BIND is no address of this machine.
         TaskStartError: the port of the chief is in use.
         TaskUnreachableError: TensorFlow could not set up the tasks.
     """
@@ -75,7 +78,8 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
     own = {COORDINATOR_JOB: cluster.jobs["chief"]}
     if _serving_at != cluster.jobs["chief"][0]:
         resources = None if is_fresh else EarlierResources.find()
-        _start_own_server(context, _server_def(own, config, protocol))
+        listens_on = coordinator_listen_address(cluster)
+        _start_own_server(context, _server_def(own, config, protocol), listens_on)
         if resources is not None:
             resources.restore()
     if cluster.is_on_one_machine:
@@ -152,12 +156,13 @@ def _server_def(
     return server_def
 
 
-def _start_own_server(context: Any, server_def: tf.train.ServerDef) -> None:
+def _start_own_server(context: Any, server_def: tf.train.ServerDef, listens_on: str | None) -> None:
     global _serving_at
     address = server_def.cluster.job[0].tasks[0]
-    _check_port(address)
+    _check_port(address, listens_on)
     try:
-        context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
+        with listening_on(listens_on, split_address(address)[1]):
+            context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except tf.errors.OpError as exc:
         # TensorFlow has taken note of a server that it does not have, and would not try again.
         context._server_def = None
@@ -230,16 +235,19 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
             )
 
 
-def _check_port(address: str) -> None:
+def _check_port(address: str, listens_on: str | None) -> None:
     """Raise `TaskStartError` where no server could listen at the port of `address`.
 
     TensorFlow's own error says neither which port it was nor why.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    # Where the server will listen. The address is one of numbers, so nobody is asked for it.
+    family, kind, _, _, place = socket.getaddrinfo(
+        listens_on or "0.0.0.0", split_address(address)[1], type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            # On all interfaces, as TensorFlow's server listens.
-            probe.bind(("", split_address(address)[1]))
+            probe.bind(place)
         except OSError as exc:
             raise _no_server(
                 address, exc.strerror or str(exc), in_use=exc.errno == errno.EADDRINUSE

@@ -18,6 +18,7 @@ from typing import Any
 from kerasps.checks import count, seconds
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.gpus import visible_gpus, worker_gpus
+from kerasps.cluster.logs import make_log_dir
 from kerasps.cluster.process import TaskProcess, child_environment
 from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
 from kerasps.cluster.supervision import supervise_here, supervise_no_more
@@ -42,8 +43,8 @@ class LocalCluster:
     cannot go on without them. What heals that is to start the whole script again, as
     `kerasps launch` does.
 
-    TensorFlow's servers have no access control and listen on every network interface of the
-    machine: on an untrusted network, put a firewall in front.
+    All processes, this one too, listen on the loopback alone, so no other machine can reach them.
+    TensorFlow's servers have no access control: other users of this machine can.
 
     ```python
     import kerasps
@@ -55,8 +56,9 @@ class LocalCluster:
     Args:
         num_workers: the number of worker processes, at least 1. Default 2.
         num_ps: the number of ps processes, at least 1. Default 1.
-        log_dir: the directory for one log file per process, made where missing. None (default)
-            takes a temporary directory, which `close` removes unless a task died by itself.
+        log_dir: the directory for one log file per process, made where missing. Only its owner
+            can read a directory that is made, and the files. None (default) takes a temporary
+            directory, which `close` removes unless a task died by itself.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
         max_restarts: how many times each worker may be started again within an hour. Default 3;
             0 starts none again, and kills none that does not answer.
@@ -89,7 +91,7 @@ class LocalCluster:
             if log_dir is None
             else Path(log_dir).absolute()
         )
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        make_log_dir(self._log_dir)
         self._keep_logs = False
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         # It leaves alone those tasks whose death the user knows of: killed through `kill`, or named

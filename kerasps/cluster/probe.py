@@ -33,6 +33,13 @@ class Answer(enum.Enum):
     IS_OTHER = "something else than a TensorFlow server answers"
 
 
+# What holds of a host of several addresses, each with its answer. A refusal says that nobody is
+# there, so all must refuse.
+_BEST_FIRST = (Answer.SERVES, Answer.IS_OTHER, Answer.IS_SILENT, Answer.REFUSES)
+# A machine without IPv6 cannot ask there, which says nothing of the other machine.
+_NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
 def connection_error(address: str, timeout_s: float) -> OSError | None:
     """Return the error that connecting to an address ends in, None where a server accepts.
 
@@ -76,48 +83,67 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
     Returns:
         What came of each. A host that cannot be found, or reached, is silent.
     """
-    answers: dict[_Task, Answer] = {}
+    # A name may have several addresses, and a server listens on one of them.
+    answers: dict[_Task, list[Answer]] = {task: [] for task in addresses}
+    places = {address: _resolved(address) for address in addresses.values()}
     deadline = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as selector:
         for task, address in addresses.items():
-            question = _Question(address)
-            if question.socket is None:
-                answers[task] = question.answer or Answer.IS_SILENT
-            else:
-                selector.register(question.socket, selectors.EVENT_WRITE, (task, question))
+            for place in places[address]:
+                question = _Question(address, place)
+                if question.socket is not None:
+                    selector.register(question.socket, selectors.EVENT_WRITE, (task, question))
+                elif question.answer is not None:
+                    answers[task].append(question.answer)
         while selector.get_map():
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                 task, question = key.data
+                if question.socket is None:  # ended with the others of its task
+                    continue
                 question.go_on(selector)
                 if question.answer is not None:
-                    answers[task] = question.answer
+                    answers[task].append(question.answer)
+                if question.answer is Answer.SERVES:
+                    # Whatever the host's other addresses said.
+                    _RESOLVED[addresses[task]] = places[addresses[task]]
+                    _end_all(selector, task)
             if time.monotonic() >= deadline:
                 break
         for key in list(selector.get_map().values()):
             task, question = key.data
             question.end(selector)
-            answers[task] = Answer.IS_SILENT
-    return answers
+            answers[task].append(Answer.IS_SILENT)
+    return {
+        task: min(heard, key=_BEST_FIRST.index, default=Answer.IS_SILENT)
+        for task, heard in answers.items()
+    }
+
+
+def _end_all(selector: selectors.BaseSelector, task: Hashable) -> None:
+    for key in list(selector.get_map().values()):
+        other, question = key.data
+        if other == task:
+            question.end(selector)
 
 
 class _Question:
     """One connection on its way: from connecting to the first bytes of the reply."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, place: tuple[Any, ...]) -> None:
         self.answer: Answer | None = None
         self.socket: socket.socket | None = None
         self._address = address
         self._is_asked = False
         self._reply = b""
         try:
-            family, kind, protocol, _, name = _resolved(address)
+            family, kind, protocol, _, name = place
             self.socket = socket.socket(family, kind, protocol)
             self.socket.setblocking(False)
             # A connection that is reset leaves nothing behind, and there is one a second per task.
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._connect(name)
         except OSError as exc:
-            self._close(_meaning(exc))
+            self._fail(exc)
 
     def _connect(self, name: Any) -> None:
         assert self.socket is not None
@@ -137,7 +163,7 @@ class _Question:
             return
         except OSError as exc:
             selector.unregister(self.socket)
-            self._close(_meaning(exc))
+            self._fail(exc)
 
     def end(self, selector: selectors.BaseSelector) -> None:
         """Close the connection."""
@@ -167,10 +193,12 @@ class _Question:
             self.end(selector)
             self.answer = Answer.SERVES if is_server else nothing
 
+    def _fail(self, error: OSError) -> None:
+        _RESOLVED.pop(self._address, None)  # it may be elsewhere by now
+        self._close(None if error.errno in _NO_WAY else _meaning(error))
+
     def _close(self, answer: Answer | None) -> None:
         self.answer = answer
-        if answer is not None:
-            _RESOLVED.pop(self._address, None)  # it may be elsewhere by now
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -178,13 +206,17 @@ class _Question:
 
 # Where addresses are, as the resolver of names said last. To ask it anew each time would have all
 # tasks wait where it is slow.
-_RESOLVED: dict[str, Any] = {}
+_RESOLVED: dict[str, list[tuple[Any, ...]]] = {}
 
 
-def _resolved(address: str) -> Any:
+def _resolved(address: str) -> list[tuple[Any, ...]]:
+    """Return the socket addresses of a host, none where it cannot be found."""
     if address not in _RESOLVED:
         host, port = split_address(address)
-        _RESOLVED[address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        try:
+            _RESOLVED[address] = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError:
+            return []
     return _RESOLVED[address]
 
 
@@ -204,16 +236,17 @@ def break_connections(address: str) -> int:
     """
     try:
         names = os.listdir("/proc/self/fd")
-        _, _, _, _, name = _resolved(address)
     except OSError:
         return 0
+    places = [name for _, _, _, _, name in _resolved(address)]
     broken = 0
     for number in names:
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(number))) as connection:
-                if _is_same(connection.getpeername(), name):
+                peer = connection.getpeername()
+                if any(_is_same(peer, place) for place in places):
                     connection.shutdown(socket.SHUT_RDWR)
                     broken += 1
     return broken

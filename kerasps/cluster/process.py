@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kerasps.cluster.description import ClusterDescription
+from kerasps.cluster.logs import open_log
 from kerasps.cluster.server import REPORT_FD_FLAG, WATCH_PARENT_FLAG
 
 # Enough for a traceback with its message, short enough to be read in an error.
@@ -102,7 +103,7 @@ class TaskProcess:
         env = dict(self._env, TF_CONFIG=json.dumps(self._description.as_tf_config()))
         read_fd, write_fd = os.pipe()
         try:
-            with self._log_file.open("ab") as log:
+            with open_log(self._log_file) as log:
                 self._log_begin = log.tell()
                 self._started_at = time.monotonic()
                 self._process = subprocess.Popen(

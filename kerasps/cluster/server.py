@@ -24,8 +24,10 @@ from typing import Any, NoReturn
 
 from kerasps import _compat
 from kerasps.cluster import leaving, renewal
+from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, read_tf_config, split_address
 from kerasps.cluster.grpc_options import set_grpc_options
+from kerasps.cluster.listen_address import listen_address
 from kerasps.errors import ClusterConfigError
 
 REPORT_FD_FLAG = "--report-fd"
@@ -45,7 +47,8 @@ _LEAVING = threading.Event()
 def serve(
     description: ClusterDescription,
     *,
-    on_ready: Callable[[int], None] | None = None,
+    bind: str | None = None,
+    on_ready: Callable[[int, str | None], None] | None = None,
     watch_parent: bool = False,
     on_coordinator_gone: Callable[[], NoReturn] | None = None,
 ) -> NoReturn:
@@ -58,22 +61,27 @@ def serve(
 
     Args:
         description: the cluster, and which of its tasks this process is.
-        on_ready: called with the port once the server accepts connections.
+        bind: the address of this machine to listen on; `0.0.0.0` and `::` stand for all. None
+            (default) takes the host of the task's own entry in the description.
+        on_ready: called once the server accepts connections, with its port and the address that it
+            listens on, None for all.
         watch_parent: exit also when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called when the coordinator that this task served was killed. None
             (default) leaves what it made on the task, for ten minutes.
 
     Raises:
-        ClusterConfigError: this task is a chief or an evaluator, which run no server.
+        ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind` is
+            no address of this machine.
         RuntimeError: the server could not start, mostly because its port is taken.
     """
     check_can_serve(description)
+    listens_on = listen_address(description, bind)
     parent = os.getppid()
     woken = _handle_signals(can_leave=description.task_type == "worker" and leaving.can_leave())
     _name_process(f"{description.task_type}-{description.task_index}")
-    server, port = start_server(description)
+    server, port = start_server(description, listens_on)
     if on_ready is not None:
-        on_ready(port)
+        on_ready(port, listens_on)
     watch = None
     if on_coordinator_gone is not None and renewal.can_watch():
         watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
@@ -101,8 +109,12 @@ def check_can_serve(description: ClusterDescription) -> None:
     )
 
 
-def start_server(description: ClusterDescription) -> tuple[Any, int]:
+def start_server(description: ClusterDescription, listens_on: str | None) -> tuple[Any, int]:
     """Start the server of the task that `description` names, on the port that it gives.
+
+    Args:
+        description: the cluster, and which of its tasks this process is.
+        listens_on: the IP address of this machine to listen on, None for all.
 
     Returns:
         The server, which serves for as long as it is referenced, and its port.
@@ -121,21 +133,22 @@ def start_server(description: ClusterDescription) -> tuple[Any, int]:
         # a worker beside it.
         config.device_count["GPU"] = 0
     try:
-        server = server_lib.Server(
-            spec,
-            job_name=description.task_type,
-            task_index=description.task_index,
-            config=config,
-            protocol="grpc",
-            start=True,
-        )
+        with listening_on(listens_on, port):
+            server = server_lib.Server(
+                spec,
+                job_name=description.task_type,
+                task_index=description.task_index,
+                config=config,
+                protocol="grpc",
+                start=True,
+            )
     except Exception as exc:
         raise RuntimeError(
             f"TensorFlow's server did not start. Expected: port {port} of this machine to be free. "
             f"Received: {exc}. End the process that holds the port (`ss -ltnp` names it), or give "
             f"{description.task_type} {description.task_index} another address."
         ) from exc
-    _wait_until_listening(port)
+    _wait_until_listening(listens_on or "127.0.0.1", port)
     return server, port
 
 
@@ -161,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     args = parser.parse_args(argv)
 
-    def report(port: int) -> None:
+    def report(port: int, listens_on: str | None) -> None:
         if args.report_fd is not None:
             os.write(args.report_fd, f"{port}\n".encode())
             os.close(args.report_fd)
@@ -180,7 +193,7 @@ def _server_lib() -> Any:
     return _compat.import_server_lib()
 
 
-def _wait_until_listening(port: int) -> None:
+def _wait_until_listening(address: str, port: int) -> None:
     """Make sure that the server listens, since the task is about to report that it is ready.
 
     Raises:
@@ -189,14 +202,14 @@ def _wait_until_listening(port: int) -> None:
     deadline = time.monotonic() + _LISTEN_TIMEOUT_S
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection((address, port), timeout=1).close()
             return
         except OSError as exc:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     "TensorFlow's server does not accept connections. Expected: an answer on port "
-                    f"{port} within {_LISTEN_TIMEOUT_S:g} s. Received: {exc}. Look at the log "
-                    "above."
+                    f"{port} of {address} within {_LISTEN_TIMEOUT_S:g} s. Received: {exc}. Look at "
+                    "the log above."
                 ) from exc
             time.sleep(0.02)
 

@@ -14,6 +14,7 @@ import pytest
 from support.launched import Launch, lines_until
 from support.process_checks import (
     marked_processes,
+    mode_of,
     temporary_files,
     wait_for,
 )
@@ -306,6 +307,7 @@ def test_an_evaluator_ends_after_the_training(launch, evaluator, tmp_path):
     # It may be quicker than the launcher's look at it.
     over = "kerasps launch: the training is over; the evaluator has 600 s for the last checkpoint."
     assert [line for line in found if line != over] == [f"[evaluator] {line}" for line in lines]
+    assert {mode_of(log) for log in (tmp_path / "logs").iterdir()} == {"0o600"}
     assert (tmp_path / "logs" / "evaluator-0.log").read_text() == "\n".join(lines)
 
 

@@ -26,8 +26,10 @@ from support.process_checks import (
     is_alive,
     is_free,
     is_listening,
+    listening_addresses,
     marked_environment,
     marked_processes,
+    mode_of,
     name_of,
     temporary_files,
     wait_for,
@@ -70,10 +72,12 @@ def test_a_cluster_starts_serves_and_leaves_nothing():
         for (task_type, index), process in cluster.processes.items():
             assert process.address == addresses[task_type, index]
             assert process.log_file == cluster.log_dir / f"{task_type}-{index}.log"
-            assert process.log_file.exists()
+            assert mode_of(process.log_file) == "0o600"
+            assert listening_addresses(process.pid) == {split_address(process.address)}
             assert name_of(process.pid) == f"{task_type}-{index}"
             # Ctrl-C in the terminal goes to the coordinator's session only.
             assert os.getsid(process.pid) == process.pid
+        assert mode_of(cluster.log_dir) == "0o700"
         running = pids(cluster)
     assert repr(cluster) == "<LocalCluster num_workers=2 num_ps=1 closed>"
     assert not any(is_alive(pid) for pid in running)
@@ -88,6 +92,7 @@ def test_a_log_directory_that_was_given_is_made_and_kept(tmp_path):
     with kerasps.LocalCluster(num_workers=1, log_dir=log_dir):
         pass
     assert sorted(path.name for path in log_dir.iterdir()) == ["ps-0.log", "worker-0.log"]
+    assert mode_of(log_dir) == "0o700"
 
 
 def test_what_the_processes_find_in_their_environment(monkeypatch):

@@ -168,6 +168,24 @@ def test_serve_refuses_a_task_that_runs_no_server(capsys, monkeypatch, task_type
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "variable", "received"),
+    [(["--bind", "198.51.100.7"], "127.0.0.1", "198.51.100.7"), ([], "no.invalid", "no.invalid")],
+)
+def test_serve_listens_on_an_address_of_this_machine(
+    capsys, monkeypatch, options, variable, received
+):
+    """An option beats its environment variable."""
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+    config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    monkeypatch.setenv("KERASPS_BIND", variable)
+    code, _, err = run(capsys, "serve", *options)
+    assert code == 2
+    assert "kerasps serve: error: The address to listen on is none of this machine." in err
+    assert f"Received: {received!r}." in err
+
+
 def test_serve_needs_tf_config(capsys, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     code, _, err = run(capsys, "serve")

@@ -430,6 +430,33 @@ def test_servers_are_asked_side_by_side():
     assert probe.ask_servers({}, 1) == {}
 
 
+@pytest.mark.parametrize("others", [["127.0.0.9"], ["127.0.0.9", "127.0.0.8"]])
+def test_a_host_of_several_addresses_serves_where_one_does(monkeypatch, others):
+    """As `localhost`, which is `::1` and `127.0.0.1`: a server listens on one of them."""
+    resolve = socket.getaddrinfo
+
+    def several(host, *options, **named):
+        hosts = [*others, "127.0.0.1"] if host == "several.invalid" else [host]
+        return [place for host in hosts for place in resolve(host, *options, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", several)
+    answer = probe.Answer
+    with greeter() as there:
+        port = cluster.split_address(there)[1]
+        address = f"several.invalid:{port}"
+        assert probe.ask_servers({1: address}, 5) == {1: answer.SERVES}
+        with socket.create_server((others[0], port)):
+            before = time.monotonic()
+            assert probe.ask_servers({1: address}, 20) == {1: answer.SERVES}
+            assert time.monotonic() - before < 10  # the silent one is not waited for
+        with socket.create_connection(cluster.split_address(there)) as end:
+            end.recv(1)
+            assert probe.break_connections(address) == 1
+    assert probe.ask_servers({1: address}, 5) == {1: answer.REFUSES}
+    with socket.create_server((others[0], port)):
+        assert probe.ask_servers({1: address}, 0.3) == {1: answer.IS_SILENT}
+
+
 def test_connections_to_an_address_are_broken_and_no_others():
     with greeter() as here, greeter() as there:
         ends = [socket.create_connection(cluster.split_address(a)) for a in (here, there, here)]
