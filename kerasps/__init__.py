@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kerasps.callbacks import BackupAndRestore
     from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess, WorkerInfo
     from kerasps.errors import (
         CheckpointError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BackupAndRestore",
     "CheckpointError",
     "ClusterConfigError",
     "ClusterDescription",
@@ -76,6 +78,7 @@ __version__ = "0.1.0"
 # Names are imported when they are first used, so that a task's server and the command line start
 # without Keras.
 _MODULES = {
+    "BackupAndRestore": "callbacks",
     "ClusterDescription": "cluster",
     "DatasetCreator": "inputs",
     "Evaluation": "evaluator",

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat, saving, training
-from kerasps.hooks import functions, models, optimizers, variables
+from kerasps.hooks import backups, functions, models, optimizers, variables
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 
 _BASE, _OPTIMIZER = _compat.BaseOptimizer, _compat.TFOptimizer
@@ -22,7 +22,7 @@ _V1 = importlib.import_module("tensorflow.compat.v1")
 
 _WHOLE_FILES = "a file takes its name when it is whole, and large variables travel in chunks"
 _LARGE_ENTRIES = "large variables go to files, and come from them, a chunk of rows at a time"
-_RESUMING = "the weights and where training stands are kept in one file"
+_RESUMING = "the ps write what they hold, and `fit` goes on at the step of the backup"
 _EXPORTING = "what is traced meanwhile is for a SavedModel, which has no cluster"
 _STEPS = "steps of a model of ours run on the workers, or as plain Python where it is eager"
 _BATCH = "a step of a model of ours runs on the coordinator, and pushes to the ps"
@@ -96,8 +96,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_STORE, "__setitem__", saving.set_entry, _LARGE_ENTRIES, KERAS),
     Patch(_STORE, "__getitem__", saving.get_entry, _LARGE_ENTRIES, KERAS),
     Patch(_BASE, "save_own_variables", saving.save_optimizer, _LARGE_ENTRIES, KERAS),
-    Patch(_BACKUP, "_save_model", saving.back_up, _RESUMING, KERAS),
-    Patch(_BACKUP, "_load_model", saving.restore_backup, _RESUMING, KERAS),
+    Patch(_BACKUP, "_save_model", backups.save, _RESUMING, KERAS),
+    Patch(_BACKUP, "_load_model", backups.load, _RESUMING, KERAS),
     Patch(_ARCHIVE, "add_endpoint", models.exported, _EXPORTING, KERAS, "ExportArchive"),
     Patch(_ARCHIVE, "write_out", models.exported, _EXPORTING, KERAS, "ExportArchive"),
     Patch(_compat.saved_model, "save_and_return_nodes", models.exported, _EXPORTING, TENSORFLOW,

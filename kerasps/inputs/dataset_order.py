@@ -68,7 +68,7 @@ _OWN_RESOURCES = ("SeedGenerator", "MemoryCache")
 _NO_RESOURCE = "kerasps: none"
 # The seeds of shuffles that have none and keep their order. They are the same in all datasets of
 # this process: of one that was shuffled and then split by `take` and `skip`, no example is in both.
-_PROCESS_SEEDS = (secrets.randbits(62) + 1, secrets.randbits(62) + 1)
+_process_seeds = (secrets.randbits(62) + 1, secrets.randbits(62) + 1)
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,13 @@ class OrderedGraph:
         self._texts.append(tf.constant(serialized))
 
     @property
-    def seeds_spec(self) -> tf.TensorSpec:
+    def key_spec(self) -> tf.TensorSpec:
         """The `tf.TensorSpec` of the seeds of a pass."""
         return tf.TensorSpec([len(self._texts) - 1], tf.string)
 
-    def next_pass(self) -> tf.Tensor:
+    def next_key(self, epoch: int) -> tf.Tensor:
         """Return the seeds of a new pass, for `fill`; the next call returns others."""
+        del epoch
         number = self._history.passes
         self._history.passes += 1
         seeds: list[bytes] = []
@@ -146,9 +147,27 @@ class OrderedGraph:
             seeds += [int(seed).to_bytes(8, "little") for seed in self._seeds(hole, number)]
         return tf.constant(seeds, tf.string, [len(seeds)])
 
+    def state(self) -> dict[str, Any]:
+        """Return what the seeds of the next passes follow from, in values that JSON can hold."""
+        return {
+            "passes": self._history.passes,
+            # Not drawn where no pass has needed it.
+            "entropy": vars(self._history).get("entropy"),
+            "kept": [*_process_seeds],
+        }
+
+    def restore(self, state: dict[str, Any], *, passes_to_repeat: int) -> None:
+        """Go on as the graph whose `state` this is, `passes_to_repeat` passes before it."""
+        global _process_seeds
+        first, second = state["kept"]
+        _process_seeds = int(first), int(second)
+        self._history.passes = int(state["passes"]) - passes_to_repeat
+        if state["entropy"] is not None:
+            self._history.entropy = int(state["entropy"])
+
     def _seeds(self, hole: _Hole, number: int) -> Sequence[int]:
         if not hole.varies:
-            return hole.seeds if any(hole.seeds) else _PROCESS_SEEDS
+            return hole.seeds if any(hole.seeds) else _process_seeds
         if not any(hole.seeds):
             return _mixed(self._history.entropy, number)
         # The first pass is in the order that the dataset itself begins with, so one worker reads

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasps.inputs.dataset_graphs import quickly_deleted
@@ -39,6 +41,11 @@ class FedInput:
         self._iterator: Iterator[Any] = iter(())
         self._taken = 0
         self._repeats = False
+        # The epochs that the adapter was told of since it was made.
+        self._epochs = 0
+        # Where the generators of `random` and NumPy stood when the pass began: an adapter that
+        # shuffles draws from them.
+        self._random_state = _random_state()
         self.num_batches = num_batches
 
     @property
@@ -55,8 +62,41 @@ class FedInput:
         self._restart()
 
     def _restart(self) -> None:
+        self._random_state = _random_state()
         self._iterator = iter(self._dataset)
         self._taken = 0
+
+    def position(self, *, in_epoch: bool) -> dict[str, Any]:
+        return {
+            "taken": self._taken,
+            "epochs_over": self._epochs - in_epoch,
+            "random_of_pass": self._random_state,
+            "random": _random_state(),
+        }
+
+    def resume_pass(
+        self, position: dict[str, Any], confirmed: Sequence[int], *, must_end: bool
+    ) -> None:
+        del confirmed
+        taken = int(position["taken"])
+        self._tell_of_epochs(position)
+        _set_random_state(position["random_of_pass"])
+        self._repeats = not must_end and self.num_batches is not None
+        self._restart()
+        # There is no other way to a place in it than to read what comes before.
+        while self._taken < taken and next(self._iterator, None) is not None:
+            self._taken += 1
+
+    def resume_order(self, position: dict[str, Any], *, passes_to_repeat: int) -> None:
+        del passes_to_repeat
+        self._tell_of_epochs(position)
+        _set_random_state(position["random"])
+
+    def _tell_of_epochs(self, position: dict[str, Any]) -> None:
+        """Tell the adapter of epochs that were over: it may shuffle at the end of each."""
+        for _ in range(int(position["epochs_over"]) - self._epochs):
+            self.on_epoch_begin()
+            self.on_epoch_end()
 
     def next_batches(self, num_steps: int) -> NextBatches:
         first, batches = self._taken, []
@@ -74,12 +114,26 @@ class FedInput:
         return OpenDataset(None)
 
     def on_epoch_begin(self) -> None:
+        self._epochs += 1
         if self._adapter is not None:
             self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
         if self._adapter is not None:
             self._adapter.on_epoch_end()
+
+
+def _random_state() -> list[Any]:
+    """Return where the generators of `random` and NumPy stand, in values that JSON can hold."""
+    version, internal, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return [[version, list(internal), gauss], [str(kind), [int(key) for key in keys], *rest]]
+
+
+def _set_random_state(state: list[Any]) -> None:
+    (version, internal, gauss), (kind, keys, *rest) = state
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
 
 
 def _without_optionals(structure: Any) -> Any:

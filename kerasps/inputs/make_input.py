@@ -18,6 +18,7 @@ from kerasps.inputs.dataset_creator import DatasetCreator
 from kerasps.inputs.dataset_graphs import as_graph, dataset_graph, endless_input, python_calls
 from kerasps.inputs.dataset_order import OrderedGraph, random_choices
 from kerasps.inputs.fed_input import FedInput
+from kerasps.inputs.pass_order import SeededOrder
 from kerasps.inputs.source import Input
 from kerasps.inputs.worker_input import WorkerInput
 
@@ -25,7 +26,7 @@ from kerasps.inputs.worker_input import WorkerInput
 # GiB.
 MAX_ARRAY_BYTES = 2**31 - 2**20
 
-# Makes the dataset of a worker, given the worker's index and the epoch, a tensor.
+# Makes the dataset of a worker, given the worker's index and the key of the pass, a tensor.
 _MakeDataset = Callable[[int, tf.Tensor], tf.data.Dataset]
 
 
@@ -181,8 +182,7 @@ def _from_whole(given: Any, dataset: tf.data.Dataset, num_workers: int) -> Input
         lambda worker, seeds: make(seeds).shard(num_workers, worker),
         num_workers,
         num_batches=num_batches,
-        key_spec=graph.seeds_spec,
-        key_of=lambda epoch: graph.next_pass(),
+        order=graph,
     )
 
 
@@ -278,12 +278,10 @@ def _from_arrays(
     batch_size = batch_size or (-(-length // steps) if steps else 32)
     num_batches = -(-length // batch_size)
     num_batches = num_batches if limit is None else min(limit, num_batches)
-    seed = int(keras.random.randint((), 0, 2**31 - 1)) if shuffle else 0
 
-    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
+    def make(worker: int, key: tf.Tensor) -> tf.data.Dataset:
         # Every worker works out the same order of the epoch, and takes its split of the batches.
         def place(index: tf.Tensor) -> tf.Tensor:
-            key = tf.stack([tf.constant(seed, tf.int64), epoch])
             return tf.random.experimental.index_shuffle(
                 index, key, tf.constant(length - 1, tf.int64)
             )
@@ -296,7 +294,7 @@ def _from_arrays(
             lambda index: keras.tree.map_structure(lambda array: _rows(array, index), batch)
         )
 
-    return WorkerInput(make, num_workers, num_batches=num_batches)
+    return WorkerInput(make, num_workers, num_batches=num_batches, order=SeededOrder(shuffle))
 
 
 def _rows(array: Any, index: tf.Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,6 +83,40 @@ class Input(Protocol):
         Args:
             epoch: the number of the epoch.
             must_end: whether data that never end are an error.
+        """
+
+    def position(self, *, in_epoch: bool) -> dict[str, Any]:
+        """Return where this process stands in the input, in values that JSON can hold.
+
+        Call when nothing is in flight. It does not say how far workers have read their splits.
+
+        Args:
+            in_epoch: whether the epoch that was begun last is to go on there.
+        """
+
+    def resume_pass(
+        self, position: dict[str, Any], confirmed: Sequence[int], *, must_end: bool
+    ) -> None:
+        """Go on in a pass that was begun before, maybe in another process.
+
+        Args:
+            position: what `position` returned.
+            confirmed: of each split, how many batches were counted.
+            must_end: as for `start_pass`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is the position of another kind of input.
+        """
+
+    def resume_order(self, position: dict[str, Any], *, passes_to_repeat: int) -> None:
+        """Have the next passes be those that come after `position`.
+
+        Args:
+            position: what `position` returned.
+            passes_to_repeat: how many of the last passes before it are to come once more.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is the position of another kind of input.
         """
 
     def next_batches(self, num_steps: int) -> NextBatches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,13 +19,13 @@ from kerasps.inputs.dataset_graphs import (
     reject_python_calls,
 )
 from kerasps.inputs.dataset_order import leaves_order_open
+from kerasps.inputs.pass_order import EpochOrder, PassOrder, key_from_json, key_to_json
 from kerasps.inputs.source import NextBatches, OpenDataset
 from kerasps.variables import LookupTables, call_with
 
 # Operations after which a dataset ends where it did before; beside those that map, batch and
 # shuffle.
 _KEEP_LENGTH = ("Identity", "OptionsDataset", "PrefetchDataset", "ShardDataset")
-_EPOCH_SPEC = tf.TensorSpec([], tf.int64)
 
 
 class WorkerInput:
@@ -36,9 +36,8 @@ class WorkerInput:
             per worker.
         num_workers: the number of workers.
         num_batches: how many batches one pass has in all, where that is known.
-        key_spec: the `tf.TensorSpec` of keys.
-        key_of: from the epoch in which a pass begins to its key, by which all workers know it;
-            called once per pass.
+        order: gives each pass its key, by which all workers know it. Default: the number of its
+            first epoch.
     """
 
     sends_batches = False
@@ -50,17 +49,20 @@ class WorkerInput:
         num_workers: int,
         *,
         num_batches: int | None = None,
-        key_spec: tf.TensorSpec = _EPOCH_SPEC,
-        key_of: Callable[[int], tf.Tensor] = lambda epoch: tf.constant(epoch, tf.int64),
+        order: PassOrder | None = None,
     ) -> None:
-        self._key_spec, self._key_of = key_spec, key_of
+        self._order: PassOrder = order or EpochOrder()
+        self._key_spec = self._order.key_spec
         self._key: tf.Tensor | None = None
         self._element_specs: list[Any] = [None] * num_workers
         self._not_deterministic = False
         self._splits = [
-            _Split(self._trace(make_dataset, worker), key_spec) for worker in range(num_workers)
+            _Split(self._trace(make_dataset, worker), self._key_spec)
+            for worker in range(num_workers)
         ]
         self._must_end = False
+        # By split: what a resumed pass has read of data that never end.
+        self._endless_skips: dict[int, int] = {}
         self.num_batches = num_batches
         self.num_splits = num_workers
 
@@ -139,7 +141,26 @@ class WorkerInput:
             ) from exc
 
     def start_pass(self, epoch: int, *, must_end: bool) -> None:
-        self._key, self._must_end = self._key_of(epoch), must_end
+        self._key, self._must_end = self._order.next_key(epoch), must_end
+        self._endless_skips = {}
+
+    def position(self, *, in_epoch: bool) -> dict[str, Any]:
+        del in_epoch
+        key = None if self._key is None else key_to_json(self._key)
+        return {"key": key, "order": self._order.state()}
+
+    def resume_pass(
+        self, position: dict[str, Any], confirmed: Sequence[int], *, must_end: bool
+    ) -> None:
+        self._order.restore(position["order"], passes_to_repeat=0)
+        self._key = key_from_json(position["key"], self._key_spec)
+        self._must_end = must_end
+        # A dataset that comes in another order each time has no place to go back to.
+        is_ordered = not self.leaves_order_open
+        self._endless_skips = dict(enumerate(confirmed)) if is_ordered else {}
+
+    def resume_order(self, position: dict[str, Any], *, passes_to_repeat: int) -> None:
+        self._order.restore(position["order"], passes_to_repeat=passes_to_repeat)
 
     def next_batches(self, num_steps: int) -> NextBatches:
         return NextBatches(num_steps)
@@ -152,6 +173,10 @@ class WorkerInput:
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:
                 raise endless_input()
+            # One that a worker was lost in begins anew: its batches are as good as any other. One
+            # that is resumed goes on, as if nothing had been lost.
+            resumed = self._endless_skips.pop(split, 0)
+            dataset = dataset.skip(resumed) if resumed else dataset
             return OpenDataset(iter(dataset), is_endless=True)
         if skip:
             dataset = dataset.skip(skip)

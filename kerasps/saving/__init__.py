@@ -7,6 +7,7 @@ process has to hold one.
 
 from __future__ import annotations
 
+from kerasps.saving.backups import BackupStore
 from kerasps.saving.checkpoints import make_saver, restore_checkpoint, save_checkpoint
 from kerasps.saving.keras_files import (
     back_up,
@@ -23,6 +24,7 @@ from kerasps.saving.keras_files import (
 from kerasps.saving.saved_model import exporting
 
 __all__ = [
+    "BackupStore",
     "back_up",
     "exporting",
     "get_entry",

@@ -272,7 +272,7 @@ def _reaching(saver: Any, options: Any, path: str) -> Any:
     options = options or tf.train.CheckpointOptions()
     io_device = options.experimental_io_device
     if io_device is None:
-        if all(_sees(device, path) for device in sorted(_ps_devices(saver))):
+        if all(sees(device, path) for device in sorted(_ps_devices(saver))):
             return options
         io_device = COORDINATOR_CPU
     spec = tf.DeviceSpec.from_string(io_device)
@@ -285,7 +285,8 @@ def _reaching(saver: Any, options: Any, path: str) -> Any:
     )
 
 
-def _sees(device: str, path: str) -> bool:
+def sees(device: str, path: str) -> bool:
+    """Return whether the task of a device can read a file."""
     try:
         with tf.device(device):
             tf.raw_ops.ReadFile(filename=path)

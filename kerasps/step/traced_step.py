@@ -88,6 +88,13 @@ class TracedStep:
         return self._plan.seeds
 
     @property
+    def variables(self) -> list[ParameterServerVariable]:
+        """All variables that a step touches but the states of metrics."""
+        inventory = self._plan.inventory
+        groups = [inventory.pulled, inventory.tables, inventory.optimizer_state, inventory.seeds]
+        return [variable for group in groups for variable in group]
+
+    @property
     def traffic(self) -> StepTraffic:
         """What each step moves, per ps."""
         return self._plan.traffic

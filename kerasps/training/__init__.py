@@ -6,6 +6,7 @@ exactly, whichever workers are lost; variables are at rest whenever user code ca
 
 from __future__ import annotations
 
+from kerasps.training.backup import running_fit
 from kerasps.training.coordinator_port import CoordinatorPort
 from kerasps.training.eager import (
     StrategyOfLoop,
@@ -26,6 +27,7 @@ __all__ = [
     "predict",
     "predict_on_batch",
     "run_eagerly",
+    "running_fit",
     "runs_eagerly",
     "test_on_batch",
     "train_on_batch",

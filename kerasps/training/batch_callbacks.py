@@ -64,7 +64,10 @@ class BatchCallbacks:
 
 
 def listen_to_batches(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
-    """Return whether a callback wants to hear of every execution; a progress bar does not."""
+    """Return whether a callback wants to hear of every execution.
+
+    Progress bars and backups do not.
+    """
     return any(_listens_to_batches(callback, mode) for callback in callbacks.callbacks)
 
 
@@ -73,7 +76,9 @@ def _listens_to_batches(callback: keras.callbacks.Callback, mode: str) -> bool:
         return False
     names = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     names += ["on_batch_begin", "on_batch_end"] if mode == "train" else []
-    base = keras.callbacks.Callback
+    # A backup every so many batches is as good a little later.
+    is_backup = isinstance(callback, keras.callbacks.BackupAndRestore)
+    base = keras.callbacks.BackupAndRestore if is_backup else keras.callbacks.Callback
     return any(
         getattr(getattr(callback, n), "__func__", None) is not getattr(base, n) for n in names
     )

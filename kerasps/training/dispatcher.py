@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -131,6 +132,17 @@ class Dispatcher:
         """Whether data of known length were read to their end: the next epoch needs a new pass."""
         return self._state.splits.all_given_out
 
+    @property
+    def confirmed(self) -> list[int]:
+        """Of each split of the input, the batches that were counted. Call when suspended."""
+        splits = self._state.splits
+        return [splits.confirmed(split) for split in range(len(splits))]
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether there are reports that `suspend` has kept for `wait`."""
+        return bool(self._backlog)
+
     # Epochs
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
@@ -141,7 +153,15 @@ class Dispatcher:
             must_end: whether data that never end are an error.
         """
         self._inputs.start_pass(epoch, must_end=must_end)
-        self._channel.post(PassBegan(self._inputs.num_splits))
+        self.begin_resumed(())
+
+    def begin_resumed(self, confirmed: Sequence[int]) -> None:
+        """Begin where the pass of the input stands, which `Input.resume_pass` was called for.
+
+        Args:
+            confirmed: of each split, the batches that were counted before.
+        """
+        self._channel.post(PassBegan(self._inputs.num_splits, tuple(confirmed)))
         self._sources = {}
 
     def hold(self) -> threading.Lock:

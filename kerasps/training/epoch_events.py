@@ -32,9 +32,13 @@ class Execution:
 
 @dataclass(frozen=True)
 class PassBegan:
-    """A pass over the data begins; there are `num_splits` splits (0: batches travel)."""
+    """A pass over the data begins; there are `num_splits` splits (0: batches travel).
+
+    `confirmed`: of each, the batches that were counted before this process was there.
+    """
 
     num_splits: int
+    confirmed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class EpochState:
     def _handle(self, event: Event) -> list[Command]:
         match event:
             case PassBegan():
-                return self._begin_pass(event.num_splits)
+                return self._begin_pass(event)
             case EpochBegan():
                 self._queue.clear()
                 self._splits.forget_unfinished()
@@ -218,8 +218,8 @@ class EpochState:
             case SessionEnded():
                 return self._end_session(event.worker)
 
-    def _begin_pass(self, num_splits: int) -> list[Command]:
-        self._splits = SplitLedger(num_splits)
+    def _begin_pass(self, event: PassBegan) -> list[Command]:
+        self._splits = SplitLedger(event.num_splits, event.confirmed)
         for index, worker in enumerate(self._workers):
             worker.split, worker.shares, worker.is_exhausted = None, False, False
             if index in self._lost:

@@ -14,6 +14,7 @@ from kerasps.training.batch_callbacks import BatchCallbacks, listen_to_batches
 from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER, Dispatcher
 from kerasps.training.epoch_events import Execution, Report
 from kerasps.training.metrics import MetricTotals
+from kerasps.training.position import CannotResumeError, LoopPosition
 from kerasps.training.step_numbers import StepNumbers
 
 # What steps add up to may stay on a worker for so long where no callback asks for it with each
@@ -33,6 +34,9 @@ class Loop:
         callbacks: the `keras.callbacks.CallbackList`.
         on_result: called with each result, the split of the input that it is of, and the place in
             it of its first batch. Each execution returns its own result then.
+
+    Attributes:
+        on_turn: called between two reports, where `rest` may be called.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Loop:
         self._steps = steps
         self._callbacks = callbacks
         self._on_result = on_result
+        self.on_turn: Callable[[], None] = lambda: None
         strategy = model._distribute_strategy
         self._meter = strategy._traffic_meter
         if mode is not TRAIN:
@@ -73,14 +78,22 @@ class Loop:
         self._per_execution = min(model.steps_per_execution, limit or model.steps_per_execution)
         # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
         self._asked = self._done = 0
+        self._totals: MetricTotals | None = None
+        self._batch_callbacks: BatchCallbacks | None = None
+        # Where the next epoch goes on, if it was begun before.
+        self._resumed: LoopPosition | None = None
 
     def run_epoch(self, epoch: int) -> MetricTotals:
-        """Run one epoch; return what it added up to."""
+        """Run one epoch, or what is left of it after `resume`; return what it added up to."""
         dispatcher, target = self._dispatcher, self._steps
-        if target is None or not self._has_sources:
+        resumed, self._resumed = self._resumed, None
+        goes_on = resumed is not None and resumed.splits is not None
+        if not goes_on and (target is None or not self._has_sources):
             dispatcher.make_sources(epoch, must_end=target is None)
             self._has_sources = True
-        totals = MetricTotals(self._model, self._function)
+        self._totals = totals = MetricTotals(self._model, self._function)
+        if resumed is not None and resumed.steps:
+            totals.resume(resumed.steps, resumed.metrics, resumed.logs)
         with dispatcher.hold():
             dispatcher.start_epoch()
             self._run_steps(totals)
@@ -93,12 +106,90 @@ class Loop:
             warn_of_missing_data()
         return totals
 
+    # Positions
+
+    def restart_numbers(self) -> None:
+        """Number steps from the optimizer's iterations, which may have been set meanwhile."""
+        self._numbers.restart()
+
+    def rest(self) -> LoopPosition:
+        """Wait for what is in flight, count it, and return where the loop stands then.
+
+        Variables are at rest, and callbacks know all that is counted. Call from `on_turn`.
+        """
+        callbacks, totals = self._batch_callbacks, self._totals
+        assert callbacks is not None  # an epoch runs
+        assert totals is not None
+        self._dispatcher.suspend()
+        while self._dispatcher.has_backlog:
+            self._count(self._dispatcher.wait(), totals, callbacks)
+        callbacks.flush()
+        return self.position(in_epoch=True)
+
+    def position(self, *, in_epoch: bool) -> LoopPosition:
+        """Return where the loop stands. Call when nothing is in flight.
+
+        Args:
+            in_epoch: whether the epoch is to go on there, even if all its steps are done; else the
+                next one is to begin.
+        """
+        numbers = self._numbers
+        totals = self._totals if in_epoch else None
+        is_settled = self._batch_callbacks is None
+        has_pass = in_epoch or (self._has_sources and self._steps is not None)
+        return LoopPosition(
+            steps=self._done if in_epoch else 0,
+            metrics=[] if totals is None else totals.states,
+            logs={} if totals is None else totals.last_logs,
+            first_step=numbers.settled - (self._done if in_epoch and is_settled else 0),
+            next_step=numbers.next_step,
+            seeds=numbers.seeds,
+            splits=self._dispatcher.confirmed if has_pass else None,
+            input=self._inputs.position(in_epoch=in_epoch),
+        )
+
+    def resume(self, position: LoopPosition) -> None:
+        """Have the next `run_epoch` go on at a position. Call before the first one.
+
+        Raises:
+            CannotResumeError: it is not one of this input, or of these metrics. The next epoch
+                begins with its first step then.
+        """
+        try:
+            self._check_fits(position)
+            if position.splits is None:
+                self._inputs.resume_order(position.input, passes_to_repeat=0)
+            else:
+                must_end = self._steps is None
+                self._inputs.resume_pass(position.input, position.splits, must_end=must_end)
+                self._has_sources = True
+        except (KeyError, TypeError, ValueError) as exc:
+            raise CannotResumeError("the input is of another kind") from exc
+        if position.splits is not None:
+            self._dispatcher.begin_resumed(position.splits)
+        if len(position.seeds) == len(self._function.seeds):
+            self._numbers.resume(position.first_step, position.next_step, position.seeds)
+        self._resumed = position
+
+    def _check_fits(self, position: LoopPosition) -> None:
+        num_splits = len(position.splits or [])
+        if position.splits is not None and num_splits != self._inputs.num_splits:
+            # As far as that goes: the order in which the epoch was read before.
+            self._inputs.resume_order(position.input, passes_to_repeat=1)
+            raise CannotResumeError(
+                f"its input was read in {num_splits} parts, one per worker, and is read in "
+                f"{self._inputs.num_splits} now"
+            )
+        shapes = [tuple(v.shape) for v in self._function.metrics]
+        if position.steps and shapes != [state.shape for state in position.metrics]:
+            raise CannotResumeError("the model has other metrics")
+
     def _run_steps(self, totals: MetricTotals) -> None:
         """Run the steps of an epoch, and add them to `totals`."""
-        self._asked = self._done = 0
+        self._asked = self._done = totals.steps
         self._inputs.on_epoch_begin()
         dispatcher = self._dispatcher
-        callbacks = BatchCallbacks(
+        callbacks = self._batch_callbacks = BatchCallbacks(
             self._callbacks, self._mode.name, totals, before_access=dispatcher.suspend
         )
         self._meter.resume()
@@ -110,11 +201,13 @@ class Loop:
                 if dispatcher.settle():
                     break
                 self._count(dispatcher.wait(), totals, callbacks)
+                self.on_turn()
             callbacks.flush()
         except BaseException:
             dispatcher.abandon()
             raise
         finally:
+            self._batch_callbacks = None
             self._meter.pause()
             self._inputs.on_epoch_end()
 

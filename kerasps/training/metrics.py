@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 
 from kerasps.step import ExecutionResult, TracedStep
 
@@ -26,6 +27,20 @@ class MetricTotals:
         self._totals = [v.storage.numpy() for v in function.metrics]
         self._last_logs: dict[str, Any] = {}
         self.steps = 0
+
+    @property
+    def states(self) -> list[np.ndarray]:
+        """The sums, in the order of `TracedStep.metrics`."""
+        return list(self._totals)
+
+    @property
+    def last_logs(self) -> dict[str, Any]:
+        """What the last execution returned beside the metrics."""
+        return dict(self._last_logs)
+
+    def resume(self, steps: int, states: list[np.ndarray], logs: dict[str, Any]) -> None:
+        """Go on as the one that had these, after so many steps."""
+        self.steps, self._totals, self._last_logs = steps, list(states), dict(logs)
 
     def add(self, result: ExecutionResult) -> None:
         """Add the states of one or more executions."""

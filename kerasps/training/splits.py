@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kerasps.training.epoch_events import Execution
@@ -39,10 +39,12 @@ class SplitLedger:
 
     Args:
         num_splits: one per worker; 0 where batches travel with executions and nobody has a split.
+        confirmed: of each split, the batches that were counted before. Default: none.
     """
 
-    def __init__(self, num_splits: int) -> None:
-        self._splits = [_Split() for _ in range(num_splits)]
+    def __init__(self, num_splits: int, confirmed: Sequence[int] = ()) -> None:
+        counts = confirmed or [0] * num_splits
+        self._splits = [_Split(confirmed=count) for count in counts]
 
     def __len__(self) -> int:
         return len(self._splits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -18,11 +20,36 @@ class StepNumbers:
     """
 
     def __init__(self, model: keras.Model, function: TracedStep) -> None:
+        self._model = model
         self._function = function
-        optimizer = getattr(model, "optimizer", None)
+        self.restart()
+
+    def restart(self) -> None:
+        """Number what follows from what the optimizer and the seed generators say now."""
+        optimizer = getattr(self._model, "optimizer", None)
         self._next = 0 if optimizer is None else int(optimizer._iterations.numpy())
-        self._seeds = [v.storage.numpy().astype(np.int64) for v in function.seeds]
+        self._seeds = [v.storage.numpy().astype(np.int64) for v in self._function.seeds]
         self._settled = self._next
+
+    @property
+    def next_step(self) -> int:
+        """The number of the next step."""
+        return self._next
+
+    @property
+    def settled(self) -> int:
+        """The number of the first step that is not settled."""
+        return self._settled
+
+    @property
+    def seeds(self) -> list[np.ndarray]:
+        """The states that the next step draws from, in the order of `TracedStep.seeds`."""
+        return [seed.copy() for seed in self._seeds]
+
+    def resume(self, settled: int, next_step: int, seeds: Sequence[np.ndarray]) -> None:
+        """Go on as the one that had these."""
+        self._settled, self._next = settled, next_step
+        self._seeds = [np.array(seed, np.int64) for seed in seeds]
 
     def next_header(self, num_steps: int) -> bytes:
         """Return the header of an execution of the next `num_steps` steps."""

@@ -13,6 +13,7 @@ from kerasps.cluster import translated_errors
 from kerasps.errors import InputError
 from kerasps.inputs import DatasetCreator, Input, as_input, no_batches, whole_number
 from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, step_for
+from kerasps.training.backup import FitBackups
 from kerasps.training.keras_rules import check_compiled, is_validated, plain_logs
 from kerasps.training.loop import Loop, warn_of_missing_data
 from kerasps.training.outputs import concatenated
@@ -71,21 +72,23 @@ def fit(
     validation = None
     if validation_data is not None:
         validation = _Validation(
-            model, validation_data, validation_batch_size or batch_size, validation_steps
+            model,
+            validation_data,
+            validation_batch_size or batch_size,
+            validation_steps,
+            validation_freq,
         )
     strategy._traffic_meter.start(function.traffic)
+    backups = FitBackups(
+        model, callbacks, function, None if validation is None else validation.inputs
+    )
     loop = Loop(model, TRAIN, function, inputs, steps=steps_per_epoch, callbacks=callbacks)
-    with translated_errors(strategy):
+    loop.on_turn = lambda: backups.at_turn(loop)
+    with translated_errors(strategy), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
         warns = inputs.reads_once and steps_per_epoch is None
-
-        def validated(epoch: int) -> dict[str, Any]:
-            if validation is None or not is_validated(epoch, validation_freq):
-                return {}
-            logs = validation.evaluate(callbacks)
-            return {f"val_{name}": value for name, value in logs.items()}
-
-        _run_epochs(model, loop, callbacks, range(initial_epoch, epochs), validated, warns=warns)
+        numbers = range(initial_epoch, epochs)
+        _run_epochs(model, loop, callbacks, backups, numbers, validation, warns=warns)
     return model.history
 
 
@@ -93,8 +96,9 @@ def _run_epochs(
     model: keras.Model,
     loop: Loop,
     callbacks: Any,
+    backups: FitBackups,
     epochs: range,
-    validated: Callable[[int], dict[str, Any]],
+    validation: _Validation | None,
     *,
     warns: bool,
 ) -> None:
@@ -104,29 +108,38 @@ def _run_epochs(
         model: the model.
         loop: what runs an epoch.
         callbacks: the `keras.callbacks.CallbackList`.
+        backups: its backups.
         epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-        validated: from the number of an epoch to the logs that validation adds to its own.
+        validation: the validation data, None without.
         warns: whether epochs after the first are to warn of missing data.
     """
     model.stop_training = False
     callbacks.on_train_begin()
     logs = None
-    # `BackupAndRestore` says so when training begins.
-    first_epoch = model._initial_epoch or epochs.start
+    first_epoch = backups.resume(loop)
+    if first_epoch is None:
+        # `BackupAndRestore` may have found a backup that Keras has made.
+        first_epoch = model._initial_epoch or epochs.start
     for epoch in range(first_epoch, epochs.stop):
         model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
+        backups.epoch = epoch
         totals = loop.run_epoch(epoch)
         if not totals.steps and not model.stop_training:
             raise no_batches("fit")
         if warns and epoch > first_epoch:
             warn_of_missing_data()
-        logs = {**plain_logs(totals.logs()), **validated(epoch)}
+        logs = plain_logs(totals.logs())
+        if validation is not None:
+            with backups.in_validation(loop):
+                logs.update(validation.logs(epoch, callbacks, backups.stop_if_preempted))
         callbacks.on_epoch_end(epoch, logs)
+        backups.at_epoch_end(loop)
         if model.stop_training:
             break
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs.stop > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
+    backups.finish()
     callbacks.on_train_end(logs=logs)
 
 
@@ -162,7 +175,12 @@ def evaluate(
 
 
 def _evaluate(
-    model: keras.Model, inputs: Input, steps: int | None, callbacks: Any, verbose: Any
+    model: keras.Model,
+    inputs: Input,
+    steps: int | None,
+    callbacks: Any,
+    verbose: Any,
+    on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     function = step_for(model, TEST, inputs)
     callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
@@ -171,6 +189,7 @@ def _evaluate(
         callbacks.on_test_begin()
         model.reset_metrics()
         loop = Loop(model, TEST, function, inputs, steps=steps, callbacks=callbacks)
+        loop.on_turn = on_turn
         totals = loop.run_epoch(0)
         if not totals.steps and not model.stop_evaluating:
             raise no_batches("evaluate")
@@ -183,13 +202,19 @@ class _Validation:
     """The validation data of one `fit`, evaluated after each epoch that asks for it."""
 
     def __init__(
-        self, model: keras.Model, data: Any, batch_size: int | None, steps: int | None
+        self,
+        model: keras.Model,
+        data: Any,
+        batch_size: int | None,
+        steps: int | None,
+        frequency: Any,
     ) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._model = model
         self._steps = steps
+        self._frequency = frequency
         try:
-            self._inputs = as_input(
+            self.inputs = as_input(
                 x,
                 model._distribute_strategy.num_workers,
                 y=y,
@@ -200,8 +225,14 @@ class _Validation:
         except InputError as exc:
             raise InputError(f"`validation_data`: {exc}") from exc
 
-    def evaluate(self, callbacks: Any) -> dict[str, Any]:
-        return _evaluate(self._model, self._inputs, self._steps, callbacks, verbose=0)
+    def logs(self, epoch: int, callbacks: Any, on_turn: Callable[[], None]) -> dict[str, Any]:
+        """Return what validation adds to the logs of an epoch."""
+        if not is_validated(epoch, self._frequency):
+            return {}
+        logs = _evaluate(
+            self._model, self.inputs, self._steps, callbacks, verbose=0, on_turn=on_turn
+        )
+        return {f"val_{name}": value for name, value in logs.items()}
 
 
 def predict(

@@ -286,6 +286,7 @@ def test_nothing_is_patched_but_from_the_table():
 # What is set by name on objects that are ours, or the user's to set.
 OWN_ATTRIBUTES = [
     ("_doors.py", "sys.modules[package]"),
+    ("callback_states.py", "callback"),
     ("eager.py", "model"),
     ("make_step.py", "model"),
     ("named.py", "NamedVariable"),

@@ -1,0 +1,83 @@
+"""What the order of a pass over the data follows from: its key, and what the next keys come from.
+
+All workers are given the key of a pass, so that they find the same elements in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+
+class PassOrder(Protocol):
+    """Gives each pass over an input its key."""
+
+    @property
+    def key_spec(self) -> tf.TensorSpec:
+        """The `tf.TensorSpec` of keys."""
+
+    def next_key(self, epoch: int) -> tf.Tensor:
+        """Return the key of a pass that begins with `epoch`. Call once per pass."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next keys follow from, in values that JSON can hold."""
+
+    def restore(self, state: dict[str, Any], *, passes_to_repeat: int) -> None:
+        """Go on as the order whose `state` this is.
+
+        Args:
+            state: what `state` returned, maybe in another process.
+            passes_to_repeat: how many of the last passes `next_key` is to give again.
+        """
+
+
+class EpochOrder:
+    """The key of a pass is the number of its first epoch: what is read, is read in one order."""
+
+    key_spec = tf.TensorSpec([], tf.int64)
+
+    def next_key(self, epoch: int) -> tf.Tensor:
+        return tf.constant(epoch, tf.int64)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any], *, passes_to_repeat: int) -> None:
+        """Do nothing: there is nothing that a key follows from but the epoch."""
+
+
+class SeededOrder:
+    """The key of a pass is a seed and the number of its first epoch.
+
+    Args:
+        shuffled: whether there is a seed, drawn from Keras. Without one it is 0.
+    """
+
+    key_spec = tf.TensorSpec([2], tf.int64)
+
+    def __init__(self, shuffled: bool) -> None:
+        self._seed = int(keras.random.randint((), 0, 2**31 - 1)) if shuffled else 0
+
+    def next_key(self, epoch: int) -> tf.Tensor:
+        return tf.constant([self._seed, epoch], tf.int64)
+
+    def state(self) -> dict[str, Any]:
+        return {"seed": self._seed}
+
+    def restore(self, state: dict[str, Any], *, passes_to_repeat: int) -> None:
+        self._seed = int(state["seed"])
+
+
+def key_to_json(key: tf.Tensor) -> list[Any]:
+    """Return a key in values that JSON can hold."""
+    values = key.numpy().ravel().tolist()
+    return [value.hex() if isinstance(value, bytes) else value for value in values]
+
+
+def key_from_json(values: list[Any], spec: tf.TensorSpec) -> tf.Tensor:
+    """Return the key that `key_to_json` was given."""
+    if spec.dtype == tf.string:
+        values = [bytes.fromhex(value) for value in values]
+    return tf.reshape(tf.constant(values, spec.dtype), spec.shape)

@@ -1,0 +1,237 @@
+"""The directory of backups: which of them are whole, and how a new one takes the place of an old.
+
+A backup is a directory of files and, beside it, a *manifest*, a JSON file of the same name. The
+manifest is written when all files are on the disk, and gets its name last. So what has a manifest
+is whole, whenever a process is killed; what has none is removed by the next backup. A backup that
+is damaged later is refused by name, and the one before is used, if there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+FORMAT = 1
+_ARRAYS = "arrays.npz"
+_NAME = re.compile(r"backup-(\d{6,})(\.json)?(\.partial)?/?")
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A backup that is whole, as far as its files show.
+
+    Attributes:
+        number: higher than that of each backup before it.
+        directory: where its files are.
+        record: what it holds beside variables.
+        pieces: what it holds of variables, see `variable_copies.Piece`.
+        specs: by the key of each variable its path, shape and dtype.
+    """
+
+    number: int
+    directory: str
+    record: dict[str, Any]
+    pieces: list[dict[str, Any]]
+    specs: dict[str, dict[str, Any]]
+
+
+class BackupDirectory:
+    """Backups in one directory, on any file system that TensorFlow can write.
+
+    Args:
+        path: the directory, which need not exist.
+        keep: how many backups to keep.
+    """
+
+    def __init__(self, path: str, keep: int = 1) -> None:
+        text = str(path)
+        self.path = text if "://" in text else os.path.abspath(text)
+        self._keep = keep
+
+    def backups(self) -> Iterator[Backup]:
+        """Yield the backups that are whole, the last one first; warn of those that are damaged."""
+        for number in sorted(self._numbers(manifests=True), reverse=True):
+            try:
+                backup = self._read(number)
+            except (OSError, ValueError, KeyError, TypeError, tf.errors.OpError) as exc:
+                self.warn_of_damage(number, exc)
+            else:
+                yield backup
+
+    def warn_of_damage(self, number: int, error: Exception) -> None:
+        """Warn that a backup is not used."""
+        warnings.warn(
+            f"The backup {self._manifest(number)} is damaged and is not used: "
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}. The one before "
+            "it is used, if there is one; `double_checkpoint=True` keeps two. Delete it to be rid "
+            "of this warning.",
+            stacklevel=2,
+        )
+
+    def modified_at(self) -> float | None:
+        """Return when the last manifest was written, in seconds; None where there is none."""
+        numbers = self._numbers(manifests=True)
+        if not numbers:
+            return None
+        return float(tf.io.gfile.stat(self._manifest(max(numbers))).mtime_nsec / 1e9)
+
+    def begin(self) -> tuple[int, str]:
+        """Make the directory of a new backup; return its number and its path."""
+        number = max(self._numbers(), default=0) + 1
+        directory = self.directory(number)
+        tf.io.gfile.makedirs(directory)
+        return number, directory
+
+    def directory(self, number: int) -> str:
+        """Return the path of the files of a backup."""
+        return f"{self.path}/backup-{number:06d}"
+
+    def commit(
+        self,
+        number: int,
+        record: dict[str, Any],
+        pieces: list[dict[str, Any]],
+        specs: dict[str, dict[str, Any]],
+    ) -> None:
+        """Complete a backup whose variables are written, and delete those that it replaces."""
+        directory = self.directory(number)
+        arrays: dict[str, np.ndarray] = {}
+        packed = _without_arrays(record, arrays)
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        with tf.io.gfile.GFile(f"{directory}/{_ARRAYS}", "wb") as file:
+            file.write(buffer.getvalue())
+        names = sorted(name.rstrip("/") for name in tf.io.gfile.listdir(directory))
+        missing = {f"{piece['file']}.index" for piece in pieces} - set(names)
+        if missing:
+            raise OSError(
+                f"the ps did not write {', '.join(sorted(missing))} where this process can see it"
+            )
+        for name in names:
+            _sync(f"{directory}/{name}")
+        _sync(directory)
+        content = {
+            "format": FORMAT,
+            "record": packed,
+            "pieces": pieces,
+            "specs": specs,
+            "files": {name: _size(f"{directory}/{name}") for name in names},
+        }
+        partial = f"{self._manifest(number)}.partial"
+        with tf.io.gfile.GFile(partial, "w") as file:
+            file.write(json.dumps({"sha256": _digest(content), "content": content}))
+        _sync(partial)
+        tf.io.gfile.rename(partial, self._manifest(number), overwrite=True)
+        _sync(self.path)
+        self._sweep()
+
+    def discard(self, number: int) -> None:
+        """Delete a backup, as far as it can be deleted."""
+        # The manifest first: without it nobody looks at the rest.
+        for path in (self._manifest(number), f"{self._manifest(number)}.partial"):
+            with contextlib.suppress(tf.errors.OpError):
+                tf.io.gfile.remove(path)
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.rmtree(self.directory(number))
+
+    def _sweep(self) -> None:
+        """Delete backups that newer ones replace, and what killed processes left."""
+        kept = sorted(self._numbers(manifests=True))[-self._keep :]
+        for number in self._numbers() - set(kept):
+            self.discard(number)
+
+    def _manifest(self, number: int) -> str:
+        return f"{self.directory(number)}.json"
+
+    def _numbers(self, *, manifests: bool = False) -> set[int]:
+        """Return the numbers of all backups, whole or not; or of those that have a manifest."""
+        if not tf.io.gfile.isdir(self.path):
+            return set()
+        found = [_NAME.fullmatch(name) for name in tf.io.gfile.listdir(self.path)]
+        return {
+            int(match[1])
+            for match in found
+            if match and (not manifests or (match[2] and not match[3]))
+        }
+
+    def _read(self, number: int) -> Backup:
+        with tf.io.gfile.GFile(self._manifest(number), "r") as file:
+            written = json.loads(file.read())
+        content = written["content"]
+        if written["sha256"] != _digest(content):
+            raise ValueError("the manifest is not as it was written")
+        if content["format"] != FORMAT:
+            raise ValueError(
+                f"it is of format {content['format']}, and this version of kerasps reads {FORMAT}"
+            )
+        directory = self.directory(number)
+        for name, size in content["files"].items():
+            path = f"{directory}/{name}"
+            if not tf.io.gfile.exists(path):
+                raise ValueError(f"{path} is missing")
+            if _size(path) != size:
+                raise ValueError(f"{path} has {_size(path)} bytes, and had {size}")
+        with tf.io.gfile.GFile(f"{directory}/{_ARRAYS}", "rb") as file:
+            buffer = io.BytesIO(file.read())
+        with np.load(buffer, allow_pickle=False) as stored:
+            arrays = dict(stored)
+        record = _with_arrays(content["record"], arrays)
+        return Backup(number, directory, record, content["pieces"], content["specs"])
+
+
+def _without_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Return a record with a description in the place of each array, which goes to `arrays`."""
+    if isinstance(value, dict):
+        return {name: _without_arrays(item, arrays) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(item, arrays) for item in value]
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    array = np.asarray(value)
+    name = f"a{len(arrays)}"
+    # As bytes: a file does not know every dtype (bfloat16).
+    arrays[name] = np.frombuffer(array.tobytes(), np.uint8)
+    return {"array": name, "dtype": tf.as_dtype(array.dtype).name, "shape": list(array.shape)}
+
+
+def _with_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Return the record that `_without_arrays` was given."""
+    if isinstance(value, list):
+        return [_with_arrays(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"array", "dtype", "shape"}:
+        dtype = tf.as_dtype(value["dtype"]).as_numpy_dtype
+        content = arrays[value["array"]].tobytes()
+        return np.frombuffer(content, dtype).reshape(value["shape"]).copy()
+    return {name: _with_arrays(item, arrays) for name, item in value.items()}
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _size(path: str) -> int:
+    return int(tf.io.gfile.stat(path).length)
+
+
+def _sync(path: str) -> None:
+    """Have a file or a directory on the disk, where this machine can see to that."""
+    if "://" in path:
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,196 @@
+"""Backups of a training: variables, which the ps write beside the training, and a record."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps.cluster import check_ps_of
+from kerasps.saving.backup_files import Backup, BackupDirectory
+from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
+from kerasps.variables import (
+    ParameterServerVariable,
+    is_metric_state,
+    is_seed_state,
+    optimizers_of,
+)
+
+_PROBE = "probe"
+
+
+class BackupStore:
+    """Writes and restores the backups of one model in one directory.
+
+    Contract: `write` returns when each ps has copied its variables; a thread sees to the rest. One
+    backup is written at a time. What goes wrong there is no end of the training: `problems` tells
+    of it. Thread: `fit`'s.
+
+    Args:
+        path: the directory, for this model and training alone.
+        model: a model of a `ParameterServerStrategy`.
+        keep: how many backups to keep.
+    """
+
+    def __init__(self, path: str, model: keras.Model, *, keep: int = 1) -> None:
+        self._directory = BackupDirectory(path, keep)
+        self._model = model
+        self._copies: tuple[list[int], VariableCopies] | None = None
+        self._thread: threading.Thread | None = None
+        self._problems: list[str] = []
+
+    @property
+    def modified_at(self) -> float | None:
+        """When the last backup was written, in seconds since 1970; None where there is none."""
+        return self._directory.modified_at()
+
+    def restore(self, variables: Iterable[ParameterServerVariable]) -> dict[str, Any] | None:
+        """Restore the variables of the last backup that is whole; return its record.
+
+        Args:
+            variables: those that a step touches, whether the model knows them or not.
+
+        Returns:
+            None where there is no backup.
+
+        Raises:
+            PSLostError: a ps is gone.
+            ValueError: the backup is of another model.
+        """
+        by_key = _by_key(self._model, variables)
+        for backup in self._directory.backups():
+            _check_fits(backup, by_key)
+            try:
+                restore(backup, by_key)
+            except (tf.errors.OpError, OSError) as exc:
+                check_ps_of(self._model._distribute_strategy)
+                self._directory.warn_of_damage(backup.number, exc)
+            else:
+                return backup.record
+        return None
+
+    def write(self, record: dict[str, Any], variables: Iterable[ParameterServerVariable]) -> None:
+        """Copy the variables where they are, and have the copies written with `record`.
+
+        Waits for a backup that is being written. Call when no step is in flight.
+
+        Args:
+            record: dictionaries and lists of arrays and of values that JSON can hold.
+            variables: those that a step touches, whether the model knows them or not.
+
+        Raises:
+            tf.errors.OpError: a ps is lost.
+        """
+        self._join(None)
+        by_key = _by_key(self._model, variables)
+        storages = [id(shard) for variable in by_key.values() for shard in variable.shards]
+        if self._copies is None or self._copies[0] != storages:
+            self._copies = storages, VariableCopies(by_key)
+        copies = self._copies[1]
+        copies.make()
+        arguments = copies, record, specs_of(by_key)
+        self._thread = threading.Thread(
+            target=self._write, args=arguments, name="kerasps backup", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a backup is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until nothing is being written; return whether it is so."""
+        self._join(timeout)
+        return not self.is_writing
+
+    def problems(self) -> list[str]:
+        """Return what went wrong in writing since the last call, a text for each backup."""
+        found, self._problems = self._problems, []
+        return found
+
+    def _join(self, timeout: float | None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _write(
+        self, copies: VariableCopies, record: dict[str, Any], specs: dict[str, dict[str, Any]]
+    ) -> None:
+        """Write a backup, and free the copies. Thread: the store's own."""
+        number = None
+        try:
+            try:
+                number, directory = self._directory.begin()
+                probe = f"{directory}/{_PROBE}"
+                with tf.io.gfile.GFile(probe, "w") as file:
+                    file.write("Made to learn which ps see this directory.")
+                pieces = copies.write(directory, probe)
+            finally:
+                copies.free()
+            tf.io.gfile.remove(probe)
+            self._directory.commit(number, record, to_record(pieces), specs)
+        except Exception as exc:
+            self._problems.append(self._problem(exc))
+            if number is not None:
+                self._directory.discard(number)
+
+    def _problem(self, error: Exception) -> str:
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        when = time.strftime("%H:%M:%S")
+        return (
+            f"At {when} a backup could not be written to {self._directory.path}: {reason}. "
+            "Expected: a directory with room for another backup, in which this process and the ps "
+            "can write. The backup before this one is as it was, and the training goes on; "
+            "the next backup is tried when it is due."
+        )
+
+
+def _by_key(
+    model: keras.Model, variables: Iterable[ParameterServerVariable]
+) -> dict[str, ParameterServerVariable]:
+    """Return what is backed up: all of the model, of its optimizers and of its step.
+
+    The keys are places in lists, which a script makes in the same order each time it runs; names
+    may depend on what was made before. States of metrics and seed generators are left out: where
+    they stand belongs to the position of the training.
+    """
+    groups: dict[str, Iterable[Any]] = {"model": model.variables}
+    for number, optimizer in enumerate(optimizers_of(model)):
+        groups[f"optimizer/{number}"] = optimizer.variables
+    groups["step"] = variables
+    found: dict[str, ParameterServerVariable] = {}
+    known: set[int] = set()
+    for group, members in groups.items():
+        for index, variable in enumerate(members):
+            if (
+                id(variable) not in known
+                and isinstance(variable, ParameterServerVariable)
+                and not is_metric_state(variable)
+                and not is_seed_state(variable)
+            ):
+                known.add(id(variable))
+                found[f"{group}/{index}"] = variable
+    return found
+
+
+def _check_fits(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:
+    """Raise `ValueError` where a backup is not one of these variables."""
+    expected, received = specs_of(variables), backup.specs
+
+    def form(spec: Mapping[str, Any] | None) -> str:
+        return "none" if spec is None else f"{spec['path']} of {spec['dtype']}{spec['shape']}"
+
+    for key in [*expected, *received]:
+        ours, theirs = expected.get(key), received.get(key)
+        same = ours and theirs and all(ours[name] == theirs[name] for name in ("shape", "dtype"))
+        if not same:
+            raise ValueError(
+                "A backup is of another model, or of another optimizer. Expected: variable "
+                f"{key}, {form(ours)}. Received: {form(theirs)}, in {backup.directory}. Make the "
+                f"model as it was, or delete {os.path.dirname(backup.directory)} to begin anew."
+            )

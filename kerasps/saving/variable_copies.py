@@ -1,0 +1,386 @@
+"""Copies of variables that the ps hold while they write them, and what they have written.
+
+Between two updates each ps assigns its variables to copies beside them. That takes no time where
+TensorFlow lets both have one buffer until one of them changes, and else as long as copying memory
+does; then training goes on. The ps write the copies at their leisure, in parts of `PART_BYTES`, so
+that nobody waits for a thread of theirs for long. Where a ps does not see the directory, the parts
+come to the coordinator, which writes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster import COORDINATOR_CPU, call_apart, fetch
+from kerasps.saving.backup_files import Backup
+from kerasps.saving.checkpoints import sees
+from kerasps.variables import ParameterServerVariable, ShardedStorage, num_bytes, row_bytes
+
+# A disk takes a fraction of a second for it, and the coordinator has memory for it.
+PART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of rows of a variable, in a file of a backup.
+
+    Attributes:
+        key: the key of the variable.
+        file: the prefix of the file within the backup's directory.
+        name: the name of the tensor in it.
+        rows: start, stop and step of the rows; None where it is the whole variable.
+    """
+
+    key: str
+    file: str
+    name: str
+    rows: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A shard, and the copy of it, which has a name on its ps."""
+
+    key: str
+    shard: tf.Variable
+    rows: range | None
+    copy_name: str
+
+    def copy_handle(self) -> tf.Tensor:
+        """Return the handle of the copy, in the graph of a function of its ps."""
+        return tf.raw_ops.VarHandleOp(
+            dtype=self.shard.dtype,
+            shape=self.shard.shape,
+            container="",
+            shared_name=self.copy_name,
+        )
+
+    def copy(self) -> None:
+        value = tf.raw_ops.ReadVariableOp(resource=self.shard.handle, dtype=self.shard.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.copy_handle(), value=value)
+
+    def read(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.copy_handle(), dtype=self.shard.dtype)
+
+    def free(self) -> None:
+        tf.raw_ops.DestroyResourceOp(resource=self.copy_handle(), ignore_lookup_error=True)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is written at once: some shards of one ps, or some rows of a large one.
+
+    Attributes:
+        device: the device of the ps.
+        held: the shards.
+        rows: the places in the only shard; None for all that is held.
+    """
+
+    device: str
+    held: tuple[_Held, ...]
+    rows: range | None = None
+
+    def pieces(self, file: str) -> list[Piece]:
+        """Return what a file with this part holds."""
+        return [
+            Piece(held.key, file, f"{index}", self._rows_of(held))
+            for index, held in enumerate(self.held)
+        ]
+
+    def _rows_of(self, held: _Held) -> list[int] | None:
+        if held.rows is None:
+            return None
+        rows = held.rows if self.rows is None else held.rows[self.rows.start : self.rows.stop]
+        return [rows.start, rows.stop, rows.step]
+
+
+class VariableCopies:
+    """Copies of variables on their ps.
+
+    Args:
+        variables: the variables, by the keys that they have in a backup.
+    """
+
+    def __init__(self, variables: Mapping[str, ParameterServerVariable]) -> None:
+        unique = uuid.uuid4().hex
+        self._by_device: dict[str, list[_Held]] = {}
+        numbers = itertools.count()
+        for key, variable in variables.items():
+            for shard, rows in _shards(variable):
+                held = _Held(key, shard, rows, f"kerasps backup {unique}/{next(numbers)}")
+                self._by_device.setdefault(str(shard.device), []).append(held)
+        self._parts = [
+            part for device, own in self._by_device.items() for part in _parts(device, own)
+        ]
+        self._functions: dict[Any, Any] = {}
+
+    def make(self) -> None:
+        """Copy the variables. Call when no step is in flight."""
+        self._on_all("copy", _Held.copy)
+
+    def free(self) -> None:
+        """Forget the copies, so that each ps has their memory again."""
+        self._on_all("free", _Held.free)
+
+    def write(self, directory: str, probe: str) -> list[Piece]:
+        """Write the copies into files. Thread: any.
+
+        Args:
+            directory: the absolute path of a directory.
+            probe: a file in it. A ps that does not see it has its copies written by the
+                coordinator.
+
+        Returns:
+            What is in the files.
+        """
+        files = {id(part): f"{number:04d}" for number, part in enumerate(self._parts)}
+
+        def write_all(device: str) -> None:
+            writes_itself = sees(device, probe)
+            for part in self._parts:
+                if part.device == device:
+                    prefix = f"{directory}/{files[id(part)]}"
+                    (self._write if writes_itself else self._write_here)(part, prefix)
+
+        _at_once(write_all, self._by_device)
+        return [piece for part in self._parts for piece in part.pieces(files[id(part)])]
+
+    def _on_all(self, name: str, act: Any) -> None:
+        """Do something with each copy, on all ps at a time."""
+        done = []
+        for device, own in self._by_device.items():
+
+            def act_on_all(own: Sequence[_Held] = own) -> tf.Tensor:
+                for held in own:
+                    act(held)
+                # A remote call that returns nothing is not waited for.
+                return tf.constant(0)
+
+            done += self._call((name, device), device, act_on_all, [])
+        fetch(done)
+
+    def _write(self, part: _Part, prefix: str) -> None:
+        """Have a ps write a part."""
+
+        def write(prefix: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+            # Nothing else has it run: TensorFlow does not order it among what changes something.
+            with tf.control_dependencies([_save(prefix, _values(part, begin, size))]):
+                return tf.constant(0)
+
+        with tf.device(part.device):
+            place = [tf.constant(prefix), *_place(part)]
+        fetch(self._call(("write", part.held[0].copy_name), part.device, write, place))
+
+    def _write_here(self, part: _Part, prefix: str) -> None:
+        """Fetch a part, and write it."""
+
+        def read(begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
+            return _values(part, begin, size)
+
+        with tf.device(part.device):
+            place = _place(part)
+        values = fetch(self._call(("read", part.held[0].copy_name), part.device, read, place))
+        with tf.device(COORDINATOR_CPU):
+            _save(tf.constant(prefix), [tf.constant(value) for value in values])
+
+    def _call(
+        self, key: Any, device: str, function: Any, arguments: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Call a function on a device; it is traced at the first call for its key."""
+        if key not in self._functions:
+
+            def on_device(*tensors: tf.Tensor) -> Any:
+                with tf.device(device):
+                    return function(*tensors)
+
+            with tf.init_scope():
+                specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+                self._functions[key] = tf.function(
+                    on_device, autograph=False
+                ).get_concrete_function(*specs)
+        with tf.device(device):
+            return call_apart(self._functions[key], arguments)
+
+
+def _shards(
+    variable: ParameterServerVariable,
+) -> list[tuple[tf.Variable, range | None]]:
+    """Return each shard of a variable, and its rows; None for a scalar, which has none."""
+    sharding, shards = variable.sharding, variable.shards
+    if sharding is not None:
+        return [(shard, sharding.rows(index)) for index, shard in enumerate(shards)]
+    (whole,) = shards
+    return [(whole, range(int(whole.shape[0])) if whole.shape.rank else None)]
+
+
+def _parts(device: str, own: Sequence[_Held]) -> list[_Part]:
+    """Divide what a ps holds into parts."""
+    parts: list[_Part] = []
+    small: list[_Held] = []
+    size = 0
+    for held in own:
+        held_bytes = num_bytes(held.shard)
+        if held_bytes > PART_BYTES and held.rows is not None:
+            step = max(1, PART_BYTES // row_bytes(held.shard))
+            parts += [
+                _Part(device, (held,), range(start, min(start + step, len(held.rows))))
+                for start in range(0, len(held.rows), step)
+            ]
+            continue
+        if small and size + held_bytes > PART_BYTES:
+            parts.append(_Part(device, tuple(small)))
+            small, size = [], 0
+        small.append(held)
+        size += held_bytes
+    return [*parts, _Part(device, tuple(small))] if small else parts
+
+
+def _place(part: _Part) -> list[tf.Tensor]:
+    rows = part.rows or range(0)
+    return [tf.constant(rows.start), tf.constant(len(rows))]
+
+
+def _values(part: _Part, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
+    """Return what a part consists of, in the graph of a function of its ps."""
+    values = [held.read() for held in part.held]
+    return values if part.rows is None else [values[0][begin : begin + size]]
+
+
+def _save(prefix: tf.Tensor, values: Sequence[tf.Tensor]) -> Any:
+    return tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=[f"{index}" for index in range(len(values))],
+        shape_and_slices=[""] * len(values),
+        tensors=values,
+    )
+
+
+def specs_of(variables: Mapping[str, ParameterServerVariable]) -> dict[str, dict[str, Any]]:
+    """Return what a backup says of each variable: its path, shape and dtype."""
+    return {
+        key: {
+            "path": variable.path,
+            "shape": [int(size) for size in variable.shape],
+            "dtype": variable.shards[0].dtype.name,
+        }
+        for key, variable in variables.items()
+    }
+
+
+def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:
+    """Restore variables from a backup, by the ps where they see its files.
+
+    Args:
+        backup: the backup; what it says of variables fits.
+        variables: the variables by their keys, in as many shards as they are in now.
+
+    Raises:
+        tf.errors.OpError: a file is damaged, or a ps is lost.
+    """
+    files: dict[str, list[Piece]] = {}
+    for entry in backup.pieces:
+        piece = Piece(**entry)
+        files.setdefault(piece.file, []).append(piece)
+    by_device: dict[str, list[list[Piece]]] = {}
+    for pieces in files.values():
+        by_device.setdefault(_reader(pieces[0], variables), []).append(pieces)
+
+    def read_all(device: str) -> None:
+        of_device = by_device[device]
+        probe = f"{backup.directory}/{of_device[0][0].file}.index"
+        reader = device if sees(device, probe) else COORDINATOR_CPU
+        for pieces in of_device:
+            _read(f"{backup.directory}/{pieces[0].file}", pieces, variables, reader)
+
+    _at_once(read_all, by_device)
+
+
+def _reader(piece: Piece, variables: Mapping[str, ParameterServerVariable]) -> str:
+    """Return the device of the ps that has the first row of a piece."""
+    variable = variables[piece.key]
+    if piece.rows is None or variable.sharding is None:
+        return variable.device
+    first = piece.rows[0]
+    index = next(i for i, (_, rows) in enumerate(_shards(variable)) if rows and first in rows)
+    return str(variable.shards[index].device)
+
+
+def _read(
+    prefix: str,
+    pieces: Iterable[Piece],
+    variables: Mapping[str, ParameterServerVariable],
+    device: str,
+) -> None:
+    pieces = list(pieces)
+    with tf.device(device):
+        values = tf.raw_ops.RestoreV2(
+            prefix=prefix,
+            tensor_names=[piece.name for piece in pieces],
+            shape_and_slices=[""] * len(pieces),
+            dtypes=[variables[piece.key].shards[0].dtype for piece in pieces],
+        )
+    for piece, value in zip(pieces, values, strict=True):
+        _assign(variables[piece.key], piece, value, device)
+
+
+def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, device: str) -> None:
+    """Assign a piece to the shards that have its rows."""
+    rows = None if piece.rows is None else range(*piece.rows)
+    for shard, own in _shards(variable):
+        if own == rows:
+            with tf.device(shard.device):
+                shard.assign(value, read_value=False)
+            return
+        if rows and own and rows.step == own.step and rows[0] in own and rows[-1] in own:
+            begin = own.index(rows[0])
+            with tf.device(shard.device):
+                tf.raw_ops.ResourceStridedSliceAssign(
+                    ref=shard.handle,
+                    begin=[begin],
+                    end=[begin + len(rows)],
+                    strides=[1],
+                    value=value,
+                )
+            return
+    assert rows is not None  # a scalar has one shard
+    storage = variable.storage
+    with tf.device(device):
+        indices = tf.range(*(tf.constant(n, tf.int64) for n in (rows.start, rows.stop, rows.step)))
+        slices = tf.IndexedSlices(value, indices)
+        if isinstance(storage, ShardedStorage):
+            storage.scatter_update(slices)
+        else:
+            with tf.device(storage.device):
+                storage.scatter_update(slices)
+
+
+def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
+    """Call a function for each device, each in a thread of its own.
+
+    What fails there is an error there, and nowhere else: operations of a thread go through an
+    executor that other threads have too, and that fails whatever comes after an error.
+    """
+
+    def call(device: str) -> None:
+        context = _compat.eager_context()
+        executor = context.executor = _compat.new_executor(False)
+        try:
+            function(device)
+        finally:
+            executor.clear_error()
+
+    with ThreadPoolExecutor(max(1, len(devices))) as pool:
+        list(pool.map(call, devices))
+
+
+def to_record(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    """Return pieces as a manifest holds them."""
+    return [asdict(piece) for piece in pieces]

@@ -1,0 +1,95 @@
+"""Trains with two workers and `BackupAndRestore`, and is ended, from outside, while it does; run as
+a process of its own by test_backups.py.
+
+With a gradient of 1 and a learning rate of 1, a weight is minus the number of its updates, and a
+row of the table minus the number of times that its example was trained on. Whoever starts this
+script again with the same directory goes on. Prints one JSON line in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
+from support.unit_gradients import Ids, Outputs, Sum
+
+NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 4000, 4, 2
+STEPS = NUM_EXAMPLES // BATCH_SIZE
+IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
+
+
+def compiled():
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((1,), dtype="int32"),
+                keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros"),
+                Sum(),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(1.0),
+            # The sum over the batch, so that each row and weight has a gradient of 1.
+            Outputs(reduction="sum"),
+            metrics=[Ids()],
+            steps_per_execution=7,
+        )
+    return model
+
+
+def problems(model, history):
+    """What is wrong in the end."""
+    found = []
+    table, *weights = [np.asarray(v).ravel() for v in model.trainable_variables]
+    iterations = int(model.optimizer.iterations.numpy())
+    if iterations != EPOCHS * STEPS:
+        found.append(f"{iterations} iterations, not {EPOCHS * STEPS}")
+    found += [f"weights {w} after {iterations}" for w in weights if np.any(w != -iterations)]
+    wrong = np.flatnonzero(table != -EPOCHS)
+    if len(wrong):
+        found.append(f"rows {wrong[:9].tolist()} were trained {-table[wrong][:9]} times")
+    expected = {
+        "batches": STEPS,
+        "examples": NUM_EXAMPLES,
+        "ids": int(IDS.sum(dtype="int64")),
+        "squares": int((IDS.astype("int64") ** 2).sum()),
+    }
+    for name, value in expected.items():
+        if history[name][-1] != value:
+            found.append(f"{name}: {history[name]}, not {value}")
+    return found
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--directory", type=Path, required=True)
+parser.add_argument("--interval", type=float, default=0.05)
+options = parser.parse_args()
+with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+    strategy = kerasps.ParameterServerStrategy(
+        cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2)
+    )
+    model = compiled()
+    data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).shuffle(NUM_EXAMPLES).batch(BATCH_SIZE)
+    began = []
+    begin = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: began.append(int(model.optimizer.iterations.numpy()))
+    )
+    backup = kerasps.BackupAndRestore(options.directory / "counts", interval_s=options.interval)
+    print(f"PS {cluster.processes['ps', 1].pid}", flush=True)
+    print("TRAINING counts", flush=True)
+    try:
+        history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[backup, begin]).history
+    finally:
+        print(f"began after {began[:1]} updates", flush=True)
+    print("DONE counts", flush=True)
+    print("REPORT " + json.dumps({"problems": problems(model, history)}), flush=True)

@@ -1,0 +1,109 @@
+"""Runs a script again and again, and ends it in between, at random."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+# Kills a ps in place of the process itself, which then ends in an error.
+KILL_PS = "kill a ps"
+
+
+class _Ender(threading.Thread):
+    """Sends a signal to a process, some time after its training has made its first backup."""
+
+    def __init__(self, send, backups, delay):
+        super().__init__(daemon=True)
+        self.send = send
+        self.backups, self.delay = backups, delay
+        self.is_over = threading.Event()
+
+    def run(self):
+        while not any(self.backups.glob("backup-*.json")):
+            if self.is_over.wait(0.005):
+                return
+        if not self.is_over.wait(self.delay):
+            self.send()
+
+
+def run_with_kills(
+    script, directory, *arguments, signals=(signal.SIGKILL,), most_after=0.8, seed=0, limit_s=170
+):
+    """Runs a script until it reports, and ends it in between.
+
+    Args:
+        script: it says `TRAINING name` when a training begins, `DONE name` when it has ended, and
+            before, for `KILL_PS`, `PS` and the process number of a ps.
+        directory: given to the script; the backups of a training are in its folder `name`.
+        signals: those that each training gets, one in each run.
+        most_after: how long after there is a backup, in seconds.
+        seed: of these times.
+        limit_s: seconds for all of it.
+
+    Returns:
+        The report, the exit codes of the runs before, and what was printed.
+    """
+    chance, sent, codes, printed = random.Random(seed), {}, [], []
+    deadline = time.monotonic() + limit_s
+    while True:
+        process = subprocess.Popen(
+            [sys.executable, str(script), "--directory", str(directory), *map(str, arguments)],
+            env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        end = threading.Timer(deadline - time.monotonic(), process.kill)
+        end.start()
+        ender = report = ps = None
+        with process:
+            for line in process.stdout:
+                printed.append(line)
+                word, _, rest = line.strip().partition(" ")
+                if word == "TRAINING" and sent.get(rest, 0) < len(signals):
+                    number = signals[sent.get(rest, 0)]
+                    sent[rest] = sent.get(rest, 0) + 1
+                    if number == KILL_PS:
+                        send = functools.partial(os.kill, ps, signal.SIGKILL)
+                    else:
+                        send = functools.partial(process.send_signal, number)
+                    ender = _Ender(send, directory / rest, chance.uniform(0, most_after))
+                    ender.start()
+                elif word == "PS":
+                    ps = int(rest)
+                elif word == "DONE" and ender is not None:
+                    ender.is_over.set()
+                elif word == "REPORT":
+                    report = json.loads(rest)
+        end.cancel()
+        codes.append(process.returncode)
+        if ender is not None:
+            ender.is_over.set()
+            ender.join()
+        if report is not None:
+            return report, codes[:-1], "".join(printed)
+        assert ender is not None, "".join(printed)[-6000:]
+        assert time.monotonic() < deadline, "".join(printed)[-6000:]
+
+
+if __name__ == "__main__":
+    # python killed_and_restarted.py SCRIPT DIRECTORY KILLS SEED [more arguments of the script]
+    script, directory, kills, seed, *rest = sys.argv[1:]
+    report, codes, printed = run_with_kills(
+        script,
+        Path(directory),
+        *rest,
+        signals=[signal.SIGKILL] * int(kills),
+        seed=int(seed),
+        limit_s=7200,
+    )
+    print(printed, codes, report)
