@@ -34,6 +34,8 @@ def leave(port: int) -> None:
 
     That is when the coordinator has said so, when nobody is connected, and at last after a time.
     """
+    if not connections_to(port):
+        return
     deadline = time.monotonic() + GRACE_S
     stop_listening(port)
     look_at = 0.0

@@ -28,6 +28,8 @@ def greeter(words=SETTINGS, server_address=("127.0.0.1", 0)):
     with Server(server_address, Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.02])
         thread.start()
-        yield "{}:{}".format(*server.server_address)
-        server.shutdown()
-        thread.join()
+        try:
+            yield "{}:{}".format(*server.server_address)
+        finally:
+            server.shutdown()
+            thread.join()
