@@ -181,7 +181,12 @@ class FitBackups:
         return record is not None
 
     def ask(self, callback: keras.callbacks.BackupAndRestore) -> None:
-        """Have a backup made as soon as the state of the training is not about to change."""
+        """Have a backup made as soon as the state of the training is not about to change.
+
+        Not with `save_freq=False`, which is 0 to Keras: it would ask after every batch.
+        """
+        if callback.save_freq is False:
+            return
         for kept in self._kept:
             kept.is_asked = kept.is_asked or kept.callback is callback
 

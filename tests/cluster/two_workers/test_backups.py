@@ -222,15 +222,19 @@ def test_a_handler_of_the_users_decides_what_follows_a_backup(pair, tmp_path):
     def handler(number, frame):
         found.append((number, record_of(path)["epoch"]))
 
-    before = signal.signal(signal.SIGTERM, handler)
+    def look():
+        asked.extend(path.glob("*"))
+
+    before, asked = signal.signal(signal.SIGTERM, handler), []
     try:
         backup = keras.callbacks.BackupAndRestore(path, save_freq=False)
-        history = pair.begin(arrays, backup, At(1, 100, terminate))
+        history = pair.begin(arrays, backup, At(1, 50, look), At(1, 100, terminate))
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
     assert found == [(signal.SIGTERM, 1)]
     assert last(history) == EXACT
+    assert asked == [], "`save_freq=False` asks for none"
 
 
 def test_without_the_callback_sigterm_is_not_touched(pair):
