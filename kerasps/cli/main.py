@@ -52,6 +52,8 @@ environment variables:
                            server; or names of modules to import besides, for
                            their custom ops, with commas between them
   KERASPS_CONNECT_TIMEOUT  seconds that the script waits for a task (default: 60)
+  KERASPS_HANG_TIMEOUT     seconds without an answer after which a task counts as lost
+                           (default: 10)
   CUDA_VISIBLE_DEVICES     the GPUs to use; several are split among the workers
 
 example:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import socket
 import subprocess
@@ -15,8 +16,8 @@ import pytest
 
 import kerasps
 from kerasps.checks import time_limit
+from kerasps.cluster import connection, grpc_options, probe, reachability
 from kerasps.cluster import description as cluster
-from kerasps.cluster import probe, reachability
 from kerasps.cluster.description import ClusterDescription, check_cluster_resolver, read_tf_config
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import ClusterConfigError, TaskUnreachableError
@@ -516,3 +517,48 @@ def test_importing_the_process_layer_does_not_import_tensorflow():
 def test_a_cluster_on_the_loopback_is_on_one_machine(ps, is_one):
     description = read_tf_config(tf_config(worker=["127.0.0.1:1"], ps=[ps]))
     assert description.is_on_one_machine == is_one
+
+
+def connecting_to(*addresses):
+    return ClusterDescription(
+        {"chief": ("127.0.0.1:1",), "worker": addresses[:1], "ps": addresses[1:]}, "chief", 0
+    )
+
+
+def test_a_task_that_goes_while_tensorflow_connects_is_named(monkeypatch):
+    monkeypatch.setattr(connection, "_SILENCE_S", 0.5)
+    never = threading.Event()
+    holder, gone = closed_address()
+    with holder, greeter() as there, pytest.raises(TaskUnreachableError) as caught:
+        connection._wait_for_tasks(lambda: never.wait(60), connecting_to(there, gone))
+    never.set()
+    assert f"Received: ps 0 at {gone} (connection refused)." in str(caught.value)
+    assert "worker" not in str(caught.value).partition("Received")[2]
+
+
+def test_what_connecting_ends_in_is_passed_on():
+    def fail():
+        raise ValueError("not so")
+
+    connection._wait_for_tasks(lambda: None, connecting_to("127.0.0.1:2", "127.0.0.1:3"))
+    with pytest.raises(ValueError, match="not so"):
+        connection._wait_for_tasks(fail, connecting_to("127.0.0.1:2", "127.0.0.1:3"))
+
+
+def test_the_options_of_grpc_leave_the_users_own(monkeypatch):
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "20")
+    monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "grpc.keepalive_time_ms=1")
+    grpc_options.set_grpc_options()
+    grpc_options.set_grpc_options()
+    assert os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(",") == [
+        "grpc.keepalive_time_ms=1",
+        "grpc.min_reconnect_backoff_ms=2000",
+        "grpc.keepalive_timeout_ms=10000",
+        "grpc.http2.ping_timeout_ms=10000",
+    ]
+
+
+def test_a_limit_for_tasks_that_hang_which_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match=r"KERASPS_HANG_TIMEOUT.*'soon'"):
+        grpc_options.hang_limit()
