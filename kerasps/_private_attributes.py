@@ -242,6 +242,11 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_weights_path", "the file with the weights"),
         PrivateAttribute("_training_metadata_path", "the file that says where training stands"),
     ),
+    "keras.src.callbacks.swap_ema_weights:SwapEMAWeights": (
+        PrivateAttribute(
+            "_ema_weights_in_model", "whether a backup between epochs is one of the averages"
+        ),
+    ),
     "tensorflow.python.checkpoint.functional_saver:MultiDeviceSaver": (
         PrivateAttribute("_shardable_tensors_by_task", "which tasks are to write or read"),
         PrivateAttribute(

@@ -21,7 +21,7 @@ _FROM_PS = "GRPC error information from remote target /job:ps"
 
 _START_AGAIN = (
     "Start the ps again and this script with it, from the last checkpoint: "
-    "`keras.callbacks.BackupAndRestore` resumes where training stood."
+    "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
 )
 
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.

@@ -19,6 +19,7 @@ from kerasps.variables import (
     is_metric_state,
     is_seed_state,
     optimizers_of,
+    worker_timeout,
 )
 
 _PROBE = "probe"
@@ -86,7 +87,9 @@ class BackupStore:
         Raises:
             tf.errors.OpError: a ps is lost.
         """
-        self._join(None)
+        if not self.wait(worker_timeout()):
+            self._problems.append(self._problem(TimeoutError("the one before is not written yet")))
+            return
         by_key = _by_key(self._model, variables)
         storages = [id(shard) for variable in by_key.values() for shard in variable.shards]
         if self._copies is None or self._copies[0] != storages:
@@ -106,17 +109,14 @@ class BackupStore:
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is being written; return whether it is so."""
-        self._join(timeout)
+        if self._thread is not None:
+            self._thread.join(timeout)
         return not self.is_writing
 
     def problems(self) -> list[str]:
         """Return what went wrong in writing since the last call, a text for each backup."""
         found, self._problems = self._problems, []
         return found
-
-    def _join(self, timeout: float | None) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout)
 
     def _write(
         self, copies: VariableCopies, record: dict[str, Any], specs: dict[str, dict[str, Any]]

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-# Public attributes that a callback itself sets. What the user has set is the script's to say.
+# Attributes that a callback itself sets. What the user has set is the script's to say.
 _KNOWN = (
     (
         keras.callbacks.EarlyStopping,
@@ -16,6 +16,8 @@ _KNOWN = (
     ),
     (keras.callbacks.ReduceLROnPlateau, ("wait", "best", "cooldown_counter")),
     (keras.callbacks.ModelCheckpoint, ("best",)),
+    # Between epochs the model may have the averages, and the optimizer the weights.
+    (keras.callbacks.SwapEMAWeights, ("_ema_weights_in_model",)),
 )
 
 
