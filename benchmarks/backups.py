@@ -1,20 +1,22 @@
-"""What backups cost a training: a table of 1 GB over two ps, one backup in each stretch.
+"""What backups cost a training: a table of 1 GB over two ps, copied and written beside it.
 
-    python benchmarks/backups.py --rounds 3 --seconds 60
+    python benchmarks/backups.py --seconds 240
 
-Trains the same number of steps again and again, in one process, in turn with one backup and with
-none, and compares the times. So what else the machine does falls on both alike. Prints a line per
-stretch, and what share of the throughput is lost.
+One training, with a backup every 30 seconds. The first half of each 30 seconds, in which the backup
+is made, is compared with the second, in which none is. So what else the machine does falls on both
+alike. A backup costs as many seconds as the steps would have taken that the first half has less.
+Prints a line per backup, and what share of the throughput one backup a minute takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import shutil
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -55,68 +57,95 @@ def memory_of(pid):
     return [int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")]
 
 
-def stretch(model, steps, interval):
-    """Trains; returns the seconds that it took, and the bytes and number of its backups."""
-    directory = tempfile.mkdtemp(dir=options.directory)
-    callbacks = []
-    if interval is not None:
-        callbacks = [
-            kerasps.BackupAndRestore(
-                directory, save_freq=False, interval_s=interval, delete_checkpoint=False
-            )
-        ]
-    began = time.monotonic()
-    model.fit(
-        kerasps.DatasetCreator(dataset_fn), steps_per_epoch=steps, verbose=0, callbacks=callbacks
-    )
-    seconds = time.monotonic() - began
-    files = [path for path in Path(directory).rglob("*") if path.is_file()]
-    size, manifests = sum(path.stat().st_size for path in files), [*Path(directory).glob("*.json")]
-    shutil.rmtree(directory)
-    return seconds, size, max((int(p.stem.partition("-")[2]) for p in manifests), default=0)
+class Clock(keras.callbacks.ProgbarLogger):
+    """Notes when how many steps were counted. A progress bar costs nothing: it is told of less."""
+
+    def __init__(self):
+        super().__init__()
+        self.times, self.steps = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.times.append(time.monotonic())
+        self.steps.append(batch + 1)
+
+    def steps_at(self, moment):
+        return float(np.interp(moment, self.times, self.steps))
+
+
+class Watch(threading.Thread):
+    """Notes when a backup begins to be written, which is when it was copied, and when it ends."""
+
+    def __init__(self, directory):
+        super().__init__(daemon=True)
+        self.directory, self.is_over = directory, threading.Event()
+        self.began, self.ended, self.size = {}, {}, 0
+
+    def run(self):
+        while not self.is_over.wait(0.02):
+            for path in self.directory.glob("backup-*"):
+                seen = self.ended if path.suffix == ".json" else self.began
+                if path.suffix in ("", ".json") and path.stem not in seen:
+                    seen[path.stem] = time.monotonic()
+                    files = [f for f in path.with_suffix("").glob("*") if path.suffix]
+                    self.size = max(self.size, sum(f.stat().st_size for f in files))
+
+
+def fit(model, steps, callbacks):
+    creator = kerasps.DatasetCreator(dataset_fn)
+    model.fit(creator, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
 
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--rows", type=int, default=2**22, help="of 256 bytes; the default is 1 GB")
-parser.add_argument("--rounds", type=int, default=3)
-parser.add_argument("--seconds", type=float, default=60.0, help="of a stretch, about")
-parser.add_argument("--workers", type=int, default=2)
+parser.add_argument("--seconds", type=float, default=240.0, help="of the training, about")
+parser.add_argument("--interval", type=float, default=30.0, help="seconds between backups")
+parser.add_argument("--workers", type=int, default=1)
 parser.add_argument("--directory", help="where backups go; default: that of temporary files")
 options = parser.parse_args()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-with kerasps.LocalCluster(num_workers=options.workers, num_ps=2) as cluster:
+with (
+    tempfile.TemporaryDirectory(dir=options.directory) as directory,
+    kerasps.LocalCluster(num_workers=options.workers, num_ps=2) as cluster,
+):
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2)
     )
     with strategy.scope():
         model = make_model()
-    stretch(model, 100, None)  # what is built is built
-    seconds, *_ = stretch(model, 500, None)
-    steps = int(500 * options.seconds / seconds)
-    ps = [cluster.processes["ps", index].pid for index in range(2)]
-    ratios = []
-    for number in range(options.rounds):
-        # Once with the backup first, once last.
-        times = {}
-        for backed_up in [(False, True), (True, False)][number % 2]:
-            # One in the middle; a second one would come at the very end.
-            interval = options.seconds * 0.55 if backed_up else None
-            times[backed_up], size, backups = stretch(model, steps, interval)
-            print(
-                f"{steps} steps in {times[backed_up]:.2f} s, {backups} backups of "
-                f"{size / 2**20:.0f} MB; ps, MB now and at most: "
-                f"{[[round(mb) for mb in memory_of(pid)] for pid in ps]}",
-                flush=True,
-            )
-        ratios.append(1 - times[False] / times[True])
-    print(
-        "REPORT "
-        + json.dumps(
-            {
-                "lost": [round(ratio, 4) for ratio in ratios],
-                "median": round(statistics.median(ratios), 4),
-                "steps": steps,
-            }
-        ),
-        flush=True,
+    fit(model, 100, [])  # what is built is built
+    began = time.monotonic()
+    fit(model, 500, [])
+    steps = int(500 * options.seconds / (time.monotonic() - began))
+    clock, watch = Clock(), Watch(Path(directory))
+    watch.start()
+    backup = kerasps.BackupAndRestore(
+        directory, save_freq=False, interval_s=options.interval, delete_checkpoint=False
     )
+    fit(model, steps, [clock, backup])
+    watch.is_over.set()
+    watch.join()
+    half, costs = options.interval / 2, []
+    for name, moment in watch.began.items():
+        # With what is waited for, and copied, before.
+        middle, end = moment - 2 + half, moment - 2 + 2 * half
+        if name not in watch.ended or end > clock.times[-1]:
+            continue
+        with_backup = clock.steps_at(middle) - clock.steps_at(middle - half)
+        without = clock.steps_at(end) - clock.steps_at(middle)
+        costs.append(half * (1 - with_backup / without))
+        gaps = [b - a for a, b in itertools.pairwise(clock.times) if moment - 2 < b < moment + 2]
+        print(
+            f"{name}: written in {watch.ended[name] - moment:.1f} s, longest time without a step "
+            f"{max(gaps):.2f} s, {with_backup / half:.0f} steps a second, {without / half:.0f} "
+            f"without: costs {costs[-1]:.2f} s",
+            flush=True,
+        )
+    report = {
+        "megabytes": round(watch.size / 2**20),
+        "seconds of each backup": [round(cost, 2) for cost in costs],
+        "share of a minute": round(statistics.median(costs) / 60, 4),
+        "ps, MB now and at most": [
+            [round(mb) for mb in memory_of(cluster.processes["ps", index].pid)] for index in (0, 1)
+        ],
+    }
+    print("REPORT " + json.dumps(report), flush=True)

@@ -34,11 +34,6 @@ def arrays():
     return {"x": X, "y": Y, "batch_size": BATCH_SIZE}
 
 
-def shuffled():
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(NUM_EXAMPLES)
-    return {"x": dataset.batch(BATCH_SIZE)}
-
-
 def of_unknown_length():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(100).filter(lambda *_: True)
     return {"x": dataset.batch(BATCH_SIZE)}
@@ -151,7 +146,7 @@ def record_of(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*lives in this process")
-@pytest.mark.parametrize("data", [arrays, shuffled, of_unknown_length, endless, py_dataset])
+@pytest.mark.parametrize("data", [arrays, of_unknown_length, endless, py_dataset])
 def test_an_epoch_goes_on_at_the_step_of_the_backup(pair, tmp_path, data):
     path, told = tmp_path / "backup", At()
     pair.interrupt(interrupt, data, path)
@@ -167,9 +162,6 @@ def test_an_epoch_goes_on_at_the_step_of_the_backup(pair, tmp_path, data):
     assert told.batches[0] >= done
     assert told.batches[-1] == STEPS - 1
     assert not path.exists(), "a training that ended well deletes its backups"
-    # The next `fit` of the process begins with its first epoch.
-    pair.go_on(data, often(path), told)
-    assert told.epochs == [EPOCHS - 1, *range(EPOCHS)]
 
 
 def test_a_backup_between_epochs_begins_with_the_next_one(pair, tmp_path, monkeypatch):
@@ -183,6 +175,9 @@ def test_a_backup_between_epochs_begins_with_the_next_one(pair, tmp_path, monkey
     assert told.epochs == [1]
     assert pair.updates == EPOCHS * STEPS
     assert last(history) == EXACT
+    # The next `fit` of the process begins with its first epoch.
+    pair.go_on(arrays, keras.callbacks.BackupAndRestore(path), told)
+    assert told.epochs == [1, *range(EPOCHS)]
 
 
 def test_the_time_between_backups_comes_from_the_environment(pair, tmp_path, monkeypatch):
@@ -392,8 +387,7 @@ def values(model):
     return [np.asarray(v) for v in [*model.trainable_variables, *model.optimizer.variables]]
 
 
-@pytest.mark.parametrize("part_bytes", [64 << 20, 20_000])
-@pytest.mark.parametrize("layout", ["mod", "div"])
+@pytest.mark.parametrize(("layout", "part_bytes"), [("mod", 64 << 20), ("div", 20_000)])
 def test_a_table_in_shards_is_restored_bit_for_bit(
     strategy, tmp_path, monkeypatch, layout, part_bytes
 ):
