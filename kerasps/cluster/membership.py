@@ -354,6 +354,8 @@ def _in_words(noticed: Noticed) -> str:
             )
         return ""
     match noticed.status:
+        case Status.HUNG if noticed.before is Status.LOST:
+            return f"{name} has not answered for {noticed.after_s:.0f} s: it hangs."
         case Status.HUNG:
             return (
                 f"{name} has not answered for {noticed.after_s:.0f} s and counts as lost: what it "

@@ -175,7 +175,8 @@ class Presence:
             known.is_back = False
             silent_s = now - known.answered_at
             is_hung = answer is not Answer.REFUSES and silent_s > self._limit_s
-            if known.status in _CONNECTED and is_hung:
+            # A call to it may have failed before, of a ping that was not answered.
+            if known.status in (*_CONNECTED, Status.LOST) and is_hung:
                 noticed.append(self._become(task, Status.HUNG, now, answer.value, silent_s))
         return noticed
 

@@ -122,7 +122,8 @@ def attack(strategy, tasks, model, is_over):
     # Asleep.
     process = tasks.processes["worker", 1]
     os.kill(process.pid, signal.SIGSTOP)
-    SEEN["noticed_s"] = seconds_until(lambda: status(1) == "does not answer")
+    # By the watch, or by a ping that ends a call.
+    SEEN["noticed_s"] = seconds_until(lambda: status(1) != "there")
     SEEN["others_go_on"] = goes_on()
     os.kill(process.pid, signal.SIGCONT)
     SEEN["awake_s"] = seconds_until(is_there)

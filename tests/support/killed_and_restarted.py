@@ -18,16 +18,17 @@ KILL_PS = "kill a ps"
 
 
 class _Ender(threading.Thread):
-    """Sends a signal to a process, some time after its training has made its first backup."""
+    """Sends a signal to a process, some time after it has made its first backup of a training."""
 
     def __init__(self, send, backups, delay):
         super().__init__(daemon=True)
         self.send = send
         self.backups, self.delay = backups, delay
+        self.before = {*backups.glob("backup-*.json")}
         self.is_over = threading.Event()
 
     def run(self):
-        while not any(self.backups.glob("backup-*.json")):
+        while self.before >= {*self.backups.glob("backup-*.json")}:
             if self.is_over.wait(0.005):
                 return
         if not self.is_over.wait(self.delay):

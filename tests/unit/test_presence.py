@@ -58,6 +58,17 @@ def test_who_refuses_does_not_hang(presence):
         assert hear(presence, float(now), worker=Answer.REFUSES) == []
 
 
+def test_who_was_lost_to_a_call_and_does_not_answer_hangs(presence):
+    presence.lose(WORKER, 8.0, "ping timeout")
+    for now in range(1, 11):
+        assert hear(presence, float(now), worker=Answer.IS_SILENT) == []
+    assert statuses(hear(presence, 11.0, worker=Answer.IS_SILENT)) == [
+        (WORKER, Status.LOST, Status.HUNG)
+    ]
+    hear(presence, 13.0)
+    assert presence.back.keys() == {WORKER}
+
+
 def test_a_process_that_was_asleep_itself_blames_nobody(presence):
     hear(presence, 1.0)
     assert hear(presence, 1000.0, worker=Answer.IS_SILENT, ps=Answer.IS_SILENT) == []
