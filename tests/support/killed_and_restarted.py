@@ -36,7 +36,7 @@ class _Ender(threading.Thread):
 
 
 def run_with_kills(
-    script, directory, *arguments, signals=(signal.SIGKILL,), most_after=0.8, seed=0, limit_s=170
+    script, directory, *arguments, signals=(signal.SIGKILL,), most_after=0.8, seed=0, limit_s=400
 ):
     """Runs a script until it reports, and ends it in between.
 
