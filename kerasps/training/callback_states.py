@@ -16,8 +16,6 @@ _KNOWN = (
     ),
     (keras.callbacks.ReduceLROnPlateau, ("wait", "best", "cooldown_counter")),
     (keras.callbacks.ModelCheckpoint, ("best",)),
-    # Between epochs the model may have the averages, and the optimizer the weights.
-    (keras.callbacks.SwapEMAWeights, ("_ema_weights_in_model",)),
 )
 
 
@@ -27,14 +25,17 @@ def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> list[dict[str, A
 
 
 def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any] | None:
-    for kind, names in _KNOWN:
-        if isinstance(callback, kind):
-            values = {name: getattr(callback, name) for name in names if hasattr(callback, name)}
-            return {
-                "class": type(callback).__name__,
-                "values": {name: _plain(value) for name, value in values.items()},
-            }
-    return None
+    values = {
+        name: _plain(getattr(callback, name))
+        for kind, names in _KNOWN
+        if isinstance(callback, kind)
+        for name in names
+        if hasattr(callback, name)
+    }
+    if isinstance(callback, keras.callbacks.SwapEMAWeights):
+        # Between epochs the model may have the averages, and the optimizer the weights.
+        values["_ema_weights_in_model"] = callback._ema_weights_in_model
+    return {"class": type(callback).__name__, "values": values} if values else None
 
 
 def _plain(value: Any) -> Any:

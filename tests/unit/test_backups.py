@@ -165,9 +165,11 @@ def test_callbacks_get_back_what_they_knew_and_no_more():
             keras.callbacks.History(),
             keras.callbacks.EarlyStopping(patience=3),
             keras.callbacks.ModelCheckpoint("a.keras", save_best_only=True),
+            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
         ]
 
     before, after = callbacks(), callbacks()
+    before[3]._ema_weights_in_model = True
     before[1].on_train_begin()
     before[1].wait, before[1].best, before[1].patience = 2, np.float32(0.25), 9
     before[2].best = 0.5
@@ -177,6 +179,7 @@ def test_callbacks_get_back_what_they_knew_and_no_more():
     restore_states(after, states)
     assert (after[1].wait, after[1].best, after[1].patience) == (2, 0.25, 3)
     assert after[2].best == 0.5
+    assert after[3]._ema_weights_in_model
     restore_states([keras.callbacks.History(), *callbacks()], states)  # a list that has changed
 
 
