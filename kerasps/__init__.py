@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kerasps.callbacks import BackupAndRestore
-    from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess
+    from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess, WorkerInfo
     from kerasps.errors import (
         CheckpointError,
         ClusterConfigError,
@@ -68,6 +68,7 @@ __all__ = [
     "TaskUnreachableError",
     "TrainingEndMarker",
     "UnsupportedError",
+    "WorkerInfo",
     "WorkerLostError",
     "__version__",
 ]
@@ -94,6 +95,7 @@ _MODULES = {
     "TaskPlacement": "variables",
     "TaskProcess": "cluster",
     "TrainingEndMarker": "evaluator",
+    "WorkerInfo": "cluster",
 }
 
 

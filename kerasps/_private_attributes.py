@@ -113,8 +113,16 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("ensure_initialized", "what TensorFlow's own connect calls"),
         PrivateAttribute("config", "the options that TensorFlow runs with"),
         PrivateAttribute("get_server_def", "what the context is connected with"),
-        PrivateAttribute("set_server_def", "starts the server of this process", ("server_def",)),
-        PrivateAttribute("update_server_def", "adds the other tasks", ("server_def",)),
+        PrivateAttribute(
+            "set_server_def",
+            "starts the server of this process",
+            ("server_def", "keep_alive_secs"),
+        ),
+        PrivateAttribute(
+            "update_server_def",
+            "adds the other tasks, and takes workers out and back",
+            ("server_def", "keep_alive_secs"),
+        ),
     ),
     "keras.src.layers.layer:Layer": (
         PrivateAttribute(
@@ -187,30 +195,27 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator": (
         PrivateAttribute(
-            "_create_per_worker_resources",
-            "iterators that are made anew on a worker that comes back",
-            ("fn",),
-        ),
-        PrivateAttribute(
             "_cluster", "schedules what runs in a worker's thread, not only a `tf.function`"
         ),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster": (
         PrivateAttribute("schedule", "as above", ("function", "args", "kwargs")),
-        PrivateAttribute("closure_queue", "holds the error"),
-        PrivateAttribute("workers", "which of them are lost"),
+        PrivateAttribute("failure_handler", "ours takes the place of TensorFlow's"),
+        PrivateAttribute("workers", "each has the failure handler too; one that joins is added"),
+        PrivateAttribute("_num_workers", "counted up for one that joins"),
         PrivateAttribute(
-            "_potential_ps_failures_count",
-            "set back by each result: TensorFlow counts for the life of a job",
+            "_record_and_ignore_transient_ps_failure", "called as TensorFlow's handler does", ("e",)
+        ),
+        PrivateAttribute(
+            "_record_and_ignore_transient_timeouts", "called as TensorFlow's handler does", ("e",)
         ),
     ),
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:Worker": (
-        PrivateAttribute("_is_dead_with_error", "whether the worker is lost, when an epoch begins"),
-    ),
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue": (
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:WorkerPreemptionHandler": (
+        PrivateAttribute("stop", "ends the one that ours takes the place of", ()),
         PrivateAttribute(
-            "_error",
-            "whether the coordinator has failed, asked without waiting for what is in flight",
+            "wait_on_failure",
+            "ours is called as it",
+            ("on_failure_fn", "on_transient_failure_fn", "on_recovery_fn", "worker_device_name"),
         ),
     ),
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": (

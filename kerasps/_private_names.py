@@ -310,4 +310,20 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "which errors the coordinator takes for a lost worker",
         ("error",),
     ),
+    "CoordinatorWorker": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "Worker",
+        "the thread of a worker that joins",
+        ("worker_index", "device_name", "cluster"),
+    ),
+    "ClosureInputError": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "ClosureInputError",
+        "an error that a lost worker can cause",
+    ),
+    "ClosureAbortedError": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "ClosureAbortedError",
+        "an error that a lost worker can cause",
+    ),
 }

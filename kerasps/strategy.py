@@ -11,10 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat, hooks
+from kerasps import _compat, hooks, training
 from kerasps.cluster import (
     ClusterDescription,
     LocalClusterResolver,
+    Membership,
+    WorkerInfo,
     check_cluster_resolver,
     connect_to_tasks,
     connected_strategy,
@@ -84,6 +86,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     Warns:
         UserWarning: this version of Keras or TensorFlow was not tested.
+        RuntimeWarning: the coordinator's port is open on every network interface, since the chief's
+            entry is no address of this machine, or TensorFlow's library cannot be held to it.
 
     Follows `tf.distribute.ParameterServerStrategy`.
     """
@@ -185,10 +189,28 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             theirs._retrace_functions_for_each_device
         )
         self._traffic_meter = TrafficMeter(self.num_ps)
+        self._watch(cluster_resolver)
         take_note_of_forks()
-        atexit.register(hooks.leave_remote_functions)
+
+        def before_tasks_end() -> None:
+            self._membership.stop()
+            hooks.leave_remote_functions()
+
+        atexit.register(before_tasks_end)
         if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.end_with_process(hooks.leave_remote_functions)
+            cluster_resolver.local_cluster.end_with_process(before_tasks_end)
+
+    def _watch(self, cluster_resolver: Any) -> None:
+        """Keep watch over the tasks from here on, and take workers back that come back."""
+
+        def resolve() -> dict[int, str]:
+            workers = cluster_resolver.cluster_spec().as_dict().get("worker", {})
+            return dict(workers) if isinstance(workers, dict) else dict(enumerate(workers))
+
+        self._membership = Membership(self._description.server_addresses, resolve)
+        self._membership.start()
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
+        training.CoordinatorPort(coordinator).replace_failure_handler(self._membership)
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
         # TensorFlow's constructor calls this. Its own would rename the devices of this process.
@@ -203,8 +225,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     @property
     def num_workers(self) -> int:
-        """The number of worker tasks."""
-        return int(self._extended._num_workers)
+        """The number of worker tasks, with those that are away."""
+        return self._membership.num_workers
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the index, address and status of each worker: who is there, and who is not.
+
+        A worker that is lost is taken back when it answers again. So is one that comes at another
+        address, or is new, once `cluster_resolver.cluster_spec()` names it.
+        """
+        return self._membership.workers()
 
     @property
     def num_ps(self) -> int:

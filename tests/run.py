@@ -22,6 +22,7 @@ SESSIONS = (
     "cluster/one_worker",
     "cluster/two_workers",
     "cluster/scripts",
+    "chaos",
 )
 NOTHING_COLLECTED = 5
 

@@ -1,22 +1,49 @@
 """Runs a script as the coordinator of a local cluster, and ends with it.
 
-See `kerasps launch --help`.
+What dies on the way is started again: workers by the cluster, the whole run from here. What is to
+be done is decided in `cli/run_state.py`. See `kerasps launch --help`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from kerasps.cluster import LocalCluster, TaskProcess, child_environment, end_with_parent
+from kerasps.cli.run_state import (
+    Command,
+    End,
+    EndHungWorker,
+    EndScript,
+    Event,
+    PSDied,
+    RunState,
+    Say,
+    ScriptEnded,
+    StartAnew,
+    TimePassed,
+    Told,
+    ToldToEnd,
+    WorkerDied,
+)
+from kerasps.cluster import (
+    DEFAULT_MAX_RESTARTS,
+    Death,
+    LocalCluster,
+    SupervisorPipe,
+    child_environment,
+    end_with_parent,
+    processes_listening_on,
+    task_watch_of,
+)
 from kerasps.evaluator import EvaluatorProcess
 
 # How often the launcher looks at tasks and script: a person does not notice it, and neither does
@@ -26,8 +53,6 @@ _POLL_INTERVAL_S = 0.05
 # does not. They look alike, and a second SIGINT would break off what the script does about the
 # first one. So the script is left alone for this long.
 _INTERRUPT_GRACE_S = 5.0
-# A task that dies closes its connections before its memory is freed, and only then is it gone.
-_DEATH_GRACE_S = 0.5
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,6 +63,7 @@ def launch(
     num_ps: int,
     log_dir: str | None = None,
     start_timeout: float = 60.0,
+    max_restarts: int = DEFAULT_MAX_RESTARTS,
     evaluator: Sequence[str] | None = None,
     evaluator_timeout: float = 600.0,
 ) -> int:
@@ -51,6 +77,8 @@ def launch(
         num_ps: the number of ps processes.
         log_dir: the directory for log files. None (default) takes a temporary one.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
+        max_restarts: how many times within an hour each worker is started again, and how many times
+            each ps, and the command, may cause a restart of all. Default 3.
         evaluator: the command that evaluates checkpoints meanwhile, and its arguments. None
             (default) runs none.
         evaluator_timeout: the time in seconds that the evaluator has for the last checkpoint when
@@ -67,13 +95,17 @@ def launch(
     try:
         with _signal_handlers(_end_with):
             cluster = LocalCluster(
-                num_workers, num_ps, log_dir=log_dir, start_timeout=start_timeout
+                num_workers,
+                num_ps,
+                log_dir=log_dir,
+                start_timeout=start_timeout,
+                max_restarts=max_restarts,
             )
             # From here on a signal is noted and dealt with in `_run`. Set inside the other block,
             # so that none is missed.
             with (
                 _signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
-                ExitStack() as stack,
+                contextlib.ExitStack() as stack,
             ):
                 stack.enter_context(cluster)
                 beside = None
@@ -82,11 +114,10 @@ def launch(
                     beside = stack.enter_context(
                         EvaluatorProcess(evaluator, cluster.description, logs)
                     )
-                code = _run(command, cluster, received, beside)
-                with warnings.catch_warnings():
-                    # Dead tasks have been reported, and with more detail.
-                    warnings.simplefilter("ignore", RuntimeWarning)
-                    cluster.close()
+                state = RunState(max_restarts)
+                run = stack.enter_context(_Run(command, cluster, state))
+                code = run.until_the_end(received, beside)
+                _close(cluster)
                 # A signal means that all is to end, and soon.
                 if beside is not None and not beside.finish(
                     evaluator_timeout, lambda: bool(received)
@@ -107,68 +138,173 @@ class _EndedBySignal(BaseException):
         self.number = number
 
 
-def _run(
-    command: Sequence[str],
-    cluster: LocalCluster,
-    received: list[signal.Signals],
-    evaluator: EvaluatorProcess | None,
-) -> int:
-    env = child_environment(os.environ)
-    env["TF_CONFIG"] = json.dumps(cluster.tf_config)
-    # The coordinator computes little. Without this it would take all memory of every GPU away from
-    # the workers.
-    env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    script = subprocess.Popen(command, env=env, preexec_fn=end_with_parent())
-    reported = False
-    forwarded = 0
-    interrupted_at = None
-    while script.poll() is None:
-        if not reported:
-            reported = _report_first_death(cluster)
-        if evaluator is not None:
-            evaluator.watch()
-        for number in received[forwarded:]:
-            forwarded += 1
-            if number in _FORWARDED:
-                script.send_signal(number)
-            elif interrupted_at is None:
-                interrupted_at = time.monotonic()
-        if (
-            interrupted_at is not None
-            and time.monotonic() - interrupted_at > _INTERRUPT_GRACE_S
-            and not _in_foreground()
-        ):
-            interrupted_at = float("inf")
-            script.send_signal(signal.SIGINT)
-        time.sleep(_POLL_INTERVAL_S)
-    # Where the script failed because a task died, that task may still be on its way out: freeing
-    # its memory takes a moment.
-    deadline = time.monotonic() + (_DEATH_GRACE_S if script.returncode != 0 else 0.0)
-    while (
-        not reported
-        and not (reported := _report_first_death(cluster))
-        and time.monotonic() < deadline
-    ):
-        time.sleep(_POLL_INTERVAL_S)
-    return script.returncode if script.returncode >= 0 else 128 - script.returncode
+def _close(cluster: LocalCluster) -> None:
+    with warnings.catch_warnings():
+        # Dead tasks have been reported, and with more detail.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        cluster.close()
 
 
-def _report_first_death(cluster: LocalCluster) -> bool:
-    """Print on stderr which task died first, and return whether one did.
+class _Run:
+    """Carries out what a `RunState` decides: starts the script, ends it, and starts all again.
 
-    The errors of all others follow from it.
+    Args:
+        command: the script's command line.
+        cluster: the tasks.
+        state: what decides.
     """
-    dead: list[TaskProcess] = [
-        process for process in cluster.processes.values() if process.has_ended()
-    ]
-    if not dead:
-        return False
-    print(
-        f"kerasps launch: a task of the cluster died, this one first:\n{dead[0].report()}",
-        file=sys.stderr,
-        flush=True,
-    )
-    return True
+
+    def __init__(self, command: Sequence[str], cluster: LocalCluster, state: RunState) -> None:
+        self._command = command
+        self._cluster = cluster
+        self._state = state
+        self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
+        self._watch = task_watch_of(cluster)
+        self._watch.on_death = self._deaths.put
+        self._env = child_environment(os.environ)
+        self._env["TF_CONFIG"] = json.dumps(cluster.tf_config)
+        # The coordinator computes little. Without this it would take all memory of every GPU away
+        # from the workers.
+        self._env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        self._pipe: SupervisorPipe | None = None
+        self._script: subprocess.Popen[bytes] | None = None
+        # The exit code of the launcher, None while it goes on.
+        self._code: int | None = None
+
+    def until_the_end(
+        self, received: list[signal.Signals], evaluator: EvaluatorProcess | None
+    ) -> int:
+        """Run the script, as often as it takes, and return the exit code.
+
+        Args:
+            received: the signals that have come to the launcher, in their order; it grows.
+            evaluator: the evaluator to watch meanwhile.
+        """
+        signals = _Signals(received)
+        self._start_script()
+        while True:
+            # Signals first: what ends because of one is not to be started again.
+            for number in signals.new():
+                self._handle(ToldToEnd(number))
+                if number in _FORWARDED:
+                    self._signal_script(number)
+            if signals.is_interrupt_due():
+                self._signal_script(signal.SIGINT)
+            for event in self._events():
+                self._handle(event)
+            if self._code is not None:
+                return self._code
+            if evaluator is not None:
+                evaluator.watch()
+            time.sleep(_POLL_INTERVAL_S)
+
+    def close(self) -> None:
+        """Close the pipe to the script."""
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _events(self) -> Iterator[Event]:
+        """Return what has happened, and never nothing: time passes."""
+        # Asked first: whatever made the script end is found below.
+        code = None if self._script is None else self._script.poll()
+        while not self._deaths.empty():
+            death = self._deaths.get()
+            (job, index), text = death.task, str(death)
+            if job == "worker":
+                yield WorkerDied(text)
+            # One that has been replaced meanwhile died for the last time with the last run.
+            elif death.pid == self._cluster.processes[death.task].pid:
+                yield PSDied(index, death.report)
+        if self._pipe is not None:
+            for notice in self._pipe.read():
+                yield Told(notice)
+        if code is not None:
+            self._script = None
+            yield ScriptEnded(code)
+        yield TimePassed()
+
+    def _handle(self, event: Event) -> None:
+        for command in self._state.handle(event, time.monotonic()):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Say(text):
+                print(f"kerasps launch: {text}", file=sys.stderr, flush=True)
+            case EndScript(number):
+                self._signal_script(number)
+            case EndHungWorker(notice):
+                self._watch.end_hung(notice)
+            case StartAnew():
+                self._end_forks_of_script()
+                self._cluster.restart_all()
+                self._start_script()
+            case End(code):
+                self._code = code
+
+    def _start_script(self) -> None:
+        self.close()
+        # One for each start: what an earlier script had to say is no business of this one.
+        self._pipe = SupervisorPipe()
+        self._script = subprocess.Popen(
+            self._command,
+            env=self._env | self._pipe.variables,
+            pass_fds=[self._pipe.fd_to_pass],
+            preexec_fn=end_with_parent(),
+        )
+        self._pipe.has_been_passed()
+
+    def _end_forks_of_script(self) -> None:
+        """Kill what the script that has ended forked off, and where the next one could not listen.
+
+        They cannot reach the cluster, and nobody waits for the data that they load.
+        """
+        _, _, port = self._cluster.description.jobs["chief"][0].rpartition(":")
+        for pid in processes_listening_on(int(port)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _signal_script(self, number: int) -> None:
+        if self._script is not None:
+            self._script.send_signal(number)
+
+
+class _Signals:
+    """The signals that come to the launcher, and which of them the script is to get from it.
+
+    Args:
+        received: all that have come, in their order; it grows.
+    """
+
+    def __init__(self, received: list[signal.Signals]) -> None:
+        self._received = received
+        self._seen = 0
+        self._interrupted_at: float | None = None
+
+    def new(self) -> list[signal.Signals]:
+        """Return those that have come since the last call."""
+        new = self._received[self._seen :]
+        self._seen += len(new)
+        if signal.SIGINT in new and self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+        return new
+
+    def is_interrupt_due(self) -> bool:
+        """Return, once, whether the script is to be interrupted from here."""
+        if (
+            self._interrupted_at is None
+            or time.monotonic() - self._interrupted_at <= _INTERRUPT_GRACE_S
+            or _in_foreground()
+        ):
+            return False
+        self._interrupted_at = float("inf")
+        return True
 
 
 def _in_foreground() -> bool:
@@ -192,7 +328,7 @@ def _end_with(number: int, frame: FrameType | None) -> None:
     raise _EndedBySignal(number)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     before = {}
     for number in (signal.SIGINT, *_FORWARDED):

@@ -7,12 +7,13 @@ import contextlib
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from kerasps import __version__
 from kerasps.checks import count, seconds
-from kerasps.cluster import read_tf_config
+from kerasps.cluster import DEFAULT_MAX_RESTARTS, read_tf_config
 from kerasps.errors import ClusterConfigError, KeraspsError
 
 _T = TypeVar("_T")
@@ -24,6 +25,12 @@ The script is the coordinator. It finds the cluster in TF_CONFIG, which is what
 `kerasps.ParameterServerStrategy()` reads when it gets no arguments.
 It has this terminal for itself; each worker and ps writes to its own log file.
 
+What dies is started again, up to --max-restarts times within an hour: a worker
+while the training goes on; and all tasks with the script where a ps is lost, or
+where a signal ended the script. The script then begins anew, with the same
+arguments. With a `keras.callbacks.BackupAndRestore` in its `fit` it goes on from
+the last backup. A script that fails by an error of its own is not restarted.
+
 An evaluator is a script beside the training that evaluates checkpoints, with a
 `kerasps.SidecarEvaluator`. It is not part of the cluster; what it prints appears
 here behind "[evaluator]". It ends after the last checkpoint."""
@@ -32,12 +39,12 @@ _LAUNCH_EPILOG = """\
 exit code:
   That of the script, or 128 + N when signal N ended it; 1 when the cluster could
   not start, or the script ended well and the evaluator failed; 2 when the command
-  line is wrong.
+  line is wrong. After a restart that of the last script counts.
 
 signals:
   Ctrl-C reaches the script, and the cluster is closed when the script has ended.
-  SIGTERM and SIGHUP are passed on to the script. Whatever ends this command,
-  SIGKILL too, no process is left behind.
+  SIGTERM and SIGHUP are passed on to the script. After any of them nothing is
+  started again. Whatever ends this command, SIGKILL too, no process is left behind.
 
 environment variables:
   An option on the command line beats its environment variable.
@@ -45,6 +52,8 @@ environment variables:
                            server; or names of modules to import besides, for
                            their custom ops, with commas between them
   KERASPS_CONNECT_TIMEOUT  seconds that the script waits for a task (default: 60)
+  KERASPS_HANG_TIMEOUT     seconds without an answer after which a task counts as lost
+                           (default: 10)
   CUDA_VISIBLE_DEVICES     the GPUs to use; several are split among the workers
 
 example:
@@ -60,12 +69,17 @@ TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG bu
 for its "task". A task whose chief was killed starts anew, without what it held
 for it.
 
-The server listens on every network interface and has no access control. Keep the
-port inside a network that you trust."""
+The server has no access control: whoever reaches its port can read and write files
+as this user. It listens on one address, the host of its entry in TF_CONFIG, and so
+can be reached from the network of that address alone. Keep that to machines that
+you trust. Where the host is no address of this machine (a service's name, or a
+network behind a translation of addresses), it says so and listens on all."""
 
 _SERVE_EPILOG = """\
 environment variables:
+  An option on the command line beats its environment variable.
   TF_CONFIG                the cluster and this task (required)
+  KERASPS_BIND             as --bind; the script heeds it too, for its own server
   KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
                            names of modules to import besides, for their custom
                            ops, with commas between them
@@ -95,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "launch":
             return _launch(args)
         if args.command == "serve":
-            return _serve()
+            return _serve(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -112,6 +126,9 @@ def _launch(args: argparse.Namespace) -> int:
     num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
     num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
     start_timeout = _setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", _seconds, 60.0)
+    max_restarts = _setting(
+        parser, args.max_restarts, "KERASPS_MAX_RESTARTS", _count_or_zero, DEFAULT_MAX_RESTARTS
+    )
     evaluator = _setting(parser, args.evaluator, "KERASPS_EVALUATOR", _command, None)
     evaluator_timeout = _setting(
         parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", _seconds, 600.0
@@ -128,15 +145,25 @@ def _launch(args: argparse.Namespace) -> int:
         num_ps=num_ps,
         log_dir=log_dir,
         start_timeout=start_timeout,
+        max_restarts=max_restarts,
         evaluator=None if evaluator is None else [sys.executable, *evaluator],
         evaluator_timeout=evaluator_timeout,
     )
 
 
-def _serve() -> int:
+def _serve(args: argparse.Namespace) -> int:
     from kerasps.cluster import serve, start_anew
 
+    bind = _setting(args.parser, args.bind, "KERASPS_BIND", str, None)
     description = read_tf_config()
+
+    def ready(port: int, address: str | None) -> None:
+        print(
+            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
+            f"{port} of {address or 'every network interface'}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def coordinator_gone() -> NoReturn:
         print(
@@ -148,16 +175,14 @@ def _serve() -> int:
         )
         start_anew()
 
-    serve(
-        description,
-        on_ready=lambda port: print(
-            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
-            f"{port}",
-            file=sys.stderr,
-            flush=True,
-        ),
-        on_coordinator_gone=coordinator_gone,
-    )
+    with warnings.catch_warnings():
+        warnings.showwarning = _print_warning
+        serve(description, bind=bind, on_ready=ready, on_coordinator_gone=coordinator_gone)
+
+
+def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    """Print a warning as this command's errors are, without the line of code that gives it."""
+    print(f"kerasps serve: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -170,13 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
-    commands.add_parser(
-        "serve",
-        help="run the server of the worker or ps task in TF_CONFIG",
-        description=_SERVE_HELP,
-        epilog=_SERVE_EPILOG,
-        formatter_class=raw,
-    )
+    _add_serve(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )
@@ -222,6 +241,13 @@ def _add_launch(commands: Any) -> None:
         "KERASPS_START_TIMEOUT)",
     )
     launch.add_argument(
+        "--max-restarts",
+        type=_count_or_zero,
+        metavar="N",
+        help="restarts within an hour of each worker, and of the whole run for each ps and for the "
+        f"script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
+    )
+    launch.add_argument(
         "--evaluator",
         type=_command,
         metavar="COMMAND",
@@ -238,6 +264,23 @@ def _add_launch(commands: Any) -> None:
     launch.add_argument("script", metavar="script.py", help="the training script")
     launch.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
+    )
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="run the server of the worker or ps task in TF_CONFIG",
+        description=_SERVE_HELP,
+        epilog=_SERVE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.set_defaults(parser=serve)
+    serve.add_argument(
+        "--bind",
+        metavar="ADDRESS",
+        help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
+        "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
     )
 
 
@@ -260,12 +303,18 @@ def _setting(
         parser.error(f"environment variable {variable}: {exc}")
 
 
-def _count(text: str) -> int:
+def _count_or_zero(text: str) -> int:
+    return _count(text, least=0)
+
+
+def _count(text: str, least: int = 1) -> int:
     value: object = text
     with contextlib.suppress(ValueError):
         value = int(text)
     try:
-        return count("Not a count", value, received=repr(text), advice="Give one like 2.")
+        return count(
+            "Not a count", value, least=least, received=repr(text), advice="Give one like 2."
+        )
     except (TypeError, ValueError) as exc:
         # The one error of which argparse prints the text.
         raise argparse.ArgumentTypeError(str(exc)) from None

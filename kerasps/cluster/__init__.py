@@ -22,9 +22,12 @@ if TYPE_CHECKING:
         require_chief,
     )
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
-    from kerasps.cluster.fetching import call_apart, fetch
+    from kerasps.cluster.fetching import call_apart, fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
-    from kerasps.cluster.local import LocalCluster
+    from kerasps.cluster.listeners import processes_listening_on
+    from kerasps.cluster.local import LocalCluster, task_watch_of
+    from kerasps.cluster.logs import open_log
+    from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
         TaskProcess,
         child_environment,
@@ -34,12 +37,16 @@ if TYPE_CHECKING:
     from kerasps.cluster.reachability import unreachable, wait_until_reachable
     from kerasps.cluster.renewal import start_anew
     from kerasps.cluster.resolver import LocalClusterResolver
+    from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, Restart, RestartBudget
     from kerasps.cluster.server import serve
+    from kerasps.cluster.supervision import Notice, SupervisorPipe, tell_supervisor
+    from kerasps.cluster.task_watch import Death
     from kerasps.cluster.tf_errors import (
         OUT_OF_RANGE,
         answers,
         check_ps_of,
         comes_from,
+        hung_ps_error,
         lost_ps,
         naming_lost_ps,
         translated_errors,
@@ -47,12 +54,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COORDINATOR_CPU",
+    "DEFAULT_MAX_RESTARTS",
     "EVALUATOR",
     "OUT_OF_RANGE",
     "ClusterDescription",
+    "Death",
     "LocalCluster",
     "LocalClusterResolver",
+    "Membership",
+    "Notice",
+    "Restart",
+    "RestartBudget",
+    "SupervisorPipe",
     "TaskProcess",
+    "WorkerInfo",
     "answers",
     "call_apart",
     "check_cluster_resolver",
@@ -65,17 +80,23 @@ __all__ = [
     "describe_exit_code",
     "end_with_parent",
     "fetch",
+    "hung_ps_error",
     "is_fork",
     "lost_ps",
     "naming_lost_ps",
+    "open_log",
+    "processes_listening_on",
     "ps_device",
     "ps_index",
     "read_tf_config",
     "remember_connected",
     "require_chief",
+    "sent",
     "serve",
     "start_anew",
     "take_note_of_forks",
+    "task_watch_of",
+    "tell_supervisor",
     "translated_errors",
     "unreachable",
     "wait_until_reachable",
@@ -86,11 +107,19 @@ __getattr__ = opened_when_used(
     {
         "COORDINATOR_CPU": "devices",
         "ClusterDescription": "description",
+        "DEFAULT_MAX_RESTARTS": "restarts",
         "EVALUATOR": "description",
+        "Death": "task_watch",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
+        "Membership": "membership",
         "OUT_OF_RANGE": "tf_errors",
+        "Notice": "supervision",
+        "Restart": "restarts",
+        "RestartBudget": "restarts",
+        "SupervisorPipe": "supervision",
         "TaskProcess": "process",
+        "WorkerInfo": "membership",
         "answers": "tf_errors",
         "call_apart": "fetching",
         "check_cluster_resolver": "description",
@@ -103,17 +132,23 @@ __getattr__ = opened_when_used(
         "describe_exit_code": "process",
         "end_with_parent": "process",
         "fetch": "fetching",
+        "hung_ps_error": "tf_errors",
         "is_fork": "forks",
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
+        "open_log": "logs",
+        "processes_listening_on": "listeners",
         "ps_device": "devices",
         "ps_index": "devices",
         "read_tf_config": "description",
         "remember_connected": "connected",
         "require_chief": "description",
+        "sent": "fetching",
         "serve": "server",
         "start_anew": "renewal",
         "take_note_of_forks": "forks",
+        "tell_supervisor": "supervision",
+        "task_watch_of": "local",
         "translated_errors": "tf_errors",
         "unreachable": "reachability",
         "wait_until_reachable": "reachability",

@@ -10,23 +10,37 @@ workers and ps, which are told the functions that were made before.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import queue
 import socket
+import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, split_address
 from kerasps.cluster.devices import COORDINATOR_JOB
 from kerasps.cluster.earlier_resources import EarlierResources
+from kerasps.cluster.grpc_options import set_grpc_options
+from kerasps.cluster.listen_address import coordinator_listen_address
+from kerasps.cluster.probe import Answer, ask_servers
 from kerasps.errors import TaskStartError, TaskUnreachableError
 
 # As many as TensorFlow's own strategy; a task that is being restarted takes a second or two.
 _ATTEMPTS = 4
 _PAUSE_S = 1.0
+# A task that was reachable and is silent for so long while TensorFlow connects is gone.
+_SILENCE_S = 5.0
+# Tasks throw away what this process has made when they have not heard of it for so long. By itself
+# TensorFlow takes ten minutes: less than a laptop sleeps. A process that is killed is noticed by
+# other means (`renewal`).
+_KEEP_ALIVE_S = 24 * 3600
 
 # The address at which this process serves. TensorFlow cannot stop a server, so one that a failed
 # attempt left is used again.
@@ -43,6 +57,7 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
         protocol: TensorFlow's name of the protocol between tasks. Default: gRPC.
 
     Raises:
+        ClusterConfigError: KERASPS_BIND is no address of this machine.
         TaskStartError: the port of the chief is in use.
         TaskUnreachableError: TensorFlow could not set up the tasks.
     """
@@ -51,6 +66,10 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
     # that hides an error.
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
     os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
+    # A tensor of one element goes into the request of the call that takes it. TensorFlow waits for
+    # others to arrive, in vain where it takes a worker back meanwhile.
+    os.environ["TF_SEND_AS_PROTOS_WHEN_POSSIBLE"] = "True"
+    set_grpc_options()
     is_fresh = context._context_handle is None
     if is_fresh and cluster.is_on_one_machine:
         _sleep_when_idle(context)
@@ -59,14 +78,42 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
     own = {COORDINATOR_JOB: cluster.jobs["chief"]}
     if _serving_at != cluster.jobs["chief"][0]:
         resources = None if is_fresh else EarlierResources.find()
-        _start_own_server(context, _server_def(own, config, protocol))
+        listens_on = coordinator_listen_address(cluster)
+        _start_own_server(context, _server_def(own, config, protocol), listens_on)
         if resources is not None:
             resources.restore()
     if cluster.is_on_one_machine:
         config.experimental.disable_thread_spinning = True
     # The second step. The tasks get this process's options, and so the one that was set just now.
     others = {job: tasks for job, tasks in cluster.jobs.items() if job != "chief"}
-    _add_tasks(context, _server_def({**own, **others}, config, protocol))
+    _add_tasks(context, _server_def({**own, **others}, config, protocol), cluster)
+
+
+def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
+    """Have this process know these workers and ps from here on, and no others.
+
+    Call when it is connected. A task that is not known any more, or was started anew, loses all
+    that this process has made on it. TensorFlow waits for each member: name those that answer.
+
+    Args:
+        members: the `"host:port"` of each, keyed by (task type, task index).
+
+    Raises:
+        tf.errors.OpError: a member did not answer.
+    """
+    context = _compat.eager_context()
+    before = context.get_server_def()
+    jobs: dict[str, dict[int, str]] = {
+        job.name: dict(job.tasks) for job in before.cluster.job if job.name == COORDINATOR_JOB
+    }
+    for (job, index), address in sorted(members.items()):
+        jobs.setdefault(job, {})[index] = address
+    server_def = _server_def(jobs, before.default_session_config, before.protocol)
+    try:
+        context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
+    except BaseException:
+        context._server_def = before
+        raise
 
 
 def _sleep_when_idle(context: Any) -> None:
@@ -82,12 +129,16 @@ def _sleep_when_idle(context: Any) -> None:
 
 
 def _server_def(
-    jobs: dict[str, tuple[str, ...]], config: tf.compat.v1.ConfigProto, protocol: str | None
+    jobs: Mapping[str, Mapping[int, str] | Sequence[str]],
+    config: tf.compat.v1.ConfigProto,
+    protocol: str | None,
 ) -> tf.train.ServerDef:
+    by_index = {
+        job: dict(tasks) if isinstance(tasks, Mapping) else dict(enumerate(tasks))
+        for job, tasks in jobs.items()
+    }
     server_def = tf.train.ServerDef(
-        cluster=tf.train.ClusterSpec(
-            {job: list(tasks) for job, tasks in jobs.items()}
-        ).as_cluster_def(),
+        cluster=tf.train.ClusterSpec(by_index).as_cluster_def(),
         job_name=COORDINATOR_JOB,
         task_index=0,
         protocol=protocol or "grpc",
@@ -96,21 +147,22 @@ def _server_def(
     # Workers see the ps and not each other, and the other way round; so a lost one stops none of
     # its like.
     for job, seen in (("worker", "ps"), ("ps", "worker")):
-        if job in jobs:
+        if job in by_index:
             filters = server_def.cluster_device_filters.jobs.add(name=job)
-            for index in range(len(jobs[job])):
+            for index in by_index[job]:
                 filters.tasks[index].device_filters.extend(
                     [f"/job:{seen}", f"/job:{COORDINATOR_JOB}"]
                 )
     return server_def
 
 
-def _start_own_server(context: Any, server_def: tf.train.ServerDef) -> None:
+def _start_own_server(context: Any, server_def: tf.train.ServerDef, listens_on: str | None) -> None:
     global _serving_at
     address = server_def.cluster.job[0].tasks[0]
-    _check_port(address)
+    _check_port(address, listens_on)
     try:
-        context.set_server_def(server_def)
+        with listening_on(listens_on, split_address(address)[1]):
+            context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except tf.errors.OpError as exc:
         # TensorFlow has taken note of a server that it does not have, and would not try again.
         context._server_def = None
@@ -118,11 +170,14 @@ def _start_own_server(context: Any, server_def: tf.train.ServerDef) -> None:
     _serving_at = address
 
 
-def _add_tasks(context: Any, server_def: tf.train.ServerDef) -> None:
+def _add_tasks(context: Any, server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:
     before = context.get_server_def()
     for attempt in range(_ATTEMPTS):
         try:
-            context.update_server_def(server_def)
+            _wait_for_tasks(
+                lambda: context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S),
+                cluster,
+            )
             return
         except tf.errors.OpError as exc:
             context._server_def = before
@@ -133,19 +188,66 @@ def _add_tasks(context: Any, server_def: tf.train.ServerDef) -> None:
                     f"worker and ps. Received: {exc.message} Start `kerasps serve` anew in the "
                     "tasks, and make the strategy again."
                 ) from exc
+        except BaseException:
+            context._server_def = before
+            raise
         time.sleep(_PAUSE_S)
 
 
-def _check_port(address: str) -> None:
+def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> None:
+    """Run `update`, in which TensorFlow waits for each task, for ever if need be.
+
+    Raises:
+        TaskUnreachableError: a task that answered before does so no more.
+    """
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            update()
+        except BaseException as exc:
+            ended.put(exc)
+        else:
+            ended.put(None)
+
+    threading.Thread(target=run, name="kerasps-connect", daemon=True).start()
+    addresses = cluster.server_addresses
+    answered_at = dict.fromkeys(addresses, time.monotonic())
+    while True:
+        with contextlib.suppress(queue.Empty):
+            error = ended.get(timeout=_PAUSE_S)
+            if error is not None:
+                raise error
+            return
+        answers = ask_servers(addresses, _PAUSE_S)
+        now = time.monotonic()
+        answered_at.update({t: now for t, a in answers.items() if a is Answer.SERVES})
+        silent = [task for task in addresses if now - answered_at[task] > _SILENCE_S]
+        if silent:
+            names = ", ".join(
+                f"{job} {index} at {addresses[job, index]} ({answers[job, index].value})"
+                for job, index in silent
+            )
+            raise TaskUnreachableError(
+                "Tasks went away while TensorFlow connected to them. Expected: a server that "
+                f"answers at each address. Received: {names}. Start `kerasps serve` anew in these "
+                "tasks, and make the strategy again."
+            )
+
+
+def _check_port(address: str, listens_on: str | None) -> None:
     """Raise `TaskStartError` where no server could listen at the port of `address`.
 
     TensorFlow's own error says neither which port it was nor why.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    # Where the server will listen. The address is one of numbers, so nobody is asked for it.
+    family, kind, _, _, place = socket.getaddrinfo(
+        listens_on or "0.0.0.0", split_address(address)[1], type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            # On all interfaces, as TensorFlow's server listens.
-            probe.bind(("", split_address(address)[1]))
+            probe.bind(place)
         except OSError as exc:
             raise _no_server(
                 address, exc.strerror or str(exc), in_use=exc.errno == errno.EADDRINUSE

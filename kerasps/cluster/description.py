@@ -82,7 +82,7 @@ class ClusterDescription:
         They are where only this machine can reach their addresses (`127.0.0.1`, `localhost`).
         """
         return all(
-            _is_loopback(split_address(address)[0]) for address in self.server_addresses.values()
+            is_loopback(split_address(address)[0]) for address in self.server_addresses.values()
         )
 
     @property
@@ -232,7 +232,8 @@ def require_chief(
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host, without a port, is one that only its own machine can reach."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

@@ -37,6 +37,21 @@ def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
         return [tensor.numpy() for tensor in call_apart(_function(specs), tensors)]
 
 
+def sent(tensors: Any) -> Any:
+    """Return tensors of this process, sent to the current device, for a function to take there.
+
+    TensorFlow may wait for ever for one that it sends for a call by itself, where it takes a worker
+    back meanwhile: a call of a function waits until its arguments have arrived, and what was on the
+    way then is never said to have. An operation does not wait for its arguments, and nor does a
+    function for one of a single element.
+
+    Args:
+        tensors: a tensor, or a structure of tensors.
+    """
+    flat = tf.nest.flatten(tensors, expand_composites=True)
+    return tf.nest.pack_sequence_as(tensors, tf.identity_n(flat), expand_composites=True)
+
+
 def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Call a concrete function, apart from what is in flight.
 

@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 import warnings
@@ -17,7 +18,11 @@ from typing import Any
 from kerasps.checks import count, seconds
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.gpus import visible_gpus, worker_gpus
+from kerasps.cluster.logs import make_log_dir
 from kerasps.cluster.process import TaskProcess, child_environment
+from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
+from kerasps.cluster.supervision import supervise_here, supervise_no_more
+from kerasps.cluster.task_watch import Death, TaskWatch
 from kerasps.errors import TaskStartError
 
 _HOST = "127.0.0.1"
@@ -33,8 +38,13 @@ class LocalCluster:
     process dies, however it dies. Ports are picked when the cluster starts, and are held until it
     is closed. So clusters never collide, and a restarted task gets its old address.
 
-    TensorFlow's servers have no access control and listen on every network interface of the
-    machine: on an untrusted network, put a firewall in front.
+    A worker that dies by itself, or does not answer any more, is started again, and stderr says why
+    it ended; the training goes on meanwhile. A ps is not: its variables are gone, and this process
+    cannot go on without them. What heals that is to start the whole script again, as
+    `kerasps launch` does.
+
+    All processes, this one too, listen on the loopback alone, so no other machine can reach them.
+    TensorFlow's servers have no access control: other users of this machine can.
 
     ```python
     import kerasps
@@ -46,9 +56,12 @@ class LocalCluster:
     Args:
         num_workers: the number of worker processes, at least 1. Default 2.
         num_ps: the number of ps processes, at least 1. Default 1.
-        log_dir: the directory for one log file per process, made where missing. None (default)
-            takes a temporary directory, which `close` removes unless a task died by itself.
+        log_dir: the directory for one log file per process, made where missing. Only its owner
+            can read a directory that is made, and the files. None (default) takes a temporary
+            directory, which `close` removes unless a task died by itself.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
+        max_restarts: how many times each worker may be started again within an hour. Default 3;
+            0 starts none again, and kills none that does not answer.
 
     Raises:
         TypeError: an argument is not of its type.
@@ -64,27 +77,30 @@ class LocalCluster:
         *,
         log_dir: str | os.PathLike[str] | None = None,
         start_timeout: float = 60.0,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
     ) -> None:
         # Set first, so that a cluster whose arguments are refused can be forgotten in silence.
         self._closed = True
         num_workers = _count("num_workers", num_workers)
         num_ps = _count("num_ps", num_ps)
         self._start_timeout = seconds("`start_timeout` is not a time limit", start_timeout)
+        budget = RestartBudget(max_restarts)
         self._log_dir_is_ours = log_dir is None
         self._log_dir = (
             Path(tempfile.mkdtemp(prefix="kerasps-"))
             if log_dir is None
             else Path(log_dir).absolute()
         )
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        # Tasks whose death the user knows of: killed through `kill`, or named by a TaskStartError.
-        self._explained: set[tuple[str, int]] = set()
+        make_log_dir(self._log_dir)
         self._keep_logs = False
         self._processes: dict[tuple[str, int], TaskProcess] = {}
+        # It leaves alone those tasks whose death the user knows of: killed through `kill`, or named
+        # by a TaskStartError.
+        self._watch = TaskWatch(self._processes, budget, _print_death)
         self._ports: list[socket.socket] = []
         self._close_callbacks: list[Callable[[], None]] = []
         self._owner = os.getpid()
-        self._closed = False
+        self._closed = self._ended = False
         try:
             self._description = ClusterDescription(
                 {
@@ -96,6 +112,7 @@ class LocalCluster:
                 0,
             )
             self._start_all()
+            self._watch.start()
         except BaseException:
             # Tasks that died are the subject of the error that is on its way, so no warning.
             self._end_all()
@@ -132,6 +149,8 @@ class LocalCluster:
     def kill(self, task_type: str, task_index: int) -> None:
         """Kill the process of a task with SIGKILL, for fault tests and demonstrations.
 
+        It stays dead until `restart`, a worker too.
+
         Args:
             task_type: `"worker"` or `"ps"`.
             task_index: the index of the task in its job.
@@ -139,9 +158,10 @@ class LocalCluster:
         Raises:
             ValueError: the cluster has no such task, or is closed.
         """
-        process = self._process(task_type, task_index)
-        self._explained.add((task_type, task_index))
-        process.kill()
+        with self._watch.lock:
+            process = self._process(task_type, task_index)
+            self._watch.leave((task_type, task_index))
+            process.kill()
 
     def restart(self, task_type: str, task_index: int) -> None:
         """Start a task again at its old address, and wait until it is ready.
@@ -156,11 +176,57 @@ class LocalCluster:
             ValueError: the cluster has no such task, or is closed.
             TaskStartError: the new process ended, or was not ready in time.
         """
-        process = self._process(task_type, task_index)
-        process.kill()
-        process.start()
-        self._explained.discard((task_type, task_index))
+        with self._watch.lock:
+            process = self._process(task_type, task_index)
+            self._watch.leave((task_type, task_index))
+            process.kill()
+            process.start()
         self._wait_until_ready([process], time.monotonic() + self._start_timeout)
+        self._watch.resume((task_type, task_index))
+
+    def restart_all(self) -> None:
+        """Start all tasks again at their old addresses, empty. Does not wait until they are ready.
+
+        For a new coordinator, which waits for them itself. A task that fails to start counts as one
+        that died.
+
+        Raises:
+            ValueError: the cluster is closed.
+        """
+        with self._watch.lock:
+            self._check_open()
+            for task, process in self._processes.items():
+                self._watch.leave(task)
+                process.begin_to_kill()
+            for process in self._processes.values():
+                process.kill()
+                process.start()
+            for task in self._processes:
+                self._watch.resume(task)
+
+    def add_worker(self) -> int:
+        """Start one more worker, and wait until it is ready.
+
+        A training that runs on this cluster takes it in by itself, within seconds.
+
+        Returns:
+            The index of the worker.
+
+        Raises:
+            ValueError: the cluster is closed.
+            TaskStartError: the process ended, or was not ready in time.
+        """
+        with self._watch.lock:
+            self._check_open()
+            jobs = self._description.jobs
+            workers = (*jobs["worker"], *self._reserve_addresses(1))
+            index = len(workers) - 1
+            self._description = ClusterDescription({**jobs, "worker": workers}, "chief", 0)
+            self._watch.leave(("worker", index))
+            process = self._new_process("worker", index)
+        self._wait_until_ready([process], time.monotonic() + self._start_timeout)
+        self._watch.resume(("worker", index))
+        return index
 
     def end_with_process(self, before_close: Callable[[], None]) -> None:
         """Keep the cluster until this process ends, then end it without a warning.
@@ -172,12 +238,13 @@ class LocalCluster:
             before_close: called once, before the tasks go.
         """
         self._close_callbacks.append(before_close)
+        supervise_here(self._watch.end_hung)
         atexit.register(self._end)
 
     def close(self) -> None:
         """End all processes and remove the temporary log directory. A second call does nothing.
 
-        Warns of tasks that died before, by themselves.
+        Warns of tasks that died before, by themselves, and were not started again.
         """
         died = self._end()
         if died:
@@ -204,14 +271,17 @@ class LocalCluster:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and os.getpid() == self._owner:
+        if getattr(self, "_ended", True) or os.getpid() != self._owner:
+            return
+        # A `close` that was interrupted is finished without a word.
+        if not self._closed:
             warnings.warn(
                 f"{self!r} was not closed. Use it in a `with` statement, or call `close()`.",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,
             )
-            self.close()
+        self.close()
 
     def __repr__(self) -> str:
         jobs = self._description.jobs
@@ -225,29 +295,46 @@ class LocalCluster:
         return self._end_all()
 
     def _end_all(self) -> list[TaskProcess]:
-        """End all processes, free the ports and the logs, and return the tasks that had died."""
-        if self._closed:
+        """End all processes, free the ports and the logs, and return the tasks that had died.
+
+        An interrupt ends the processes at once. A further call does what is left.
+        """
+        if self._ended:
             return []
-        self._closed = True
+        was_interrupted, self._closed = self._closed, True
         if os.getpid() != self._owner:
             # A fork of the process that started the cluster has a copy of this object, but the
             # cluster is not its own to end.
             return []
-        died = [
-            process
-            for task, process in self._processes.items()
-            if process.has_ended() and task not in self._explained
-        ]
-        # All are asked before any is waited for, so that they end side by side.
-        for process in self._processes.values():
-            process.terminate()
-        for process in self._processes.values():
-            process.wait()
+        died = []
+        if not was_interrupted:
+            died = [
+                process for task, process in list(self._processes.items()) if self._watch.died(task)
+            ]
+        try:
+            self._watch.close()
+            # All are asked before any is waited for, so that they end side by side.
+            for process in list(self._processes.values()):
+                process.terminate()
+            for process in list(self._processes.values()):
+                process.wait()
+        finally:
+            self._end_at_once()
+        if self._log_dir_is_ours and not (died or self._watch.saw_death or self._keep_logs):
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+        self._ended = True
+        return died
+
+    def _end_at_once(self) -> None:
+        """Kill what still runs, and free the ports."""
+        supervise_no_more(self._watch.end_hung)
+        with self._watch.lock:
+            for process in self._processes.values():
+                process.begin_to_kill()
+            for process in self._processes.values():
+                process.kill()
         for port in self._ports:
             port.close()
-        if self._log_dir_is_ours and not died and not self._keep_logs:
-            shutil.rmtree(self._log_dir, ignore_errors=True)
-        return died
 
     def _reserve_addresses(self, count: int) -> tuple[str, ...]:
         """Pick free ports, and keep them from everyone but the servers that are told them.
@@ -268,29 +355,33 @@ class LocalCluster:
 
     def _start_all(self) -> None:
         deadline = time.monotonic() + self._start_timeout
-        base = child_environment(os.environ)
-        # Errors only: a server's warnings about this machine's processor fill the log otherwise.
-        base.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        gpus = worker_gpus(len(self._description.jobs["worker"]), visible_gpus(os.environ))
         for task_type, task_index in self._description.server_addresses:
-            env = dict(base)
-            if task_type == "ps":
-                # Variables live in the ps's main memory. A ps that saw the GPU would take memory
-                # there from the workers.
-                env["CUDA_VISIBLE_DEVICES"] = "-1"
-            else:
-                # TensorFlow's first user of a GPU takes all of its memory; workers may share one.
-                env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-                if gpus is not None:
-                    env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
-            process = TaskProcess(
-                self._description.for_task(task_type, task_index),
-                log_file=self._log_dir / f"{task_type}-{task_index}.log",
-                env=env,
-            )
-            self._processes[task_type, task_index] = process
-            process.start()
+            self._new_process(task_type, task_index)
         self._wait_until_ready(list(self._processes.values()), deadline)
+
+    def _new_process(self, task_type: str, task_index: int) -> TaskProcess:
+        """Start the process of a task that has none."""
+        env = child_environment(os.environ)
+        # Errors only: a server's warnings about this machine's processor fill the log otherwise.
+        env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        if task_type == "ps":
+            # Variables live in the ps's main memory. A ps that saw the GPU would take memory
+            # there from the workers.
+            env["CUDA_VISIBLE_DEVICES"] = "-1"
+        else:
+            # TensorFlow's first user of a GPU takes all of its memory; workers may share one.
+            env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+            gpus = worker_gpus(len(self._description.jobs["worker"]), visible_gpus(os.environ))
+            if gpus is not None:
+                env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
+        process = TaskProcess(
+            self._description.for_task(task_type, task_index),
+            log_file=self._log_dir / f"{task_type}-{task_index}.log",
+            env=env,
+        )
+        self._processes[task_type, task_index] = process
+        process.start()
+        return process
 
     def _wait_until_ready(self, processes: list[TaskProcess], deadline: float) -> None:
         pending = processes
@@ -304,7 +395,8 @@ class LocalCluster:
             time.sleep(_POLL_INTERVAL_S)
 
     def _start_error(self, process: TaskProcess, what: str) -> TaskStartError:
-        self._explained.add((process.task_type, process.task_index))
+        with self._watch.lock:
+            self._watch.leave((process.task_type, process.task_index))
         self._keep_logs = True
         return TaskStartError(
             f"The process of {process.task_type} {process.task_index} {what}. Expected: a server "
@@ -314,12 +406,15 @@ class LocalCluster:
             task_index=process.task_index,
         )
 
-    def _process(self, task_type: str, task_index: int) -> TaskProcess:
+    def _check_open(self) -> None:
         if self._closed:
             raise ValueError(
                 f"The cluster is closed. Expected: an open cluster. Received: {self!r}. Create a "
                 "new LocalCluster."
             )
+
+    def _process(self, task_type: str, task_index: int) -> TaskProcess:
+        self._check_open()
         process = self._processes.get((task_type, task_index))
         if process is None:
             known = ", ".join(f"{job} {index}" for job, index in self._processes)
@@ -332,3 +427,12 @@ class LocalCluster:
 
 def _count(name: str, value: Any) -> int:
     return count(f"`{name}` is not a count", value, expected="an int of at least 1")
+
+
+def task_watch_of(cluster: LocalCluster) -> TaskWatch:
+    """Return the watch of a cluster, for one who starts it for others."""
+    return cluster._watch
+
+
+def _print_death(death: Death) -> None:
+    print(f"kerasps: {death}", file=sys.stderr, flush=True)

@@ -17,17 +17,19 @@ import signal
 import site
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kerasps.cluster.description import ClusterDescription
+from kerasps.cluster.logs import open_log
 from kerasps.cluster.server import REPORT_FD_FLAG, WATCH_PARENT_FLAG
 
 # Enough for a traceback with its message, short enough to be read in an error.
 LAST_LINES = 15
 # A traceback of TensorFlow's has lines of a few hundred bytes; two thousand each are plenty.
 _TAIL_BYTES = 32 * 1024
-# How long a server gets to exit on SIGTERM. It exits at once when it is healthy.
+# How long a server gets to exit on SIGINT. It exits at once when it is healthy.
 _TERMINATE_GRACE_S = 3.0
 # From <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -58,6 +60,9 @@ class TaskProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._report_fd: int | None = None
         self._report = b""
+        self._started_at = 0.0
+        # Where the log of this start begins. What earlier ones wrote explains no later end.
+        self._log_begin = 0
 
     @property
     def task_type(self) -> str:
@@ -88,12 +93,19 @@ class TaskProcess:
         """
         return self._started().pid
 
+    @property
+    def started_at(self) -> float:
+        """When the process was started, on the monotonic clock of the machine."""
+        return self._started_at
+
     def start(self) -> None:
         """Start the process, without waiting for its server. See `is_ready`."""
         env = dict(self._env, TF_CONFIG=json.dumps(self._description.as_tf_config()))
         read_fd, write_fd = os.pipe()
         try:
-            with self._log_file.open("ab") as log:
+            with open_log(self._log_file) as log:
+                self._log_begin = log.tell()
+                self._started_at = time.monotonic()
                 self._process = subprocess.Popen(
                     [
                         sys.executable,
@@ -146,14 +158,21 @@ class TaskProcess:
 
     def kill(self) -> None:
         """End the process at once (SIGKILL), and wait until it is gone."""
-        if self.is_running():
-            self._started().kill()
+        self.begin_to_kill()
         self._collect()
 
-    def terminate(self) -> None:
-        """Ask the process to end (SIGTERM), without waiting. See `wait`."""
+    def begin_to_kill(self) -> None:
+        """End the process at once (SIGKILL), without waiting until it is gone. See `kill`."""
         if self.is_running():
-            self._started().terminate()
+            self._started().kill()
+
+    def terminate(self) -> None:
+        """Ask the process to end at once (SIGINT), without waiting. See `wait`.
+
+        SIGTERM would have a worker finish what it does first.
+        """
+        if self.is_running():
+            self._started().send_signal(signal.SIGINT)
 
     def wait(self, timeout_s: float = _TERMINATE_GRACE_S) -> None:
         """Wait until the process has ended; kill it where it has not after `timeout_s` seconds."""
@@ -165,8 +184,8 @@ class TaskProcess:
         self._collect()
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """Return the last `count` lines of the log, empty where there are none."""
-        return last_lines(self._log_file, count)
+        """Return the last `count` lines that the process has logged, empty where there are none."""
+        return last_lines(self._log_file, count, begin=self._log_begin)
 
     def describe_exit(self) -> str:
         """Return how the process ended, in words: `"exit code 1"`, `"signal SIGKILL"`, not yet."""
@@ -265,12 +284,18 @@ def describe_exit_code(code: int) -> str:
         return f"signal {-code}"
 
 
-def last_lines(file: Path, count: int = LAST_LINES) -> str:
-    """Return the last `count` lines of a text file without reading all of it, empty without one."""
+def last_lines(file: Path, count: int = LAST_LINES, *, begin: int = 0) -> str:
+    """Return the last `count` lines of a text file without reading all of it, empty without one.
+
+    Args:
+        file: the file.
+        count: the number of lines at most.
+        begin: the byte before which nothing is read. Default: none.
+    """
     try:
         with file.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, stream.tell() - _TAIL_BYTES))
+            stream.seek(max(begin, stream.tell() - _TAIL_BYTES))
             text = stream.read().decode(errors="replace")
     except OSError:
         return ""

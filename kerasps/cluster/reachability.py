@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from kerasps.checks import time_limit
-from kerasps.cluster.probe import connection_error
+from kerasps.cluster.probe import Answer, ask_servers, connection_error
 from kerasps.errors import TaskUnreachableError
 
 # Long enough for tasks that a scheduler starts together with the coordinator; short enough to be
@@ -24,7 +24,7 @@ _MAX_ATTEMPTS = 64
 def wait_until_reachable(
     addresses: Mapping[tuple[str, int], str], timeout_s: float | None = None
 ) -> None:
-    """Wait until every task accepts a TCP connection.
+    """Wait until a server of gRPC answers at the address of every task.
 
     TensorFlow waits for ever, in silence, for a task that is not there. So the coordinator asks
     first.
@@ -89,8 +89,14 @@ def unreachable(
         errors = list(
             pool.map(lambda address: connection_error(address, timeout_s), addresses.values())
         )
-    return {
+    reasons = {
         task: error.strerror or str(error) or type(error).__name__
         for task, error in zip(addresses, errors, strict=True)
         if error is not None
     }
+    # The kernel accepts for a process that is stopped, and anyone may listen at an address.
+    accepting = {task: addresses[task] for task in addresses if task not in reasons}
+    for task, answer in ask_servers(accepting, timeout_s).items():
+        if answer is not Answer.SERVES:
+            reasons[task] = f"connected, but {answer.value}"
+    return reasons

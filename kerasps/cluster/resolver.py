@@ -18,11 +18,15 @@ class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver)
     """
 
     def __init__(self, local_cluster: LocalCluster) -> None:
-        jobs = local_cluster.description.jobs
+        self.local_cluster = local_cluster
         super().__init__(
-            tf.train.ClusterSpec({job: list(tasks) for job, tasks in jobs.items()}),
+            self.cluster_spec(),
             task_type="chief",
             task_id=0,
             rpc_layer="grpc",
         )
-        self.local_cluster = local_cluster
+
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """Return the tasks as they are now: workers may have joined."""
+        jobs = self.local_cluster.description.jobs
+        return tf.train.ClusterSpec({job: list(tasks) for job, tasks in jobs.items()})

@@ -17,13 +17,17 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kerasps import _compat
-from kerasps.cluster import renewal
+from kerasps.cluster import leaving, renewal
+from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, read_tf_config, split_address
+from kerasps.cluster.grpc_options import set_grpc_options
+from kerasps.cluster.listen_address import listen_address
 from kerasps.errors import ClusterConfigError
 
 REPORT_FD_FLAG = "--report-fd"
@@ -36,42 +40,55 @@ _PR_SET_NAME = 15
 _PARENT_POLL_MS = 1000
 # A server that has started listens at once; on a machine that swaps, within seconds.
 _LISTEN_TIMEOUT_S = 10.0
+# Set when a signal has told this process to leave once it has nothing to do.
+_LEAVING = threading.Event()
 
 
 def serve(
     description: ClusterDescription,
     *,
-    on_ready: Callable[[int], None] | None = None,
+    bind: str | None = None,
+    on_ready: Callable[[int, str | None], None] | None = None,
     watch_parent: bool = False,
     on_coordinator_gone: Callable[[], NoReturn] | None = None,
 ) -> NoReturn:
     """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
 
+    SIGINT ends it at once. A worker that gets SIGTERM first finishes what it does, and what it
+    holds is fetched (`leaving`); a second SIGTERM ends it at once.
+
     Thread: the main thread, whose signal handlers it replaces.
 
     Args:
         description: the cluster, and which of its tasks this process is.
-        on_ready: called with the port once the server accepts connections.
+        bind: the address of this machine to listen on; `0.0.0.0` and `::` stand for all. None
+            (default) takes the host of the task's own entry in the description.
+        on_ready: called once the server accepts connections, with its port and the address that it
+            listens on, None for all.
         watch_parent: exit also when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called when the coordinator that this task served was killed. None
             (default) leaves what it made on the task, for ten minutes.
 
     Raises:
-        ClusterConfigError: this task is a chief or an evaluator, which run no server.
+        ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind` is
+            no address of this machine.
         RuntimeError: the server could not start, mostly because its port is taken.
     """
     check_can_serve(description)
+    listens_on = listen_address(description, bind)
     parent = os.getppid()
-    woken = _handle_signals()
+    woken = _handle_signals(can_leave=description.task_type == "worker" and leaving.can_leave())
     _name_process(f"{description.task_type}-{description.task_index}")
-    server, port = start_server(description)
+    server, port = start_server(description, listens_on)
     if on_ready is not None:
-        on_ready(port)
+        on_ready(port, listens_on)
     watch = None
     if on_coordinator_gone is not None and renewal.can_watch():
         watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
     _wait_for_the_end(woken, parent if watch_parent else None, watch)
-    if watch is not None and on_coordinator_gone is not None:
+    if _LEAVING.is_set():
+        leaving.leave(port)
+    elif watch is not None and on_coordinator_gone is not None:
         on_coordinator_gone()
     del server
     _exit()
@@ -92,8 +109,12 @@ def check_can_serve(description: ClusterDescription) -> None:
     )
 
 
-def start_server(description: ClusterDescription) -> tuple[Any, int]:
+def start_server(description: ClusterDescription, listens_on: str | None) -> tuple[Any, int]:
     """Start the server of the task that `description` names, on the port that it gives.
+
+    Args:
+        description: the cluster, and which of its tasks this process is.
+        listens_on: the IP address of this machine to listen on, None for all.
 
     Returns:
         The server, which serves for as long as it is referenced, and its port.
@@ -101,6 +122,7 @@ def start_server(description: ClusterDescription) -> tuple[Any, int]:
     Raises:
         RuntimeError: the server could not start.
     """
+    set_grpc_options()
     server_lib = _server_lib()
     address = description.server_addresses[description.task_type, description.task_index]
     _, port = split_address(address)
@@ -111,21 +133,22 @@ def start_server(description: ClusterDescription) -> tuple[Any, int]:
         # a worker beside it.
         config.device_count["GPU"] = 0
     try:
-        server = server_lib.Server(
-            spec,
-            job_name=description.task_type,
-            task_index=description.task_index,
-            config=config,
-            protocol="grpc",
-            start=True,
-        )
+        with listening_on(listens_on, port):
+            server = server_lib.Server(
+                spec,
+                job_name=description.task_type,
+                task_index=description.task_index,
+                config=config,
+                protocol="grpc",
+                start=True,
+            )
     except Exception as exc:
         raise RuntimeError(
             f"TensorFlow's server did not start. Expected: port {port} of this machine to be free. "
             f"Received: {exc}. End the process that holds the port (`ss -ltnp` names it), or give "
             f"{description.task_type} {description.task_index} another address."
         ) from exc
-    _wait_until_listening(port)
+    _wait_until_listening(listens_on or "127.0.0.1", port)
     return server, port
 
 
@@ -151,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     args = parser.parse_args(argv)
 
-    def report(port: int) -> None:
+    def report(port: int, listens_on: str | None) -> None:
         if args.report_fd is not None:
             os.write(args.report_fd, f"{port}\n".encode())
             os.close(args.report_fd)
@@ -170,7 +193,7 @@ def _server_lib() -> Any:
     return _compat.import_server_lib()
 
 
-def _wait_until_listening(port: int) -> None:
+def _wait_until_listening(address: str, port: int) -> None:
     """Make sure that the server listens, since the task is about to report that it is ready.
 
     Raises:
@@ -179,14 +202,14 @@ def _wait_until_listening(port: int) -> None:
     deadline = time.monotonic() + _LISTEN_TIMEOUT_S
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection((address, port), timeout=1).close()
             return
         except OSError as exc:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     "TensorFlow's server does not accept connections. Expected: an answer on port "
-                    f"{port} within {_LISTEN_TIMEOUT_S:g} s. Received: {exc}. Look at the log "
-                    "above."
+                    f"{port} of {address} within {_LISTEN_TIMEOUT_S:g} s. Received: {exc}. Look at "
+                    "the log above."
                 ) from exc
             time.sleep(0.02)
 
@@ -208,20 +231,23 @@ def _wait_for_the_end(
     # ends, which may be never.
     poller.register(woken, select.POLLIN)
     if parent is None:
-        while watch is None or not watch.is_over():
+        while not _LEAVING.is_set() and (watch is None or not watch.is_over()):
             poller.poll(None if watch is None else renewal.POLL_MS)
         return
     # Nobody writes to stdin: it becomes readable when its other end is closed, that is when the
     # parent is gone. A process that the parent forked may hold that end too, so the parent's id is
     # looked at as well.
     poller.register(0, select.POLLIN | select.POLLHUP)
-    while os.getppid() == parent:
+    while os.getppid() == parent and not _LEAVING.is_set():
         if any(fd == 0 for fd, _ in poller.poll(_PARENT_POLL_MS)) and not os.read(0, 1024):
             return
 
 
-def _handle_signals() -> int:
+def _handle_signals(*, can_leave: bool) -> int:
     """Make SIGTERM and SIGINT end this process.
+
+    Args:
+        can_leave: whether SIGTERM gives it time to finish what it does.
 
     Returns:
         A file descriptor that becomes readable when a signal came.
@@ -232,9 +258,15 @@ def _handle_signals() -> int:
     # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with
     # the process. A handler that is plain Python needs a main thread that is not inside TensorFlow,
     # so the server is never joined.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, _leave_on_signal if can_leave else _exit_on_signal)
     signal.signal(signal.SIGINT, _exit_on_signal)
     return woken
+
+
+def _leave_on_signal(signum: int, frame: Any) -> None:
+    if _LEAVING.is_set():
+        _exit()
+    _LEAVING.set()
 
 
 def _exit_on_signal(signum: int, frame: Any) -> None:

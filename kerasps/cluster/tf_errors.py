@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.supervision import tell_supervisor
 from kerasps.errors import InputError, KeraspsError, PSLostError
 
 # Begins the message of the error that ids out of range end in, on a worker.
@@ -17,6 +18,11 @@ OUT_OF_RANGE = "kerasps: ids out of range"
 
 # How gRPC names the task that an error came from.
 _FROM_PS = "GRPC error information from remote target /job:ps"
+
+_START_AGAIN = (
+    "Start the ps again and this script with it, from the last checkpoint: "
+    "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
+)
 
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
@@ -100,18 +106,30 @@ def check_ps_of(strategy: Any) -> None:
             _raise_if_ps_lost(strategy, error)
 
 
+def hung_ps_error(strategy: Any, ps: int) -> PSLostError:
+    """Return the error of a ps that does not answer any more."""
+    tell_supervisor("hung", "ps", ps)
+    return PSLostError(
+        f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
+        "with its variables. Expected: ps tasks that answer within KERASPS_HANG_TIMEOUT seconds "
+        "(10). Received: silence: its process is stopped, or the network swallows what is sent. "
+        f"{_START_AGAIN}",
+        task_type="ps",
+        task_index=ps,
+    )
+
+
 def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
     lost = lost_ps(error)
     if lost is None:
         return
     cause = cleaned(error)
     first_line = (str(cause).splitlines() or [""])[0]
+    tell_supervisor("lost", "ps", lost)
     raise PSLostError(
         f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
         f"Expected: ps tasks that live as long as the training. Received: {type(cause).__name__}: "
-        f"{first_line}. Start the ps again and this script with it, from the last checkpoint: "
-        "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup. The ps's log "
-        "says why it ended.",
+        f"{first_line}. {_START_AGAIN} The ps's log says why it ended.",
         task_type="ps",
         task_index=lost,
     ) from cause

@@ -18,6 +18,7 @@ from kerasps.cluster import (
     child_environment,
     describe_exit_code,
     end_with_parent,
+    open_log,
 )
 
 # Set to 1 for a process whose stdin ends when the training does; nothing is ever written to it. A
@@ -54,7 +55,7 @@ class EvaluatorProcess:
         for name, value in _DEFAULTS.items():
             env.setdefault(name, value)
         self._log: IO[bytes] | None = (
-            None if log_dir is None else (log_dir / f"{EVALUATOR}-0.log").open("ab", buffering=0)
+            None if log_dir is None else open_log(log_dir / f"{EVALUATOR}-0.log")
         )
         self._process = subprocess.Popen(
             command,

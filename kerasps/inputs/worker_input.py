@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import fetch
+from kerasps.cluster import fetch, sent
 from kerasps.errors import InputError
 from kerasps.inputs.dataset_graphs import (
     as_graph,
@@ -167,7 +167,8 @@ class WorkerInput:
 
     def open(self, split: int | None, skip: int) -> OpenDataset:
         assert split is not None  # `num_splits` is not 0
-        dataset, cardinality = self._splits[split].make(self._key)
+        assert self._key is not None  # `start_pass` comes before
+        dataset, cardinality = self._splits[split].make(sent(self._key))
         cardinality = int(fetch([cardinality])[0])
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from kerasps.step.identity import ByIdentity
 from kerasps.step.phases import StepContext
 from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
-from kerasps.step.state import Header, StepState, Ticket, WorkerTicket, WorkerTotals
+from kerasps.step.state import Header, StepState, Ticket, WorkerVariables
 from kerasps.variables import NO_LANE, anonymous_handle
 
 
@@ -68,13 +68,14 @@ def build_step_graph(
     num_steps: int,
     *,
     checked: bool,
-    ticket: WorkerTicket,
-    totals: WorkerTotals | None,
+    variables: WorkerVariables,
+    keeps_totals: bool,
     on_coordinator: bool = False,
 ) -> Any:
-    """Return the concrete function of an execution: from a source of data and a header.
+    """Return the concrete function of an execution: from handles, a source of data and a header.
 
-    It takes a header where something is drawn from it. It returns the state, packed. Where steps
+    The handles are those of the worker's variables; the coordinator has none. It takes a header
+    where something is drawn from it. It returns the state, packed. Where steps
     predict, it also returns their outputs, end to end, and how long those of each step are, of
     shape `[num_steps, num_outputs]`; or, where outputs cannot be put end to end, those of its only
     step.
@@ -85,8 +86,8 @@ def build_step_graph(
             batches, which is.
         num_steps: steps to do.
         checked: whether the iterator may end within the execution.
-        ticket: where the worker finds in which lane it pushes.
-        totals: where the state stays on the worker; None returns it.
+        variables: what the worker keeps: in which lane it pushes, and totals.
+        keeps_totals: whether the state stays on the worker, or is returned.
         on_coordinator: whether it is the coordinator that runs it, and not a worker.
     """
     layout = _Layout.of(plan, source_spec, num_steps, checked=checked)
@@ -103,26 +104,29 @@ def build_step_graph(
     # call. A header that nothing draws from stays at home: to send it costs a millisecond.
     arguments = [
         tf.TensorSpec([], tf.resource) if layout.reads else source_spec,
-        *([Header.spec(len(plan.seeds))] if plan.seeds else []),
+        *([Header.spec()] if plan.seeds else []),
     ]
     # A function of its own: where a graph reads a variable of the worker, look-ups on ps wait for
     # that. Not inlined into `into_totals`, since a graph that returns nothing is not optimized.
-    attributes = None if totals is None else {"_noinline": True}
+    attributes = {"_noinline": True} if keeps_totals else None
     inner = tf.function(
         steps, autograph=False, experimental_attributes=attributes
-    ).get_concrete_function(ticket.spec, *arguments)
+    ).get_concrete_function(variables.ticket_spec, *arguments)
 
-    def alone(*arguments: Any) -> Any:
-        return inner(ticket.of_coordinator() if on_coordinator else ticket.read(), *arguments)
+    def on_worker(handles: list[tf.Tensor], *arguments: Any) -> Any:
+        return inner(variables.ticket(handles), *arguments)
 
-    def into_totals(*arguments: Any) -> list[tf.Tensor]:
-        assert totals is not None
-        state = plan.state.unpack(alone(*arguments))
-        totals.write(totals.read().followed_by(state))
+    def into_totals(handles: list[tf.Tensor], *arguments: Any) -> list[tf.Tensor]:
+        variables.add(handles, plan.state.unpack(on_worker(handles, *arguments)))
         return []
 
-    function = alone if totals is None else into_totals
-    return tf.function(function, autograph=False).get_concrete_function(*arguments)
+    def alone(*arguments: Any) -> Any:
+        return inner(variables.ticket_of_coordinator(), *arguments)
+
+    if on_coordinator:
+        return tf.function(alone, autograph=False).get_concrete_function(*arguments)
+    function = tf.function(into_totals if keeps_totals else on_worker, autograph=False)
+    return function.get_concrete_function(variables.handle_specs, *arguments)
 
 
 def _all_steps(
@@ -186,7 +190,8 @@ class _Step:
     ) -> None:
         self.plan = plan
         self._ticket = ticket
-        self._seeds = Header.from_tensor(*header).seeds if header else []
+        num_seeds = len(plan.seeds)
+        self._seeds = Header.from_tensor(header[0], num_seeds).seeds if header else []
         self._handles = plan.lookup()
         if not on_coordinator:
             self._handles.update(plan.lookup_tables.handles())

@@ -1,22 +1,21 @@
 """What an execution is given and what it returns: its header, and the state that its steps add to.
 
 The state goes from step to step. It starts at zero and is returned; or it is added to what the
-worker holds from the executions before (`WorkerTotals`), which spares the coordinator a fetch per
-execution.
+worker holds from the executions before (`WorkerVariables`), which spares the coordinator a fetch
+per execution.
 """
 
 from __future__ import annotations
 
 import operator
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from kerasps.step.packing import Packing
-from kerasps.variables import NAMES, OPEN_LANE
+from kerasps.variables import OPEN_LANE, anonymous_handle
 
 
 class Header(NamedTuple):
@@ -31,18 +30,20 @@ class Header(NamedTuple):
     seeds: Sequence[Sequence[Any]]
 
     @staticmethod
-    def spec(num_seeds: int) -> tf.TensorSpec:
-        """Return the spec of a header as it travels."""
-        return tf.TensorSpec([1 + 2 * num_seeds], tf.int64)
+    def spec() -> tf.TensorSpec:
+        """Return the spec of a header as it travels: one element, for which no call waits."""
+        return tf.TensorSpec([], tf.string)
 
-    def to_array(self) -> np.ndarray:
-        """Return the header as the coordinator sends it: one int64 array."""
-        return np.array([self.first_step, *(n for seed in self.seeds for n in seed)], np.int64)
+    def to_bytes(self) -> bytes:
+        """Return the header as the coordinator sends it: int64 numbers."""
+        numbers = [self.first_step, *(n for seed in self.seeds for n in seed)]
+        return np.array(numbers, "<i8").tobytes()
 
     @classmethod
-    def from_tensor(cls, tensor: tf.Tensor) -> Header:
-        """Return the header that `to_array` made, as scalars in the graph of an execution."""
-        first_step, *numbers = tf.unstack(tensor)
+    def from_tensor(cls, tensor: tf.Tensor, num_seeds: int) -> Header:
+        """Return the header that `to_bytes` made, as scalars in the graph of an execution."""
+        packed = tf.io.decode_raw(tensor, tf.int64)
+        first_step, *numbers = tf.unstack(packed, 1 + 2 * num_seeds)
         pairs = iter(numbers)
         return cls(first_step, list(zip(pairs, pairs, strict=True)))
 
@@ -101,95 +102,76 @@ class Ticket(NamedTuple):
         return np.array([self.lane, *self.applied], np.int32)
 
 
-class WorkerTicket:
-    """The ticket that each worker has.
+class WorkerVariables:
+    """What a worker keeps from execution to execution, from when it is made ready.
 
-    Args:
-        num_ps: how many ps are pushed to.
-
-    Attributes:
-        spec: of a ticket as it travels.
-    """
-
-    def __init__(self, num_ps: int) -> None:
-        self.spec = tf.TensorSpec([1 + num_ps], tf.int32)
-        # The name is the same on each worker, so one graph serves all.
-        kind = ("ticket", num_ps)
-        self._name = NAMES.claim(kind)
-        weakref.finalize(self, NAMES.give_back, kind, self._name).atexit = False
-        self.give = tf.function(
-            self._give, autograph=False, input_signature=[self.spec]
-        ).get_concrete_function()
-
-    def read(self) -> tf.Tensor:
-        """Read the ticket, packed, in the graph of an execution."""
-        packed = tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=tf.int32)
-        packed.set_shape(self.spec.shape)
-        return packed
-
-    def of_coordinator(self) -> tf.Tensor:
-        """Return the ticket of steps that the coordinator does itself, packed."""
-        num_ps = self.spec.shape[0] - 1
-        return tf.constant(Ticket(OPEN_LANE, [0] * num_ps).to_array())
-
-    def _give(self, packed: tf.Tensor) -> None:
-        tf.raw_ops.AssignVariableOp(resource=self._handle(), value=packed)
-
-    def _handle(self) -> tf.Tensor:
-        return tf.raw_ops.VarHandleOp(
-            dtype=tf.int32, shape=self.spec.shape, container="", shared_name=self._name
-        )
-
-
-class WorkerTotals:
-    """An accumulator on each worker: the state of all steps since it was last collected.
+    That is its ticket, and its totals: the state of all steps since it was last collected. They are
+    resources without names, which the coordinator has handles of. A worker that is made ready again
+    gets others; so executions that it was sent before, and may still run, reach neither.
 
     Args:
         packing: how the state is laid into flat tensors.
+        num_ps: how many ps are pushed to.
     """
 
-    def __init__(self, packing: Packing[StepState]) -> None:
+    def __init__(self, packing: Packing[StepState], num_ps: int) -> None:
         self._packing = packing
-        # The name is the same on each worker, so one graph serves all.
-        kinds = [("totals", spec.dtype.name, tuple(spec.shape)) for spec in packing.carrier_specs]
-        self._names = [NAMES.claim(kind) for kind in kinds]
-        for kind, name in zip(kinds, self._names, strict=True):
-            # Whoever gets it next clears what is there.
-            weakref.finalize(self, NAMES.give_back, kind, name).atexit = False
-        self.clear = tf.function(self._clear, autograph=False).get_concrete_function()
-        self.collect = tf.function(self._collect, autograph=False).get_concrete_function()
+        self._num_ps = num_ps
+        self._ticket_spec = tf.TensorSpec([1 + num_ps], tf.int32)
+        self._specs = [self._ticket_spec, *packing.carrier_specs]
+        self.handle_specs = [tf.TensorSpec([], tf.resource) for _ in self._specs]
+        self.make = _concrete(self._make, self._ticket_spec)
+        self.give = _concrete(self._give, self.handle_specs, self._ticket_spec)
+        self.collect = _concrete(self._collect, self.handle_specs)
 
-    def read(self) -> StepState:
-        """Read the state, in the graph of an execution."""
-        flats = []
-        for handle, spec in self._handles():
-            flat = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
-            flat.set_shape(spec.shape)
-            flats.append(flat)
-        return self._packing.unpack(flats)
+    @property
+    def ticket_spec(self) -> tf.TensorSpec:
+        """The spec of a ticket as it travels."""
+        return self._ticket_spec
 
-    def write(self, state: StepState) -> None:
-        """Overwrite the state, in the graph of an execution."""
-        for (handle, _), flat in zip(self._handles(), self._packing.pack(state), strict=True):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=flat)
+    def ticket(self, handles: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Read the ticket, packed, in the graph of an execution."""
+        return self._read(handles)[0]
 
-    def _handles(self) -> list[tuple[tf.Tensor, tf.TensorSpec]]:
-        return [
-            (
-                tf.raw_ops.VarHandleOp(
-                    dtype=spec.dtype, shape=spec.shape, container="", shared_name=name
-                ),
-                spec,
-            )
-            for name, spec in zip(self._names, self._packing.carrier_specs, strict=True)
-        ]
+    def ticket_of_coordinator(self) -> tf.Tensor:
+        """Return the ticket of steps that the coordinator does itself, packed."""
+        return tf.constant(Ticket(OPEN_LANE, [0] * self._num_ps).to_array())
 
-    def _clear(self) -> None:
-        self.write(self._packing.specs.zeros())
+    def add(self, handles: Sequence[tf.Tensor], state: StepState) -> None:
+        """Add to the totals, in the graph of an execution."""
+        totals = self._packing.unpack(self._read(handles)[1:])
+        self._write(handles, [None, *self._packing.pack(totals.followed_by(state))])
 
-    def _collect(self) -> list[tf.Tensor]:
-        flats = self._packing.pack(self.read())
+    def _make(self, ticket: tf.Tensor) -> list[tf.Tensor]:
+        with tf.device("CPU:0"):
+            handles = [anonymous_handle(spec.shape, spec.dtype) for spec in self._specs]
+        self._write(handles, [ticket, *self._packing.pack(self._packing.specs.zeros())])
+        return handles
+
+    def _give(self, handles: Sequence[tf.Tensor], ticket: tf.Tensor) -> None:
+        self._write(handles[:1], [ticket])
+
+    def _collect(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        flats = self._read(handles)[1:]
         # Cleared once read, never before: without the edge, TensorFlow may do it in any order.
         with tf.control_dependencies(flats):
-            self._clear()
+            self._write(handles, [None, *self._packing.pack(self._packing.specs.zeros())])
         return flats
+
+    def _read(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        values = []
+        for handle, spec in zip(handles, self._specs, strict=True):
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+            value.set_shape(spec.shape)
+            values.append(value)
+        return values
+
+    @staticmethod
+    def _write(handles: Sequence[tf.Tensor], values: Sequence[tf.Tensor | None]) -> None:
+        for handle, value in zip(handles, values, strict=True):
+            if value is not None:
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _concrete(function: Callable[..., Any], *specs: Any) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(*specs)

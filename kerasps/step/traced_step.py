@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, fetch
+from kerasps.cluster import COORDINATOR_CPU, fetch, sent
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.returned import MetricResult
-from kerasps.step.state import Ticket, WorkerTicket, WorkerTotals
+from kerasps.step.state import Ticket, WorkerVariables
 from kerasps.step.trace import Tracer
 from kerasps.step.traffic import StepTraffic
 from kerasps.variables import Flight, ParameterServerVariable
@@ -62,8 +62,7 @@ class TracedStep:
         self._step_graphs: dict[Any, Any] = {}
         self._trace = Tracer(model, strategy, element_spec, method, fused=fused).trace()
         self._plan = self._trace.plan
-        self._totals = WorkerTotals(self._plan.state)
-        self._ticket = WorkerTicket(len(self._plan.push.devices))
+        self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
         self._state = _state_of(model)
 
     def serves(self, element_spec: Any, *, fused: bool) -> bool:
@@ -167,8 +166,8 @@ class TracedStep:
                     spec,
                     num_steps,
                     checked=checked,
-                    ticket=self._ticket,
-                    totals=self._totals if keeps_totals else None,
+                    variables=self._variables,
+                    keeps_totals=keeps_totals,
                     on_coordinator=on_coordinator,
                 )
                 self._step_graphs[key] = KEPT_GRAPHS.shared(built)
@@ -194,32 +193,38 @@ class TracedStep:
         """The devices of the ps that a step pushes to."""
         return self._plan.push.devices
 
-    def start(self, lane: int) -> None:
+    def start(self, lane: int) -> list[tf.Tensor]:
         """Make the worker on whose device this runs ready for executions.
 
-        Clears its totals, fills its lookup tables, and has it push in a lane (see
-        `variables.Fences`).
-        """
-        self._totals.clear()
-        self._plan.lookup_tables.bring()
-        self.give_ticket(Ticket(lane, [0] * len(self.devices)))
+        Fills its lookup tables, and has it push in a lane (see `variables.Fences`).
 
-    def give_ticket(self, ticket: Ticket) -> None:
+        Returns:
+            The handles of what it keeps from execution to execution, for all calls below.
+        """
+        self._plan.lookup_tables.bring()
+        ticket = Ticket(lane, [0] * len(self.devices))
+        handles: list[tf.Tensor] = self._variables.make(sent(tf.constant(ticket.to_array())))
+        return handles
+
+    def give_ticket(self, handles: list[tf.Tensor], ticket: Ticket) -> None:
         """Have the worker on whose device this runs go by `ticket`.
 
         Call when nothing runs there.
         """
-        self._ticket.give(tf.constant(ticket.to_array()))
+        self._variables.give(handles, sent(tf.constant(ticket.to_array())))
 
-    def run(self, graph: Any, source: Any, header: np.ndarray) -> ExecutionResult:
+    def run(
+        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes
+    ) -> ExecutionResult:
         """Run a step graph on the current device, and return its result.
 
         Args:
             graph: what `step_graph` returned.
+            handles: what `start` returned; None on the coordinator.
             source: the resource of the worker's iterator, or a list of batches.
-            header: what `Header.to_array` returned.
+            header: what `Header.to_bytes` returned.
         """
-        returned = self._call(graph, source, header)
+        returned = self._call(graph, handles, source, header)
         if not self._plan.outputs:
             return self._result(returned)
         flats, leaves, sizes = returned
@@ -227,7 +232,7 @@ class TracedStep:
         # The steps for which there was no data have predicted nothing.
         return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
 
-    def run_alone(self, graph: Any, batches: list[Any], header: np.ndarray) -> ExecutionResult:
+    def run_alone(self, graph: Any, batches: list[Any], header: bytes) -> ExecutionResult:
         """Run a step graph on the coordinator, in a flight of its own.
 
         Call when no other execution runs.
@@ -238,7 +243,7 @@ class TracedStep:
             self.load()
             try:
                 with tf.device(COORDINATOR_CPU):
-                    return self.run(graph, batches, header)
+                    return self.run(graph, None, batches, header)
             finally:
                 self.store()
 
@@ -251,16 +256,20 @@ class TracedStep:
         result: ExecutionResult = flight.result
         return result
 
-    def advance(self, graph: Any, source: Any, header: np.ndarray) -> None:
+    def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: bytes) -> None:
         """Run a step graph that keeps totals; `collect` returns what such add up to."""
-        self._call(graph, source, header)
+        self._call(graph, handles, source, header)
 
-    def _call(self, graph: Any, source: Any, header: np.ndarray) -> Any:
-        return graph(source, tf.constant(header)) if self.seeds else graph(source)
+    def _call(self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes) -> Any:
+        arguments = [] if handles is None else [handles]
+        arguments.append(sent(source) if isinstance(source, list) else source)
+        if self.seeds:
+            arguments.append(tf.constant(header))
+        return graph(*arguments)
 
-    def collect(self) -> ExecutionResult:
+    def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
         """Return and clear the totals of the worker on whose device this runs."""
-        return self._result(self._totals.collect())
+        return self._result(self._variables.collect(handles))
 
     def _outputs_of_steps(self, leaves: list[tf.Tensor], sizes: Any) -> list[Any]:
         """Return what each step predicted, from what a step graph returned of all."""

@@ -7,6 +7,7 @@ exactly, whichever workers are lost; variables are at rest whenever user code ca
 from __future__ import annotations
 
 from kerasps.training.backup import running_fit
+from kerasps.training.coordinator_port import CoordinatorPort
 from kerasps.training.eager import (
     StrategyOfLoop,
     is_running_eagerly,
@@ -18,6 +19,7 @@ from kerasps.training.on_batch import predict_on_batch, test_on_batch, train_on_
 from kerasps.training.trainer import evaluate, fit, predict
 
 __all__ = [
+    "CoordinatorPort",
     "StrategyOfLoop",
     "evaluate",
     "fit",

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable
 
-from kerasps.training.epoch_events import Command, Event, Report, ResultsWanted, SessionBegan
+from kerasps.training.epoch_events import (
+    Command,
+    Event,
+    Execution,
+    Report,
+    ResultsWanted,
+    SessionBegan,
+)
 from kerasps.training.epoch_state import EpochState
 
 # The commands for one session, in their order; None ends the session.
@@ -54,6 +60,23 @@ class EpochChannel:
         with self.lock:
             return self._state.num_in_flight
 
+    @property
+    def num_workers(self) -> int:
+        """The workers that the state knows of."""
+        with self.lock:
+            return self._state.num_workers
+
+    @property
+    def running(self) -> dict[int, list[Execution]]:
+        """What was sent to each worker and is not known to be done."""
+        with self.lock:
+            return self._state.running
+
+    def has_let_go(self, worker: int) -> bool:
+        """Return whether a worker that is about to leave holds nothing any more."""
+        with self.lock:
+            return self._state.has_let_go(worker)
+
     def awaits(self, worker: int) -> bool:
         """Return whether a worker has no session, and has not said that it is lost."""
         with self.lock:
@@ -90,19 +113,20 @@ class Sessions:
 
     Args:
         channel: the channel of the epoch.
-        addresses: the workers' addresses, for messages.
+        name_of: returns the name of a worker with its address, for messages.
     """
 
-    def __init__(self, channel: EpochChannel, addresses: tuple[str, ...]) -> None:
+    def __init__(self, channel: EpochChannel, name_of: Callable[[int], str]) -> None:
         self._channel = channel
-        self._addresses = addresses
+        self._name_of = name_of
         # Not for `fit`'s thread: an interrupt in the `__exit__` of a condition leaves it locked.
         self._news = threading.Condition(channel.lock)
         self._is_over = False
         self.error: BaseException | None = None
         self.wake: Callable[[], None] = lambda: None
-        # Sessions, and executors of sessions that failed, with something on each worker.
-        self._at_work: Counter[int] = Counter()
+        # The mailboxes of sessions, and of executors of sessions that failed, with something on
+        # their worker.
+        self._at_work: list[tuple[int, Mailbox]] = []
         channel.mailboxes = {}
 
     @property
@@ -121,24 +145,42 @@ class Sessions:
             mailbox: Mailbox = queue.SimpleQueue()
             self._channel.mailboxes[worker] = mailbox
             self._channel.handle(SessionBegan(worker, is_open, applied))
-            self._at_work[worker] += 1
+            self._at_work.append((worker, mailbox))
             return mailbox
 
-    def leave(self, worker: int) -> None:
+    def end_one(self, worker: int) -> None:
+        """Have the session of a worker end after the command that it carries out now."""
+        with self._news:
+            if worker in self._channel.mailboxes:
+                self._channel.mailboxes[worker].put(None)
+
+    def leave(self, mailbox: Mailbox) -> None:
         """Note that nothing of a session is on its worker any more."""
         with self._news:
-            self._at_work[worker] -= 1
+            self._at_work = [entry for entry in self._at_work if entry[1] is not mailbox]
             self._news.notify_all()
+
+    def post(self, mailbox: Mailbox, event: Event) -> None:
+        """Have the state take note of what a session says, unless it was given up."""
+        with self._news:
+            if any(entry[1] is mailbox for entry in self._at_work):
+                self._channel.handle(event)
+
+    def at_work(self) -> dict[int, list[Mailbox]]:
+        """Return the sessions with something on each worker."""
+        found: dict[int, list[Mailbox]] = {}
+        for worker, mailbox in list(self._at_work):
+            found.setdefault(worker, []).append(mailbox)
+        return found
 
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing of any session is on a worker; return whether it is so."""
         with self._news:
-            return self._news.wait_for(lambda: not any(self._at_work.values()), timeout)
+            return self._news.wait_for(lambda: not self._at_work, timeout)
 
     def holders(self) -> str:
         """Say who something is on, for a message."""
-        at_work = [worker for worker, count in list(self._at_work.items()) if count]
-        names = ", ".join(f"worker {worker} at {self._addresses[worker]}" for worker in at_work)
+        names = ", ".join(self._name_of(worker) for worker in sorted(self.at_work()))
         if not names:
             return "a ps does not answer"
         return f"{names} does not answer, or waits for a ps that does not"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from kerasps import _compat
+from kerasps.cluster import Membership
+from kerasps.training.worker_recovery import WorkerRecovery
+
+_ADDING = threading.Lock()
 
 
 class CoordinatorPort:
@@ -22,50 +27,50 @@ class CoordinatorPort:
     """
 
     def __init__(self, coordinator: Any) -> None:
-        self._coordinator = coordinator
         self._tf_cluster = coordinator._cluster
+
+    def replace_failure_handler(self, membership: Membership) -> None:
+        """Have failures be seen to by `WorkerRecovery`. Call before anything is scheduled."""
+        self._tf_cluster.failure_handler.stop()
+        handler = WorkerRecovery(self._tf_cluster, membership)
+        for owner in (self._tf_cluster, *self._tf_cluster.workers):
+            owner.failure_handler = handler
+
+    def add_workers(self, num_workers: int) -> None:
+        """Make threads for workers that have joined, until there are `num_workers`."""
+        with _ADDING:
+            workers = self._tf_cluster.workers
+            while len(workers) < num_workers:
+                index = len(workers)
+                device = f"/job:worker/replica:0/task:{index}"
+                workers.append(_compat.CoordinatorWorker(index, device, self._tf_cluster))
+                self._tf_cluster._num_workers = len(workers)
+
+    def renew_worker(self, worker: int) -> None:
+        """Give a worker another thread: the one that it has waits for a call that never ends."""
+        with _ADDING:
+            workers = self._tf_cluster.workers
+            workers[worker].stop()
+            device = f"/job:worker/replica:0/task:{worker}"
+            workers[worker] = _compat.CoordinatorWorker(worker, device, self._tf_cluster)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers have a thread."""
+        return len(self._tf_cluster.workers)
 
     def start(self, session: Callable[..., None], *args: Any) -> None:
         """Run `session` in the thread of the next free worker, on that worker's device.
 
-        If it raises what TensorFlow takes for a lost worker, it is called again when a worker is
-        back. Of `args`, what `create_per_worker` returned is replaced by the worker's own.
+        If it raises `WorkerAway`, it is called again when a worker is back, or another is free; if
+        it raises `TryAgain`, at once.
         """
         self._tf_cluster.schedule(session, args=args, kwargs=None)
-
-    def create_per_worker(self, create: Callable[[], Any]) -> Any:
-        """Call `create` for each worker, and again for one that comes back; return all results."""
-        return self._coordinator._create_per_worker_resources(create)
 
     @staticmethod
     def worker_index() -> int:
         """Return the index of the worker whose thread this is. Thread: that of a session."""
         return int(_compat.get_current_dispatch_context().worker_index)
-
-    @property
-    def lost_workers(self) -> set[int]:
-        """The workers that the coordinator has found dead and not taken back."""
-        workers = enumerate(self._tf_cluster.workers)
-        return {index for index, worker in workers if worker._is_dead_with_error}
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a session ended in an error that no retry mends, or a ps was reported lost."""
-        return self._tf_cluster.closure_queue._error is not None
-
-    def raise_error(self) -> None:
-        """Raise the error that the coordinator has, if any; it is ready for new sessions then."""
-        if self.has_failed:
-            self._coordinator.done()
-
-    def forget_ps_reports(self) -> None:
-        """Count reports of lost ps anew.
-
-        TensorFlow adds them up over the life of a job, and gives up after a few. Call when an
-        execution has succeeded: what was reported before was a blip.
-        """
-        counts = self._tf_cluster._potential_ps_failures_count
-        counts[:] = [0] * len(counts)
 
     @staticmethod
     @contextlib.contextmanager

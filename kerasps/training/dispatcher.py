@@ -3,7 +3,7 @@
 What the coordinator schedules is a *session*: one per worker and flight, which carries out the
 commands of the epoch's state until the flight is over. So an execution costs the coordinator a call
 and nothing beside it. When a worker is lost, its session fails, the state sends its executions to
-others, and TensorFlow's coordinator starts the session again when the worker is back.
+others, and the session is started again when the worker is back.
 
 Three kinds of thread meet here: `fit`'s, which asks for steps and waits for reports; the flight's,
 which starts sessions and sees to it that none is left; and one per worker, for its session.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import queue
 import threading
 import time
@@ -24,11 +25,11 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import comes_from, lost_ps, translated_errors
-from kerasps.errors import KeraspsError, WorkerLostError
+from kerasps.cluster import comes_from, hung_ps_error, lost_ps, tell_supervisor, translated_errors
+from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
-from kerasps.training.channel import EpochChannel, Sessions
+from kerasps.training.channel import EpochChannel, Mailbox, Sessions
 from kerasps.training.coordinator_port import CoordinatorPort
 from kerasps.training.epoch_events import (
     EpochBegan,
@@ -37,7 +38,6 @@ from kerasps.training.epoch_events import (
     Report,
     SessionEnded,
     StepsAsked,
-    WorkerGone,
     WorkerLost,
 )
 from kerasps.training.epoch_state import EpochState
@@ -49,13 +49,20 @@ from kerasps.training.session import (
     drain,
     sending_through,
 )
-from kerasps.training.session_failures import SessionFailures
-from kerasps.variables import NAMES, Flight, aboard, uninterrupted, worker_timeout
+from kerasps.training.session_failures import SessionFailures, Verdict, may_be_loss
+from kerasps.training.tending import Tending
+from kerasps.training.worker_recovery import TryAgain, WorkerAway
+from kerasps.variables import NAMES, Flight, aboard, worker_timeout
+
+_LOGGER = logging.getLogger("kerasps")
 
 # How often a wait looks whether the coordinator has failed; only failures wait for it, results do
 # not.
 _POLL_S = 0.1
 _WARN_AFTER_S = 10.0
+# When nothing has come back for so long though something is out, one line says what; the next says
+# it after twice the time.
+_SAY_AFTER_S = 30.0
 # When an epoch ends in an error, this long is waited for executions that run; afterwards, whoever
 # looks at a variable waits.
 _ABANDON_S = 10.0
@@ -91,28 +98,29 @@ class Dispatcher:
     ) -> None:
         self._strategy = strategy
         self._port = CoordinatorPort(strategy.coordinator)
+        self._membership = strategy._membership
         self._function = function
         self._inputs = inputs
-        self._addresses = strategy.description.jobs["worker"]
         self._keeps_totals = collect_interval > 0
         self._state = EpochState(
-            strategy.num_workers,
+            self._port.num_workers,
             # A worker that was lost before is not there to read its split of the input.
-            lost=self._port.lost_workers,
+            lost=self._membership.absent_workers & {*range(self._port.num_workers)},
             # Where each result is waited for, there is nothing to send ahead.
             executions_ahead=EXECUTIONS_PER_WORKER if self._keeps_totals else 1,
             collect_interval=collect_interval,
         )
         self._channel = EpochChannel(self._state)
-        self._sessions = Sessions(self._channel, self._addresses)
-        self._failures = SessionFailures()
+        self._sessions = Sessions(self._channel, self._name_of)
+        self._failures = SessionFailures(self._membership)
         self._lanes = WorkerLanes(strategy.extended.fences, function.devices)
         self._owner = threading.Lock()
         self._flight: Flight | None = None
         self._is_suspended = self._is_suspending = False
         self._backlog: deque[Report] = deque()
         self._timeout = worker_timeout()
-        self._sources: Any = None
+        # What each worker has open, in the pass that there is.
+        self._sources: dict[int, WorkerSource] = {}
 
     @property
     def num_in_flight(self) -> int:
@@ -154,8 +162,7 @@ class Dispatcher:
             confirmed: of each split, the batches that were counted before.
         """
         self._channel.post(PassBegan(self._inputs.num_splits, tuple(confirmed)))
-        # An interrupt within TensorFlow's queues leaves them locked.
-        self._sources = uninterrupted(lambda: self._port.create_per_worker(_new_source))
+        self._sources = {}
 
     def hold(self) -> threading.Lock:
         """Return a lock to hold, in a `with` statement, from `start_epoch` to the epoch's end.
@@ -230,35 +237,32 @@ class Dispatcher:
             )
 
     def _next_report(self) -> Report:
-        waiting_since = time.monotonic()
+        began = waiting_since = time.monotonic()
         has_warned = False
+        say_after = _SAY_AFTER_S
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._channel.reports.get(timeout=_POLL_S)
             self._check_flight()
-            self._note_lost_workers()
-            lost = self._channel.lost_workers
+            lost = self._channel.lost_workers | self._membership.absent_workers
             # Nothing can come while all workers are gone.
-            if len(lost) < self._strategy.num_workers:
+            if len(lost) < self._membership.num_workers:
                 waiting_since = time.monotonic()
+                if waiting_since - began > say_after:
+                    say_after *= 2
+                    _LOGGER.warning(self._out_text(waiting_since - began))
                 continue
             waited = time.monotonic() - waiting_since
             if waited > _WARN_AFTER_S and not has_warned:
                 has_warned = True
                 warnings.warn(self._waiting_text(waited), stacklevel=2)
             if waited > self._timeout:
+                tell_supervisor("lost", "worker", min(lost))
                 raise WorkerLostError(self._waiting_text(waited))
 
-    def _note_lost_workers(self) -> None:
-        """Tell the state of workers that were lost to others, such as an `evaluate` in between."""
-        for worker in self._port.lost_workers:
-            # This lane, and no other that a session may open meanwhile.
-            lane = self._lanes.lane(worker)
-            if self._channel.awaits(worker):
-                self._channel.post(WorkerGone(worker, self._close(lane)))
-
     def _waiting_text(self, waited: float) -> str:
-        gone = ", ".join(f"worker {i}" for i in sorted(self._channel.lost_workers))
+        lost = self._channel.lost_workers | self._membership.absent_workers
+        gone = ", ".join(f"worker {i}" for i in sorted(lost))
         return (
             f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come "
             f"back. Expected: at least one worker that answers within {self._timeout:.0f} s. "
@@ -266,12 +270,25 @@ class Dispatcher:
             "to wait longer."
         )
 
+    def _out_text(self, waited: float) -> str:
+        out = "; ".join(
+            f"{self._name_of(worker)}: {len(executions)} executions of "
+            f"{sum(e.num_steps for e in executions)} steps"
+            for worker, executions in self._channel.running.items()
+        )
+        return (
+            f"Nothing has come back for {waited:.0f} s. Out: {out or 'what workers hold'}. All "
+            "tasks answer, so these steps may just be long, or wait for something."
+        )
+
+    def _name_of(self, worker: int) -> str:
+        return f"worker {worker} at {self._membership.address(('worker', worker))}"
+
     # Flights
 
     def _take_off(self) -> None:
         self._is_suspended = False
-        self._note_lost_workers()
-        self._sessions = Sessions(self._channel, self._addresses)
+        self._sessions = Sessions(self._channel, self._name_of)
         fly = functools.partial(self._fly, self._sessions, self._sources)
         self._flight = Flight(self._owner, fly, self._sessions.holders)
         self._flight.start()
@@ -293,56 +310,77 @@ class Dispatcher:
         """
         if self._flight is None:
             return
-        if self._flight.has_landed or self._has_failed(self._sessions):
+        if self._flight.has_landed or self._sessions.error is not None:
             self._land()
             self._take_off()
 
-    def _has_failed(self, sessions: Sessions) -> bool:
-        return sessions.error is not None or self._port.has_failed
-
-    def _fly(self, sessions: Sessions, sources: Any, flight: Flight) -> None:
+    def _fly(self, sessions: Sessions, sources: dict[int, WorkerSource], flight: Flight) -> None:
         """Have sessions run until the flight is over, and none is left. Thread: the flight's."""
         sessions.wake = flight.wake
+        start = functools.partial(self._port.start, self._session, sources, sessions)
+        tending = Tending(
+            self._port, self._membership, self._channel, sessions, self._lanes, start=start
+        )
         self._function.load()
         try:
-            with self._port.cancellable_calls() as cancellation:
+            with self._port.cancellable_calls() as cancellation, self._membership.in_use():
                 try:
-                    for _ in range(self._strategy.num_workers):
-                        self._port.start(self._session, sources, sessions)
-                    flight.wait_until_over(lambda: self._has_failed(sessions))
+                    tending.start_all()
+                    flight.wait_until_over(lambda: self._has_failed(sessions, tending))
                 finally:
                     sessions.end()
-                    self._wait_until_idle(sessions, cancellation)
+                    self._wait_until_idle(sessions, tending, cancellation)
         finally:
-            self._function.store()
+            try:
+                self._function.store()
+            except tf.errors.OpError:
+                # What it fails of is told already.
+                if sessions.error is None:
+                    raise
         if sessions.error is not None:
             raise sessions.error
 
-    def _wait_until_idle(self, sessions: Sessions, cancellation: Any) -> None:
+    def _has_failed(self, sessions: Sessions, tending: Tending) -> bool:
+        tending.tend()
+        if self._membership.lost_ps is not None and sessions.error is None:
+            sessions.fail(hung_ps_error(self._strategy, self._membership.lost_ps))
+        return sessions.error is not None
+
+    def _wait_until_idle(self, sessions: Sessions, tending: Tending, cancellation: Any) -> None:
         """Wait for what is on the workers; where something failed, cancel it in the end."""
         failed_at: float | None = None
         while not sessions.wait_until_idle(_POLL_S):
-            if self._has_failed(sessions):
+            if self._has_failed(sessions, tending):
                 failed_at = failed_at or time.monotonic()
-                is_ps_lost = sessions.error is None or lost_ps(sessions.error) is not None
-                if is_ps_lost or time.monotonic() > failed_at + _DRAIN_S:
+                assert sessions.error is not None
+                is_ps_lost = (
+                    isinstance(sessions.error, PSLostError) or lost_ps(sessions.error) is not None
+                )
+                is_late = time.monotonic() > failed_at + _DRAIN_S
+                if is_ps_lost or is_late:
                     cancellation.start_cancel()
-        try:
-            self._port.raise_error()
-        except Exception as exc:
-            sessions.error = sessions.error or exc
+                if is_late and self._membership.lost_ps is not None:
+                    # A worker does not cancel what waits for a ps that hangs.
+                    tending.give_up_all()
 
     # Sessions
 
-    def _session(self, source: WorkerSource, sessions: Sessions) -> None:
+    def _session(self, sources: dict[int, WorkerSource], sessions: Sessions) -> None:
         """Carry out the state's commands on one worker. Thread: that worker's, on its device."""
         worker = self._port.worker_index()
+        if sessions.is_over:
+            return
+        if not self._membership.has_worker(worker):
+            raise WorkerAway
+        source = sources.setdefault(worker, WorkerSource())
+        source.belongs_to(self._membership.generation(worker))
         applied: tuple[int, ...] = ()
         if not source.is_open and self._channel.holds_results(worker):
             applied = self._close(self._lanes.lane(worker))
         mailbox = sessions.enter(worker, is_open=source.is_open, applied=applied)
         if mailbox is None:
             return
+        post = functools.partial(sessions.post, mailbox)
         executor: Any = None
         try:
             executor = _compat.new_executor(
@@ -356,53 +394,60 @@ class Dispatcher:
                 executor=executor,
                 keeps_totals=self._keeps_totals,
                 lanes=self._lanes,
-                post=self._channel.post,
-                on_success=self._note_success,
+                post=post,
+                on_success=self._failures.forget,
             )
             with aboard(), sending_through(executor):
                 session.run(mailbox, lambda: sessions.is_over)
         except BaseException as exc:
-            self._end_failed(worker, source, sessions, executor, exc)
+            self._end_failed(worker, source, sessions, mailbox, executor, exc)
         else:
             try:
-                self._channel.post(SessionEnded(worker))
+                post(SessionEnded(worker))
             finally:
-                sessions.leave(worker)
+                sessions.leave(mailbox)
+            if not sessions.is_over:
+                raise WorkerAway  # it has left
 
     def _end_failed(
         self,
         worker: int,
         source: WorkerSource,
         sessions: Sessions,
+        mailbox: Mailbox,
         executor: Any,
         error: BaseException,
     ) -> None:
-        """End a session that failed. Raises what has TensorFlow's coordinator start it again."""
+        """End a session that failed. Raises what has it started again, where that may help."""
         NAMES.retire()  # what was sent to the worker may still run there
 
         def leave() -> None:
             if executor is not None:
                 drain(executor)
-            sessions.leave(worker)
+            sessions.leave(mailbox)
 
         # Whatever failed, what the worker holds cannot be told from what it is about to do again.
         source.close()
-        is_loss = self._failures.may_be_loss(error)
+        is_loss = may_be_loss(error)
         try:
             # Before the session leaves: the flight may land then, and with it the epoch.
             if is_loss:
-                self._channel.post(WorkerLost(worker, self._close(self._lanes.lane(worker))))
+                lost = WorkerLost(worker, self._close(self._lanes.lane(worker)))
+                sessions.post(mailbox, lost)
             else:
                 self._fail(worker, sessions, error)
         finally:
             threading.Thread(target=leave, daemon=True).start()
         if not is_loss:
             return
-        retry = self._failures.retry(error, worker)
-        if retry is None:
-            self._fail(worker, sessions, error)
-        elif not sessions.is_over:  # else nothing is missed
-            raise retry from None
+        match self._failures.verdict(error, worker):
+            case Verdict.FAIL:
+                self._fail(worker, sessions, error)
+            case Verdict.TRY_AGAIN:
+                if not sessions.is_over:  # else nothing is missed
+                    raise TryAgain from None
+            case Verdict.WORKER_IS_AWAY:
+                raise WorkerAway from None
 
     def _close(self, lane: int) -> tuple[int, ...]:
         """Close a lane; return what was applied in it; () where a ps is lost, and all with it."""
@@ -412,15 +457,7 @@ class Dispatcher:
             return ()
 
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
+        if self._membership.lost_ps is not None:
+            error = hung_ps_error(self._strategy, self._membership.lost_ps)
         comes_from(error, worker)
         sessions.fail(error)
-
-    def _note_success(self, worker: int) -> None:
-        self._failures.forget(worker)
-        self._port.forget_ps_reports()
-
-
-def _new_source() -> WorkerSource:
-    # Only the session opens a split: TensorFlow calls this for each pass that there was when a
-    # worker comes back, also where none goes on.
-    return WorkerSource()

@@ -135,6 +135,20 @@ class WorkerGone:
 
 
 @dataclass(frozen=True)
+class WorkersJoined:
+    """There are `num_workers` workers now, more than before. The new ones have no session yet."""
+
+    num_workers: int
+
+
+@dataclass(frozen=True)
+class WorkerLeaves:
+    """A worker is about to leave: it is given nothing new, and what it holds is fetched."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class SessionEnded:
     """The session of a worker takes no more commands; the worker and its dataset are alive."""
 
@@ -153,6 +167,8 @@ Event = (
     | ResultCollected
     | WorkerLost
     | WorkerGone
+    | WorkersJoined
+    | WorkerLeaves
     | SessionEnded
 )
 

@@ -43,7 +43,9 @@ from kerasps.training.epoch_events import (
     SplitOpened,
     StepsAsked,
     WorkerGone,
+    WorkerLeaves,
     WorkerLost,
+    WorkersJoined,
 )
 from kerasps.training.splits import SplitLedger, SplitStatus
 
@@ -60,6 +62,9 @@ class _Status(enum.Enum):
 class _Worker:
     status: _Status = _Status.AWAITED
     split: int | None = None
+    # The split has another reader.
+    shares: bool = False
+    is_leaving: bool = False
     # Only reading found that its data have ended.
     is_exhausted: bool = False
     # Sent, and not known to be done.
@@ -140,6 +145,21 @@ class EpochState:
         """Whether a worker holds results."""
         return bool(self._workers[worker].uncollected)
 
+    @property
+    def num_workers(self) -> int:
+        """The workers, with those that are lost."""
+        return len(self._workers)
+
+    @property
+    def running(self) -> dict[int, list[Execution]]:
+        """What was sent to each worker and is not known to be done."""
+        return {i: [*worker.running] for i, worker in enumerate(self._workers) if worker.running}
+
+    def has_let_go(self, worker: int) -> bool:
+        """Whether a worker that is about to leave holds nothing any more."""
+        leaving = self._workers[worker]
+        return leaving.is_leaving and leaving.status is _Status.LOST
+
     def awaits(self, worker: int) -> bool:
         """Whether the session of a worker has not begun, and it is not known to be lost."""
         return self._workers[worker].status is _Status.AWAITED
@@ -188,13 +208,20 @@ class EpochState:
                 return self._lose(event.worker, event.applied)
             case WorkerGone():
                 return self._lose_awaited(event.worker, event.applied)
+            case WorkersJoined():
+                new = event.num_workers - len(self._workers)
+                self._workers += [_Worker() for _ in range(new)]
+                return []
+            case WorkerLeaves():
+                self._workers[event.worker].is_leaving = True
+                return [*self._go_on(event.worker), *self._let_dry_go(event.worker)]
             case SessionEnded():
                 return self._end_session(event.worker)
 
     def _begin_pass(self, event: PassBegan) -> list[Command]:
         self._splits = SplitLedger(event.num_splits, event.confirmed)
         for index, worker in enumerate(self._workers):
-            worker.split, worker.is_exhausted = None, False
+            worker.split, worker.shares, worker.is_exhausted = None, False, False
             if index in self._lost:
                 # Should it come back first, it may take its own split; until then, others may.
                 self._release_own(index)
@@ -202,6 +229,8 @@ class EpochState:
 
     def _begin_session(self, index: int, is_open: bool, applied: tuple[int, ...]) -> list[Command]:
         worker = self._workers[index]
+        # Whoever was about to leave has left, and this is another at its place.
+        worker.is_leaving = worker.is_leaving and is_open
         # One that has read its splits to their ends has a dataset open too, with nothing in it.
         if is_open and (worker.split is not None or not len(self._splits)):
             worker.status = _Status.READING
@@ -217,7 +246,9 @@ class EpochState:
         worker.status = _Status.READING
         if worker.split is not None:
             self._splits.open(worker.split, event.left, is_endless=event.is_endless)
-        return self._go_on(event.worker)
+        commands = self._go_on(event.worker)
+        # Who has found no split may share one that never ends.
+        return [*commands, *self._wake_dry()] if event.is_endless else commands
 
     def _finish_executions(self, event: ExecutionsDone) -> list[Command]:
         worker = self._workers[event.worker]
@@ -292,21 +323,35 @@ class EpochState:
         worker = self._workers[index]
         if worker.status is not _Status.READING:
             return []
-        if self._has_data(worker):
+        if self._has_data(worker) and not worker.is_leaving:
             return self._send_queued()
         if worker.running:
             return []  # which will be done, or do nothing
         if worker.uncollected:
             return self._collect(index)
-        if worker.split is not None:
+        if worker.is_leaving:
+            return self._let_go(index)
+        if worker.split is not None and not worker.shares:
             self._splits.finish(worker.split)
         return self._seek(index)
+
+    def _let_go(self, index: int) -> list[Command]:
+        """Do without a worker that holds nothing."""
+        return self._lose(index, ())
+
+    def _let_dry_go(self, index: int) -> list[Command]:
+        return self._let_go(index) if self._workers[index].status is _Status.DRY else []
 
     def _seek(self, index: int) -> list[Command]:
         """Give a worker a split to open, if there is one for it."""
         worker = self._workers[index]
-        worker.is_exhausted = False
-        worker.split = self._splits.take(index)
+        worker.is_exhausted = worker.shares = False
+        worker.split = None if worker.is_leaving else self._splits.take(index)
+        if worker.split is None and index >= len(self._splits) and not worker.is_leaving:
+            worker.split = self._splits.share(index)
+            worker.shares = worker.split is not None
+        if worker.split is None and worker.is_leaving:
+            return self._let_go(index)
         if worker.split is None and len(self._splits):
             worker.status = _Status.DRY
             self._lost.discard(index)
@@ -345,6 +390,8 @@ class EpochState:
         return commands
 
     def _has_room(self, worker: _Worker) -> bool:
+        if worker.is_leaving:
+            return False
         return len(worker.running) < self._executions_ahead and self._has_data(worker)
 
     def _finish_unfinished(self) -> list[Command]:
@@ -432,11 +479,12 @@ class EpochState:
     def _release(self, index: int) -> None:
         """Let others read on in the split that a worker had."""
         worker = self._workers[index]
-        if worker.split is not None:
+        if worker.split is not None and not worker.shares:
             self._splits.release(worker.split)
-        worker.split = None
+        worker.split, worker.shares = None, False
 
     def _release_own(self, index: int) -> None:
         """Let others read the split that is reserved for a worker."""
-        if len(self._splits) and self._splits.status(index) is SplitStatus.RESERVED:
+        is_own = index < len(self._splits)
+        if is_own and self._splits.status(index) is SplitStatus.RESERVED:
             self._splits.release(index)

@@ -68,7 +68,8 @@ class Loop:
         listens = listen_to_batches(callbacks, mode.name)
         # A callback that is told of a batch finds the model as that batch left it, but for what
         # other workers have done.
-        self._max_in_flight = (1 if listens else EXECUTIONS_PER_WORKER) * strategy.num_workers
+        self._strategy = strategy
+        self._max_per_worker = 1 if listens else EXECUTIONS_PER_WORKER
         interval = 0.0 if on_result is not None or listens else COLLECT_INTERVAL_S
         self._dispatcher = Dispatcher(strategy, function, inputs, collect_interval=interval)
         self._has_sources = False
@@ -249,7 +250,8 @@ class Loop:
     def _has_room(self) -> bool:
         if self._is_stopped or (self._steps is not None and self._asked >= self._steps):
             return False
-        return bool(self._dispatcher.num_in_flight < self._max_in_flight)
+        limit: int = self._max_per_worker * self._strategy.num_workers
+        return self._dispatcher.num_in_flight < limit
 
 
 def warn_of_missing_data() -> None:

@@ -32,7 +32,7 @@ EXECUTIONS_AHEAD = 2
 
 
 class WorkerSource:
-    """What one worker has open, from session to session; a worker that came back has a new one.
+    """What one worker has open, from session to session.
 
     Thread: that of the worker's session.
     """
@@ -41,7 +41,15 @@ class WorkerSource:
         self._dataset: OpenDataset | None = None
         self._resource: tf.Tensor | None = None
         self._graphs: dict[tuple[int, bool], Any] = {}
-        self.is_ready = False
+        self._generation: int | None = None
+        # What the worker keeps from execution to execution; None before it is made ready.
+        self.handles: list[tf.Tensor] | None = None
+
+    def belongs_to(self, generation: int) -> None:
+        """Forget all where the worker was taken back since: another, or itself without memory."""
+        if generation != self._generation:
+            self.close()
+        self._generation = generation
 
     @property
     def is_open(self) -> bool:
@@ -57,7 +65,7 @@ class WorkerSource:
         """Forget all: the worker is lost, or what it holds is unknown."""
         self._dataset = self._resource = None
         self._graphs.clear()
-        self.is_ready = False
+        self.handles = None
 
     def data_of(self, execution: Execution) -> Any:
         """Return what the step graph of an execution reads: a resource, or batches."""
@@ -139,9 +147,8 @@ class Session:
                     self._collect()
 
     def _open(self, command: Open) -> None:
-        if not self._source.is_ready:
-            self._function.start(self._lanes.open(self._worker))
-            self._source.is_ready = True
+        if self._source.handles is None:
+            self._source.handles = self._function.start(self._lanes.open(self._worker))
         dataset = self._inputs.open(command.split, command.skip)
         self._source.open(dataset)
         self._post(SplitOpened(self._worker, dataset.left, dataset.is_endless))
@@ -153,10 +160,10 @@ class Session:
         # Once in a while, after the loss of a worker.
         lane = self._lanes.lane(self._worker)
         self._wait()
-        self._function.give_ticket(Ticket(lane, execution.applied))
+        self._function.give_ticket(self._handles, Ticket(lane, execution.applied))
         self._run(execution)
         self._wait()
-        self._function.give_ticket(Ticket(lane, [0] * len(execution.applied)))
+        self._function.give_ticket(self._handles, Ticket(lane, [0] * len(execution.applied)))
 
     def _run(self, execution: Execution) -> None:
         graph = self._source.step_graph(self._function, execution, keeps_totals=self._keeps_totals)
@@ -164,17 +171,22 @@ class Session:
         if self._keeps_totals:
             self._num_running += 1
             # Returns when there is room in the executor: the oldest but `EXECUTIONS_AHEAD` is done.
-            self._function.advance(graph, data, execution.header)
+            self._function.advance(graph, self._handles, data, execution.header)
             self._report(EXECUTIONS_AHEAD)
         else:
-            result = self._function.run(graph, data, execution.header)
+            result = self._function.run(graph, self._handles, data, execution.header)
             self._on_success(self._worker)
             self._post(ResultReturned(self._worker, result.steps, result))
 
     def _collect(self) -> None:
         self._wait()
-        result = self._function.collect()
+        result = self._function.collect(self._handles)
         self._post(ResultCollected(self._worker, result.steps, result, time.monotonic()))
+
+    @property
+    def _handles(self) -> list[tf.Tensor]:
+        assert self._source.handles is not None  # `Open` comes before
+        return self._source.handles
 
     def _wait(self) -> None:
         """Wait until nothing runs on the worker."""

@@ -1,88 +1,69 @@
-"""Which failed sessions are worth another try: those whose worker is lost."""
+"""What to do about a session that failed: whether its worker is lost, or what it does is wrong."""
 
 from __future__ import annotations
 
+import enum
 import re
 import threading
 
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import answers, lost_ps
+from kerasps.cluster import Membership, answers, lost_ps
+
+
+class Verdict(enum.Enum):
+    """What is to become of a session that failed."""
+
+    WORKER_IS_AWAY = "it goes on when the worker is back"
+    TRY_AGAIN = "it is started again at once"
+    FAIL = "its error is that of the flight"
 
 
 class SessionFailures:
     """Tells a session that failed because its worker is lost from one that fails for what it does.
 
-    TensorFlow's coordinator goes by the words of an error: what is called unavailable and names a
-    worker is a lost worker, and the session is started again when the worker is back, for ever.
-    Here the worker is asked. One that answers, and knows us, is not lost; where it meets the same
-    error several times in a row, that is the error of what it does.
+    The words of an error do not say: a lost worker surfaces as unavailable, aborted, cancelled and
+    more, and may name another task than the lost one. So the worker is asked. One that answers, and
+    knows us, is not lost; where it meets the same error several times in a row, that is the error
+    of what it does.
+
+    Args:
+        membership: knows who is there.
     """
 
     _MAX_TRIES = 3
 
-    def __init__(self) -> None:
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
         self._lock = threading.Lock()
         self._met: dict[int, tuple[str, int]] = {}
 
-    def may_be_loss(self, error: BaseException) -> bool:
-        """Return whether `error` may say that a task is lost, rather than what a step did wrong."""
-        kinds = (
-            tf.errors.UnavailableError,
-            tf.errors.AbortedError,
-            tf.errors.CancelledError,
-            tf.errors.DeadlineExceededError,
-            tf.errors.InternalError,
-            tf.errors.UnknownError,
-        )
-        if (
-            getattr(error, "original_exception", None) is not None
-            or isinstance(error, kinds)
-            or _is_between(error)
-        ):
-            return True
-        return bool(_compat.is_worker_failure(error)) or lost_ps(error) is not None
-
-    def retry(self, error: BaseException, worker: int) -> BaseException | None:
-        """Return what to raise so that TensorFlow's coordinator starts the session again.
-
-        None where another try would not help. Thread: that of the worker's session.
-        """
+    def verdict(self, error: BaseException, worker: int) -> Verdict:
+        """Return what is to become of a session that failed. Thread: that of the session."""
+        if not self._membership.has_worker(worker):
+            self.forget(worker)
+            return Verdict.WORKER_IS_AWAY
         ps = lost_ps(error)
         if ps is not None:
-            return error if answers(f"/job:ps/replica:0/task:{ps}") else None
-        device = f"/job:worker/replica:0/task:{worker}"
-        is_known = bool(_compat.is_worker_failure(error))
-        if not answers(device):
+            is_there = self._membership.lost_ps is None and answers(f"/job:ps/replica:0/task:{ps}")
+            return self._tried(error, worker) if is_there else Verdict.FAIL
+        if not answers(f"/job:worker/replica:0/task:{worker}"):
             self.forget(worker)
-            # Some ways to be lost are none that TensorFlow knows.
-            return (
-                error
-                if is_known
-                else tf.errors.AbortedError(None, None, f"{device} is lost: {error}")
-            )
-        if (
-            not is_known
-            and not isinstance(error, tf.errors.CancelledError)
-            and not _is_between(error)
-        ):
-            return None
+            self._membership.lose(worker, in_short(error))
+            return Verdict.WORKER_IS_AWAY
+        is_known = bool(_compat.is_worker_failure(error))
+        if is_known or isinstance(error, tf.errors.CancelledError) or _is_between(error):
+            return self._tried(error, worker)
+        return Verdict.FAIL
+
+    def _tried(self, error: BaseException, worker: int) -> Verdict:
         what = type(error).__name__ + re.sub(r"[0-9]+", "", (str(error).splitlines() or [""])[0])
         with self._lock:
             before, times = self._met.get(worker, ("", 0))
             times = times + 1 if what == before else 1
             self._met[worker] = (what, times)
-        if times >= self._MAX_TRIES:
-            return None
-        # TensorFlow retries what it knows, and what was cancelled and names a task; that may not
-        # say where it was.
-        is_named = isinstance(error, tf.errors.CancelledError) and "/job:" in str(error)
-        return (
-            error
-            if is_known or is_named
-            else tf.errors.CancelledError(None, None, f"{device}: {error}")
-        )
+        return Verdict.FAIL if times >= self._MAX_TRIES else Verdict.TRY_AGAIN
 
     def forget(self, worker: int) -> None:
         """Forget what a worker met: it has done something since, or is a new one."""
@@ -91,12 +72,31 @@ class SessionFailures:
                 self._met.pop(worker, None)
 
 
+def may_be_loss(error: BaseException) -> bool:
+    """Return whether `error` may say that a task is lost, rather than what a step did wrong."""
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+        tf.errors.UnknownError,
+    )
+    if isinstance(error, kinds) or _is_between(error):
+        return True
+    return bool(_compat.is_worker_failure(error)) or lost_ps(error) is not None
+
+
+def in_short(error: BaseException) -> str:
+    """Return the beginning of what an error says."""
+    return (str(error).splitlines() or [""])[0][:80] or type(error).__name__
+
+
 def _is_between(error: BaseException) -> bool:
-    """Return whether a call met TensorFlow while it took a worker back.
+    """Return whether a call met TensorFlow while it took a worker out or back.
 
     For a moment TensorFlow has forgotten where workers are then.
     """
-    return (
-        isinstance(error, tf.errors.InvalidArgumentError)
-        and "Primary device is not remote" in error.message
+    return isinstance(error, tf.errors.InvalidArgumentError) and (
+        "Primary device is not remote" in error.message or "unknown device" in error.message
     )

@@ -97,6 +97,14 @@ class SplitLedger:
                 return split
         return None
 
+    def share(self, worker: int) -> int | None:
+        """Return a split for `worker` to read beside the one that reads it; None where none is.
+
+        Of data that never end, all batches are as good as any others.
+        """
+        endless = [i for i, split in enumerate(self._splits) if split.is_endless]
+        return endless[worker % len(endless)] if endless else None
+
     def open(self, split: int, left: int | None, *, is_endless: bool) -> None:
         """Note that a worker has opened a split with `left` unread batches, None where not known.
 

@@ -51,9 +51,9 @@ class StepNumbers:
         self._settled, self._next = settled, next_step
         self._seeds = [np.array(seed, np.int64) for seed in seeds]
 
-    def next_header(self, num_steps: int) -> np.ndarray:
+    def next_header(self, num_steps: int) -> bytes:
         """Return the header of an execution of the next `num_steps` steps."""
-        header = Header(self._next, self._seeds).to_array()
+        header = Header(self._next, self._seeds).to_bytes()
         self._next += num_steps
         for seed, draws in zip(self._seeds, self._function.seeds_per_step, strict=True):
             seed[1] += num_steps * draws

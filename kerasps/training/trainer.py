@@ -256,7 +256,7 @@ def predict(
     def keep(result: ExecutionResult, split: int | None, first: int) -> None:
         # Split i of n has the batches i, i + n, i + 2n, ... of the input.
         for index, outputs in enumerate(result.outputs, start=first):
-            batches[index if split is None else index * strategy.num_workers + split] = outputs
+            batches[index if split is None else index * inputs.num_splits + split] = outputs
 
     with translated_errors(strategy):
         model.stop_predicting = False

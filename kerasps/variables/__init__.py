@@ -23,7 +23,7 @@ from kerasps.variables.chunks import (
     write_rows,
 )
 from kerasps.variables.fences import NO_LANE, OPEN_LANE, Fences, apply_if_in_lane, apply_in_lane
-from kerasps.variables.flights import Flight, aboard, uninterrupted, worker_timeout
+from kerasps.variables.flights import Flight, aboard, worker_timeout
 from kerasps.variables.lookup_tables import LookupTables
 from kerasps.variables.named import (
     Lookup,
@@ -117,7 +117,6 @@ __all__ = [
     "slots_of",
     "strategy_of",
     "text_table",
-    "uninterrupted",
     "worker_timeout",
     "write_rows",
 ]

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kerasps.checks import time_limit
+from kerasps.cluster import tell_supervisor
 from kerasps.errors import WorkerLostError
 
 # How often a flight looks whether its owner is still there, and who waits for one whether it has
@@ -155,6 +156,7 @@ class Flight:
             if self.has_landed or (limit is not None and waited > limit):
                 break
             if limit is None and waited > timeout:
+                tell_supervisor("lost", "worker", 0)
                 raise WorkerLostError(self._waiting_text(waited, timeout))
             if limit is None and waited > _WARN_AFTER_S and not warned:
                 warned = True
@@ -183,27 +185,6 @@ class Flight:
             f"{timeout:.0f} s. Let the process go on if it was stopped (SIGCONT), or restart the "
             "worker; set KERASPS_WORKER_TIMEOUT to wait longer."
         )
-
-
-def uninterrupted(call: Callable[[], Any]) -> Any:
-    """Run `call` in a thread that no interrupt reaches, and return its result.
-
-    An interrupt ends the wait for the call, and not the call.
-    """
-    done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        with aboard():
-            try:
-                done.put((call(), None))
-            except BaseException as exc:
-                done.put((None, exc))
-
-    _start_thread(run)
-    result, error = done.get()
-    if error is not None:
-        raise error
-    return result
 
 
 def _start_thread(run: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.training.coordinator_port import CoordinatorPort
+from kerasps.training.worker_recovery import TryAgain, WorkerAway
 
 
 def tell(**answers):
@@ -28,94 +29,105 @@ def until(condition, seconds=60):
     return bool(condition())
 
 
-class Source:
-    """What each worker is given."""
+def cluster_counter(strategy):
+    with strategy.scope():
+        variable = tf.Variable(0)
+
+    @tf.function
+    def count():
+        return variable.assign_add(1)
+
+    return count
 
 
 def main():
     with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
         strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
-        port = CoordinatorPort(strategy.coordinator)
-        with strategy.scope():
-            variable = tf.Variable(1.0)
+        port, membership = CoordinatorPort(strategy.coordinator), strategy._membership
         began = queue.SimpleQueue()
         go_on = threading.Event()
-        sources = port.create_per_worker(Source)
 
-        def session(source, name):
+        def session(name):
             worker = port.worker_index()
-            began.put((name, worker, source, tf.constant(0).device))
+            if not membership.has_worker(worker):
+                raise WorkerAway
+            began.put((name, worker, tf.constant(0).device))
             while not go_on.is_set():
-                tf.identity(variable)  # fails when the worker is lost
+                try:
+                    tf.identity(tf.constant(0)).numpy()
+                except tf.errors.OpError:
+                    membership.lose(worker, "a call failed")
+                    raise WorkerAway from None
                 time.sleep(0.01)
 
-        # Each worker has one session, on its device, with its own source.
+        # Each worker has one session, on its device.
         for _ in range(2):
-            port.start(session, sources, "first")
+            port.start(session, "first")
         first = sorted([began.get(timeout=30) for _ in range(2)], key=lambda entry: entry[1])
-        tell(
-            workers=[entry[1] for entry in first],
-            devices=[entry[3] for entry in first],
-            num_sources=len({id(entry[2]) for entry in first}),
-            sources=sorted({type(entry[2]).__name__ for entry in first}),
-            has_failed=port.has_failed,
-            lost=sorted(port.lost_workers),
-        )
+        tell(workers=[e[1] for e in first], devices=[e[2] for e in first])
 
-        # A session whose worker is killed is called again when the worker is back, with a new one.
+        # A session whose worker is killed is called again when the worker is back, and not before.
         cluster.kill("worker", 1)
-        is_seen = until(lambda: port.lost_workers == {1})
+        is_seen = until(lambda: membership.absent_workers == {1})
+        time.sleep(0.5)
+        is_waiting = began.empty()
         cluster.restart("worker", 1)
-        name, worker, source, _ = began.get(timeout=60)
-        tell(
-            is_seen=is_seen,
-            again=[name, worker],
-            is_new=source is not first[1][2],
-            lost=sorted(port.lost_workers),
-            has_failed=port.has_failed,
-        )
+        name, worker, _ = began.get(timeout=60)
+        tell(is_seen=is_seen, is_waiting=is_waiting, again=[name, worker])
         go_on.set()
         strategy.coordinator.join()
 
-        # An error that is none of a lost worker is known at once, while another session goes on.
-        go_on.clear()
-        is_going_on = threading.Event()
+        # One that is to try again does, at once.
+        tries = []
 
-        def failing(source, name):
-            if port.worker_index() == 0:
-                is_going_on.wait(30)
-                raise ValueError("of the user's own")
-            is_going_on.set()
-            go_on.wait(30)
+        def trying():
+            tries.append(port.worker_index())
+            if len(tries) < 3:
+                raise TryAgain
+
+        port.start(trying)
+        strategy.coordinator.join()
+        tell(tries=len(tries))
+
+        # A worker that has another thread takes sessions, while its old one waits for ever.
+        for_ever, done = threading.Event(), queue.SimpleQueue()
+
+        def waiting():
+            done.put(port.worker_index())
+            for_ever.wait(60)
 
         for _ in range(2):
-            port.start(failing, sources, "failing")
-        is_known = until(lambda: port.has_failed)
-        is_still_going = not go_on.is_set()
-        go_on.set()
-        try:
-            port.raise_error()
-            raised = None
-        except ValueError as exc:
-            raised = str(exc)
-        done = threading.Event()
-        port.start(lambda source: done.set(), sources)
-        tell(
-            is_known=is_known,
-            is_still_going=is_still_going,
-            raised=raised,
-            has_failed=port.has_failed,
-            takes_sessions=done.wait(30),
-        )
+            port.start(waiting)
+        stuck = sorted(done.get(timeout=30) for _ in range(2))
+        port.renew_worker(1)
+        port.start(lambda: done.put(port.worker_index()))
+        tell(stuck=stuck, renewed=done.get(timeout=30))
+        for_ever.set()
+        strategy.coordinator.join()
 
-        # Reports of a lost ps are counted, and forgotten.
-        port._tf_cluster._potential_ps_failures_count[0] = 5
-        port.forget_ps_reports()
-        tell(reports=list(port._tf_cluster._potential_ps_failures_count))
+        # A worker that is added has a thread.
+        index = cluster.add_worker()
+        is_there = until(lambda: membership.num_workers == 3 and membership.has_worker(index))
+        port.add_workers(3)
+        barrier = threading.Barrier(3, timeout=30)
+
+        def together():
+            barrier.wait()
+            done.put((port.worker_index(), tf.identity(tf.constant(0)).device))
+
+        for _ in range(3):
+            port.start(together)
+        devices = [device for _, device in sorted(done.get(timeout=30) for _ in range(3))]
+        tell(is_there=is_there, devices=devices)
+
+        # The coordinator is still usable by itself: a function whose worker dies goes elsewhere.
+        counter = cluster_counter(strategy)
+        results = [strategy.coordinator.schedule(counter) for _ in range(50)]
+        cluster.kill("worker", 2)
+        strategy.coordinator.join()
+        tell(scheduled=len([int(result.fetch()) for result in results]))
 
         # A call that waits for ever ends when it is cancelled, and in no context of its own.
-        with strategy.scope():
-            pass
         ended = queue.SimpleQueue()
         with tf.device("/job:worker/replica:0/task:0"):
             never = tf.queue.FIFOQueue(1, [tf.float32], shapes=[[]], shared_name="never")
@@ -141,27 +153,6 @@ def main():
             manager.start_cancel()
             outcome = ended.get(timeout=30)
         tell(is_waiting=is_waiting, outcome=outcome)
-
-        # A ps that is lost is known while sessions wait, without anyone joining them.
-        go_on.clear()
-
-        def reading(source):
-            while not go_on.is_set():
-                with tf.device("/job:worker/replica:0/task:0"):
-                    tf.identity(variable).numpy()
-                time.sleep(0.01)
-
-        port.start(reading, sources)
-        time.sleep(0.2)
-        cluster.kill("ps", 0)
-        is_known = until(lambda: port.has_failed)
-        go_on.set()
-        try:
-            port.raise_error()
-            raised = None
-        except Exception as exc:
-            raised = isinstance(exc, (tf.errors.UnavailableError, tf.errors.AbortedError))
-        tell(is_known=is_known, is_of_lost_ps=raised)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from support.killed_and_restarted import KILL_PS, run_with_kills
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(450)
 
 HERE = Path(__file__).parent
 

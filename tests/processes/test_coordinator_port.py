@@ -22,44 +22,32 @@ def answers():
     return [json.loads(line.removeprefix("ANSWER ")) for line in lines]
 
 
-def test_each_worker_has_a_session_on_its_device_with_a_source_of_its_own(answers):
-    assert answers[0] == {
-        "workers": [0, 1],
-        "devices": [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2)],
-        "num_sources": 2,
-        "sources": ["Source"],
-        "has_failed": False,
-        "lost": [],
-    }
+DEVICES = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(3)]
 
 
-def test_a_session_begins_again_with_a_new_source_when_its_worker_is_back(answers):
-    assert answers[1] == {
-        "is_seen": True,
-        "again": ["first", 1],
-        "is_new": True,
-        "lost": [],
-        "has_failed": False,
-    }
+def test_each_worker_has_a_session_on_its_device(answers):
+    assert answers[0] == {"workers": [0, 1], "devices": DEVICES[:2]}
 
 
-def test_an_error_is_known_before_the_sessions_are_joined_and_raised_once(answers):
-    assert answers[2] == {
-        "is_known": True,
-        "is_still_going": True,
-        "raised": "of the user's own",
-        "has_failed": False,
-        "takes_sessions": True,
-    }
+def test_a_session_begins_again_when_its_worker_is_back(answers):
+    assert answers[1] == {"is_seen": True, "is_waiting": True, "again": ["first", 1]}
 
 
-def test_reports_of_a_lost_ps_are_forgotten(answers):
-    assert answers[3] == {"reports": [0]}
+def test_a_session_that_is_to_try_again_does(answers):
+    assert answers[2] == {"tries": 3}
+
+
+def test_a_worker_whose_thread_is_stuck_gets_another(answers):
+    assert answers[3] == {"stuck": [0, 1], "renewed": 1}
+
+
+def test_a_worker_that_is_added_has_a_thread(answers):
+    assert answers[4] == {"is_there": True, "devices": DEVICES}
+
+
+def test_a_function_that_a_user_schedules_goes_to_another_worker(answers):
+    assert answers[5] == {"scheduled": 50}
 
 
 def test_a_call_that_waits_for_ever_is_cancelled(answers):
-    assert answers[4] == {"is_waiting": True, "outcome": "CancelledError"}
-
-
-def test_a_lost_ps_is_known_while_a_session_uses_it(answers):
-    assert answers[5] == {"is_known": True, "is_of_lost_ps": True}
+    assert answers[6] == {"is_waiting": True, "outcome": "CancelledError"}

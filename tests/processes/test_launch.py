@@ -2,112 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
 import shlex
 import signal
-import subprocess
-import sys
-import termios
-import uuid
 from pathlib import Path
 
 import pytest
 
+from support.launched import Launch, lines_until
 from support.process_checks import (
-    is_alive,
-    is_free,
-    marked_environment,
     marked_processes,
+    mode_of,
     temporary_files,
     wait_for,
 )
 
 pytestmark = pytest.mark.timeout(120)
-
-PREAMBLE = """
-import json, os, pathlib, signal, sys, time
-here = pathlib.Path(__file__).parent
-config = json.loads(os.environ["TF_CONFIG"])
-(here / "tf_config.json").write_text(os.environ["TF_CONFIG"])
-
-def tasks():
-    "The pids of the servers, by name."
-    found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            stat = (entry / "stat").read_text() if entry.name.isdecimal() else ") S -1"
-            if int(stat.rpartition(")")[2].split()[1]) == os.getppid():
-                found[(entry / "comm").read_text().strip()] = int(entry.name)
-        except OSError:
-            pass
-    return found
-
-def ready():
-    (here / "ready.new").write_text(json.dumps(tasks()))
-    (here / "ready.new").rename(here / "ready")
-"""
-
-
-class Launch:
-    """A launcher under test: its process, and what it left behind."""
-
-    def __init__(self, tmp_path, body, *, options=(), args=(), variables=None, terminal=None):
-        self.mark = str(uuid.uuid4())
-        self.here = tmp_path
-        script = tmp_path / "script.py"
-        script.write_text(PREAMBLE + body)
-        env = marked_environment(self.mark, tmp_path, **(variables or {}))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kerasps", "launch", *options, str(script), *args],
-            env=env,
-            stdin=subprocess.DEVNULL if terminal is None else terminal,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-
-    def wait_until_ready(self):
-        """Waits until the script has called `ready()`; the pids of the servers, by name."""
-        wait_for(
-            lambda: (self.here / "ready").exists() or self.process.poll() is not None,
-            what="a ready script",
-        )
-        assert self.process.poll() is None, self.process.communicate()
-        return json.loads((self.here / "ready").read_text())
-
-    def result(self):
-        """The exit code, stdout and stderr, after making sure that nothing is left."""
-        out, err = self.process.communicate(timeout=60)
-        self.assert_nothing_left()
-        return self.process.returncode, out, err
-
-    def assert_nothing_left(self):
-        wait_for(
-            lambda: marked_processes(self.mark) == {}, timeout_s=10, what="the end of all processes"
-        )
-        # A process that is on its way out loses its environment, and with it the mark, before its
-        # sockets are closed.
-        for addresses in self.cluster().values():
-            for address in addresses:
-                wait_for(
-                    lambda address=address: is_free(address),
-                    timeout_s=10,
-                    what=f"a free port at {address}",
-                )
-
-    def cluster(self):
-        path = self.here / "tf_config.json"
-        return json.loads(path.read_text())["cluster"] if path.exists() else {}
-
-    def end(self):
-        for pid in marked_processes(self.mark):
-            os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
 
 
 @pytest.fixture
@@ -137,11 +49,11 @@ SMALL = ("--num-workers=1",)
     ],
 )
 def test_the_exit_code_is_that_of_the_script(launch, tmp_path, body, expected):
-    code, out, err = launch(body, options=SMALL).result()
+    code, out, err = launch(body, options=(*SMALL, "--max-restarts=0")).result()
     assert code == expected
     if expected == 0:
         assert (out, err) == ("to stdout\n", "to stderr\n")
-    assert "task of the cluster died" not in err
+    assert "kerasps launch" not in err
     assert temporary_files(tmp_path) == []
 
 
@@ -282,41 +194,48 @@ def test_no_process_is_left_when_the_launcher_is_killed(launch):
     assert launched.result()[0] == -signal.SIGKILL
 
 
-def test_the_first_task_to_die_is_reported_once(launch, tmp_path):
+def test_each_task_that_dies_is_reported_once_and_the_first_again_at_the_end(launch, tmp_path):
     launched = launch(
-        "ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)\nsys.exit(5)", options=SMALL
+        "ready()\nwhile not (here / 'go').exists(): time.sleep(0.01)\nsys.exit(5)",
+        options=(*SMALL, "--max-restarts=0"),
     )
     pids = launched.wait_until_ready()
     (log_dir,) = (tmp_path / "temporary").iterdir()
     with (log_dir / "ps-0.log").open("a") as log:
         log.write("the last words of ps 0\n")
+    first = [
+        f"  task: ps 0 at {launched.cluster()['ps'][0]}\n",
+        f"  pid: {pids['ps-0']}\n",
+        "  ended by: signal SIGKILL\n",
+        f"  log file: {log_dir / 'ps-0.log'}\n",
+        "  last lines:\n",
+    ]
     os.kill(pids["ps-0"], signal.SIGKILL)
-    report = []
-    while not report or "last words" not in report[-1]:
-        report.append(launched.process.stderr.readline())
+    told = "ps 0 died. The run is not started again: restarts are turned off.\n"
+    report = lines_until(launched.process.stderr, "last words")
+    assert report[:6] == [f"kerasps launch: {told}", *first]
+    assert report[-1] == "    the last words of ps 0\n"
     os.kill(pids["worker-0"], signal.SIGKILL)
-    wait_for(lambda: not is_alive(pids["worker-0"]))
+    report = lines_until(launched.process.stderr, "last lines")
+    assert report[0] == (
+        "kerasps launch: worker 0 died. It is not started again: restarts are turned off.\n"
+    )
     (tmp_path / "go").touch()
     code, _, rest = launched.result()
     assert code == 5
-    assert "".join(report[:6]) == (
-        "kerasps launch: a task of the cluster died, this one first:\n"
-        f"  task: ps 0 at {launched.cluster()['ps'][0]}\n"
-        f"  pid: {pids['ps-0']}\n"
-        "  ended by: signal SIGKILL\n"
-        f"  log file: {log_dir / 'ps-0.log'}\n"
-        "  last lines:\n"
-    )
-    assert report[-1] == "    the last words of ps 0\n"
-    assert rest == ""
+    end = rest[rest.index("kerasps launch: ") :].splitlines(keepends=True)
+    assert end[:7] == ["kerasps launch: this was the first failure:\n", told, *first]
+    assert end[-1] == "    the last words of ps 0\n"
     assert temporary_files(tmp_path) == [log_dir.name]
 
 
-def test_a_task_that_takes_the_script_down_with_it_is_still_reported(launch):
-    body = "os.kill(tasks()['worker-0'], signal.SIGKILL)\nsys.exit(4)"
-    code, _, err = launch(body, options=SMALL).result()
+@pytest.mark.parametrize("name", ["worker 0", "ps 0"])
+def test_a_task_that_takes_the_script_down_with_it_is_still_reported(launch, name):
+    body = f"os.kill(tasks()['{name.replace(' ', '-')}'], signal.SIGKILL)\nsys.exit(4)"
+    code, _, err = launch(body, options=(*SMALL, "--max-restarts=0")).result()
     assert code == 4
-    assert "task: worker 0 at" in err
+    assert f"kerasps launch: {name} died. " in err
+    assert f"  task: {name} at" in err
 
 
 def test_a_cluster_that_does_not_start_is_an_error(launch, tmp_path):
@@ -388,6 +307,7 @@ def test_an_evaluator_ends_after_the_training(launch, evaluator, tmp_path):
     # It may be quicker than the launcher's look at it.
     over = "kerasps launch: the training is over; the evaluator has 600 s for the last checkpoint."
     assert [line for line in found if line != over] == [f"[evaluator] {line}" for line in lines]
+    assert {mode_of(log) for log in (tmp_path / "logs").iterdir()} == {"0o600"}
     assert (tmp_path / "logs" / "evaluator-0.log").read_text() == "\n".join(lines)
 
 

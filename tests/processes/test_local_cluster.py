@@ -11,11 +11,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 
 import pytest
 
 import kerasps
+from kerasps.cluster import Notice, task_watch_of
 from kerasps.cluster.description import split_address
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import TaskStartError
@@ -24,8 +26,10 @@ from support.process_checks import (
     is_alive,
     is_free,
     is_listening,
+    listening_addresses,
     marked_environment,
     marked_processes,
+    mode_of,
     name_of,
     temporary_files,
     wait_for,
@@ -68,10 +72,12 @@ def test_a_cluster_starts_serves_and_leaves_nothing():
         for (task_type, index), process in cluster.processes.items():
             assert process.address == addresses[task_type, index]
             assert process.log_file == cluster.log_dir / f"{task_type}-{index}.log"
-            assert process.log_file.exists()
+            assert mode_of(process.log_file) == "0o600"
+            assert listening_addresses(process.pid) == {split_address(process.address)}
             assert name_of(process.pid) == f"{task_type}-{index}"
             # Ctrl-C in the terminal goes to the coordinator's session only.
             assert os.getsid(process.pid) == process.pid
+        assert mode_of(cluster.log_dir) == "0o700"
         running = pids(cluster)
     assert repr(cluster) == "<LocalCluster num_workers=2 num_ps=1 closed>"
     assert not any(is_alive(pid) for pid in running)
@@ -86,6 +92,7 @@ def test_a_log_directory_that_was_given_is_made_and_kept(tmp_path):
     with kerasps.LocalCluster(num_workers=1, log_dir=log_dir):
         pass
     assert sorted(path.name for path in log_dir.iterdir()) == ["ps-0.log", "worker-0.log"]
+    assert mode_of(log_dir) == "0o700"
 
 
 def test_what_the_processes_find_in_their_environment(monkeypatch):
@@ -159,6 +166,157 @@ def test_a_task_that_died_by_itself_is_reported_and_its_log_kept(tmp_path):
         cluster.close()
     assert temporary_files(tmp_path) == [cluster.log_dir.name]
     remove_logs(cluster.log_dir)
+
+
+def replaced(process, pid):
+    """Waits until another process of the task serves."""
+    wait_for(lambda: process.pid != pid and is_listening(process.address), what="a new process")
+    return process.pid
+
+
+def test_a_worker_that_dies_is_started_again_as_often_as_it_may(capfd):
+    with kerasps.LocalCluster(num_workers=2, num_ps=1, max_restarts=1) as cluster:
+        process = cluster.processes["worker", 1]
+        others = [cluster.processes["worker", 0].pid, cluster.processes["ps", 0].pid]
+        pid = process.pid
+        with process.log_file.open("a") as log:
+            log.write("the last words of worker 1\n")
+        os.kill(pid, signal.SIGKILL)
+        again = replaced(process, pid)
+        assert not is_alive(pid)
+        err = capfd.readouterr().err.splitlines()
+        assert err[:6] == [
+            "kerasps: worker 1 died. It is started again, 1 of 1 in this hour.",
+            f"  task: worker 1 at {process.address}",
+            f"  pid: {pid}",
+            "  ended by: signal SIGKILL",
+            f"  log file: {process.log_file}",
+            "  last lines:",
+        ]
+        assert err[-1] == "    the last words of worker 1"
+        os.kill(again, signal.SIGABRT)
+        wait_for(process.has_ended)
+        err = []
+        wait_for(lambda: err.extend(capfd.readouterr().err.splitlines()) or len(err) > 5)
+        assert (
+            err[0] == "kerasps: worker 1 died. It is not started again: 1 restart within an hour."
+        )
+        assert "  ended by: signal SIGABRT" in err
+        # The words of the process before explain nothing about this one.
+        assert "    the last words of worker 1" not in err
+        assert [cluster.processes["worker", 0].pid, cluster.processes["ps", 0].pid] == others
+        with pytest.warns(RuntimeWarning, match=r"closed: worker 1 \(signal SIGABRT\)"):
+            cluster.close()
+    remove_logs(cluster.log_dir)
+
+
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_the_logs_of_a_worker_that_died_are_kept_without_a_warning(monkeypatch, has_descriptors):
+    if not has_descriptors:
+        # As on systems that have none for processes.
+        monkeypatch.delattr(os, "pidfd_open")
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        process = cluster.processes["worker", 0]
+        pid = process.pid
+        os.kill(pid, signal.SIGKILL)
+        replaced(process, pid)
+    assert process.log_file.exists()
+    remove_logs(cluster.log_dir)
+
+
+def test_a_task_that_was_killed_stays_dead_until_its_restart():
+    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
+        first, second = (cluster.processes["worker", index] for index in range(2))
+        cluster.kill("worker", 0)
+        pid = second.pid
+        os.kill(pid, signal.SIGKILL)
+        # The cluster has looked at its processes.
+        replaced(second, pid)
+        assert first.has_ended()
+        cluster.restart("worker", 0)
+        pid = first.pid
+        os.kill(pid, signal.SIGKILL)
+        replaced(first, pid)
+    remove_logs(cluster.log_dir)
+
+
+def test_a_worker_that_hangs_is_replaced():
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        process = cluster.processes["worker", 0]
+        pid = process.pid
+        os.kill(pid, signal.SIGSTOP)
+        # Said of the one before, and of a ps: nothing follows.
+        task_watch_of(cluster).end_hung(Notice("hung", "worker", 0, process.started_at))
+        task_watch_of(cluster).end_hung(Notice("hung", "ps", 0, time.monotonic()))
+        assert all(process.is_running() for process in cluster.processes.values())
+        task_watch_of(cluster).end_hung(Notice("hung", "worker", 0, time.monotonic()))
+        replaced(process, pid)
+    remove_logs(cluster.log_dir)
+
+
+def test_without_restarts_a_worker_stays_as_it_is():
+    with kerasps.LocalCluster(num_workers=2, num_ps=1, max_restarts=0) as cluster:
+        first, second = (cluster.processes["worker", index] for index in range(2))
+        task_watch_of(cluster).end_hung(Notice("hung", "worker", 0, time.monotonic()))
+        os.kill(second.pid, signal.SIGKILL)
+        wait_for(second.has_ended)
+        time.sleep(0.2)
+        assert first.is_running()
+        assert second.has_ended()
+        with pytest.warns(RuntimeWarning, match=r"closed: worker 1 \(signal SIGKILL\)"):
+            cluster.close()
+    remove_logs(cluster.log_dir)
+
+
+def test_all_tasks_begin_anew_at_their_addresses():
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        before = pids(cluster)
+        os.kill(cluster.processes["ps", 0].pid, signal.SIGSTOP)
+        cluster.restart_all()
+        wait_until_reachable(cluster.description.server_addresses, timeout_s=30)
+        assert not set(pids(cluster)) & set(before)
+        assert not any(is_alive(pid) for pid in before)
+        # They are watched again.
+        process, pid = cluster.processes["worker", 0], cluster.processes["worker", 0].pid
+        os.kill(pid, signal.SIGKILL)
+        replaced(process, pid)
+    remove_logs(cluster.log_dir)
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.002, 0.01, 0.05, 0.3])
+@pytest.mark.filterwarnings("ignore:Tasks of the cluster died:RuntimeWarning")
+def test_a_cluster_can_be_closed_at_any_instant_of_a_restart(delay_s):
+    cluster = kerasps.LocalCluster(num_workers=2, num_ps=1)
+    addresses = cluster.description.addresses.values()
+    for index in range(2):
+        os.kill(cluster.processes["worker", index].pid, signal.SIGKILL)
+    time.sleep(delay_s)
+    cluster.close()
+    cluster.close()
+    assert not any(is_alive(pid) for pid in pids(cluster))
+    assert all(is_free(address) for address in addresses)
+    # Where the cluster has seen a death, it keeps them.
+    if cluster.log_dir.exists():
+        remove_logs(cluster.log_dir)
+
+
+def test_an_interrupted_close_ends_the_tasks_at_once():
+    cluster = kerasps.LocalCluster(num_workers=1, num_ps=1)
+    # It gets three seconds to end, and does not.
+    os.kill(cluster.processes["worker", 0].pid, signal.SIGSTOP)
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    timer = threading.Timer(0.3, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            cluster.close()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert not any(is_alive(pid) for pid in pids(cluster))
+    assert all(is_free(address) for address in cluster.description.addresses.values())
+    cluster.close()
+    assert not cluster.log_dir.exists()
 
 
 def remove_logs(log_dir):
@@ -327,7 +485,13 @@ with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
 def test_a_fork_of_the_parent_cannot_end_the_cluster(tmp_path, nothing_left):
     env = marked_environment(nothing_left, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORKED_COPY],
+        [
+            sys.executable,
+            *("-W", "error"),
+            # Python 3.12 and later warn of every fork of a process with threads.
+            *("-W", "ignore:This process:DeprecationWarning"),
+            *("-c", FORKED_COPY),
+        ],
         env=env,
         capture_output=True,
         text=True,

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from kerasps.cluster.description import split_address
 from support.process_checks import (
     is_free,
     is_listening,
+    listening_addresses,
     marked_environment,
     marked_processes,
     name_of,
@@ -107,8 +109,10 @@ def test_a_task_serves_at_its_address_until_it_is_asked_to_end(start, cluster, t
     (address,) = cluster[task_type]
     process = start(task_type)
     line = wait_until_ready(process)
-    assert line == f"kerasps serve: {task_type} 0 listens on port {address.rpartition(':')[2]}\n"
+    host, port = split_address(address)
+    assert line == f"kerasps serve: {task_type} 0 listens on port {port} of {host}\n"
     assert is_listening(address)
+    assert listening_addresses(process.pid) == {(host, port)}
     assert name_of(process.pid) == f"{task_type}-0"
     process.send_signal(number)
     out, err = process.communicate(timeout=10)

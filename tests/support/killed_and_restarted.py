@@ -18,16 +18,17 @@ KILL_PS = "kill a ps"
 
 
 class _Ender(threading.Thread):
-    """Sends a signal to a process, some time after its training has made its first backup."""
+    """Sends a signal to a process, some time after it has made its first backup of a training."""
 
     def __init__(self, send, backups, delay):
         super().__init__(daemon=True)
         self.send = send
         self.backups, self.delay = backups, delay
+        self.before = {*backups.glob("backup-*.json")}
         self.is_over = threading.Event()
 
     def run(self):
-        while not any(self.backups.glob("backup-*.json")):
+        while self.before >= {*self.backups.glob("backup-*.json")}:
             if self.is_over.wait(0.005):
                 return
         if not self.is_over.wait(self.delay):
@@ -35,7 +36,7 @@ class _Ender(threading.Thread):
 
 
 def run_with_kills(
-    script, directory, *arguments, signals=(signal.SIGKILL,), most_after=0.8, seed=0, limit_s=170
+    script, directory, *arguments, signals=(signal.SIGKILL,), most_after=0.8, seed=0, limit_s=400
 ):
     """Runs a script until it reports, and ends it in between.
 

@@ -4,9 +4,12 @@ left behind.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -20,6 +23,10 @@ from kerasps.cluster.process import child_environment
 # Inherited by every process that a test starts, so that those which it left can be found whoever
 # their parent is by then.
 MARK = "KERASPS_TEST_MARK"
+# A network namespace of its own, as docs/security.md has it for a machine that is shared.
+ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+# The kernel's number of the state, as its tables write it.
+LISTENING = "0A"
 
 
 def wait_for(condition, timeout_s=60.0, what="the condition"):
@@ -74,6 +81,11 @@ def marked_environment(mark, tmp_path, **variables):
     return env | {MARK: mark, "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", **variables}
 
 
+def mode_of(path):
+    """Who may do what with a file, as `chmod` takes it."""
+    return oct(stat.S_IMODE(Path(path).stat().st_mode))
+
+
 def temporary_files(tmp_path):
     return sorted(path.name for path in (tmp_path / "temporary").iterdir())
 
@@ -96,6 +108,29 @@ def is_listening(address):
     except OSError:
         return False
     return True
+
+
+def listening_addresses(pid):
+    """Where a process listens, as the system says: the IP address and the port of each socket.
+
+    A socket that listens on all addresses is at `0.0.0.0` or `::`.
+    """
+    own = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            own.add(os.readlink(descriptor))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == LISTENING and f"socket:[{inode}]" in own:
+                address, port = local.split(":")
+                # Words of four bytes, each in the byte order of the machine.
+                words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
+                packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+                ip = ipaddress.ip_address(packed)
+                found.add((str(getattr(ip, "ipv4_mapped", None) or ip), int(port, 16)))
+    return found
 
 
 def reserved_address():

@@ -66,6 +66,7 @@ def test_every_option_of_launch_names_its_environment_variable(capsys):
         ("--num-ps", "KERASPS_NUM_PS"),
         ("--log-dir", "KERASPS_LOG_DIR"),
         ("--start-timeout", "KERASPS_START_TIMEOUT"),
+        ("--max-restarts", "KERASPS_MAX_RESTARTS"),
         ("--evaluator", "KERASPS_EVALUATOR"),
         ("--evaluator-timeout", "KERASPS_EVALUATOR_TIMEOUT"),
     ):
@@ -90,6 +91,16 @@ def test_a_count_on_the_command_line_is_checked(capsys, script, option, value):
     )
 
 
+@pytest.mark.parametrize("value", ["-1", "three", "0.5"])
+def test_the_number_of_restarts_on_the_command_line_is_checked(capsys, script, value):
+    code, _, err = run(capsys, "launch", f"--max-restarts={value}", script)
+    assert code == 2
+    assert (
+        "argument --max-restarts: Not a count. Expected: a whole number of at least 0. Received: "
+        f"{value!r}." in err
+    )
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
 def test_a_time_limit_on_the_command_line_is_checked(capsys, script, value):
     code, _, err = run(capsys, "launch", f"--start-timeout={value}", script)
@@ -103,6 +114,7 @@ def test_a_time_limit_on_the_command_line_is_checked(capsys, script, value):
         ("KERASPS_NUM_WORKERS", "Not a count"),
         ("KERASPS_NUM_PS", "Not a count"),
         ("KERASPS_START_TIMEOUT", "Not a time limit"),
+        ("KERASPS_MAX_RESTARTS", "Not a count"),
         ("KERASPS_EVALUATOR", "Not an evaluation script"),
         ("KERASPS_EVALUATOR_TIMEOUT", "Not a time limit"),
     ],
@@ -154,6 +166,24 @@ def test_serve_refuses_a_task_that_runs_no_server(capsys, monkeypatch, task_type
         "kerasps serve: error: This task runs no server. Expected: task type 'worker' or 'ps' in "
         f"TF_CONFIG. Received: task type {task_type!r}. {fix}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "received"),
+    [(["--bind", "198.51.100.7"], "127.0.0.1", "198.51.100.7"), ([], "no.invalid", "no.invalid")],
+)
+def test_serve_listens_on_an_address_of_this_machine(
+    capsys, monkeypatch, options, variable, received
+):
+    """An option beats its environment variable."""
+    cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+    config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    monkeypatch.setenv("KERASPS_BIND", variable)
+    code, _, err = run(capsys, "serve", *options)
+    assert code == 2
+    assert "kerasps serve: error: The address to listen on is none of this machine." in err
+    assert f"Received: {received!r}." in err
 
 
 def test_serve_needs_tf_config(capsys, monkeypatch):
@@ -224,6 +254,16 @@ def test_the_start_timeout_of_a_local_cluster_is_checked(value, error):
 
 
 @pytest.mark.parametrize(
+    ("value", "error"), [(-1, ValueError), (1.0, TypeError), (None, TypeError), (True, TypeError)]
+)
+def test_the_number_of_restarts_of_a_local_cluster_is_checked(value, error):
+    with pytest.raises(
+        error, match=rf"`max_restarts` is not a count. Expected: .* least 0. Received: {value!r}"
+    ):
+        LocalCluster(max_restarts=value)
+
+
+@pytest.mark.parametrize(
     ("visible", "gpus"),
     [
         ("", []),
@@ -287,6 +327,7 @@ def test_the_last_lines_of_a_log_are_read_without_the_rest(tmp_path):
     log.write_bytes(b"x" * 100_000 + b"\nbad \xff byte\nlast\n\n")
     assert process.last_lines(log, 2) == "bad \ufffd byte\nlast"
     assert len(process.last_lines(log, 5)) < 50_000
+    assert process.last_lines(log, 5, begin=log.stat().st_size - 6) == "last"
 
 
 def test_a_child_finds_this_kerasps_without_shadowing_the_standard_library():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import socket
 import subprocess
@@ -15,11 +16,12 @@ import pytest
 
 import kerasps
 from kerasps.checks import time_limit
+from kerasps.cluster import connection, grpc_options, probe, reachability
 from kerasps.cluster import description as cluster
-from kerasps.cluster import probe, reachability
 from kerasps.cluster.description import ClusterDescription, check_cluster_resolver, read_tf_config
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import ClusterConfigError, TaskUnreachableError
+from support.greeters import greeter
 
 JOBS = {"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"], "ps": ["host3:2222"]}
 CHIEF = {"type": "chief", "index": 0}
@@ -358,8 +360,7 @@ def test_a_timeout_that_is_none_is_refused(value):
 
 
 def test_reachable_tasks_are_not_waited_for():
-    listener, address = listening_socket()
-    with listener:
+    with greeter() as address:
         wait_until_reachable({("ps", 0): address}, timeout_s=10)
     wait_until_reachable({}, timeout_s=10)
 
@@ -368,28 +369,30 @@ def test_a_task_that_starts_late_is_waited_for():
     holder, address = closed_address()
     refused = threading.Event()
 
+    ended = threading.Event()
+
     def listen_when_it_was_refused():
         refused.wait(10)
-        holder.listen()
+        where = holder.getsockname()
+        holder.close()
+        with greeter(server_address=where):
+            ended.wait(10)
 
-    with holder:
-        thread = threading.Thread(target=listen_when_it_was_refused)
-        thread.start()
-        assert reachability.unreachable({("ps", 0): address}, 5) == {
-            ("ps", 0): "Connection refused"
-        }
-        refused.set()
-        wait_until_reachable({("ps", 0): address}, timeout_s=10)
-        thread.join()
+    thread = threading.Thread(target=listen_when_it_was_refused)
+    thread.start()
+    assert reachability.unreachable({("ps", 0): address}, 5) == {("ps", 0): "Connection refused"}
+    refused.set()
+    wait_until_reachable({("ps", 0): address}, timeout_s=10)
+    ended.set()
+    thread.join()
 
 
 def test_every_task_that_cannot_be_reached_is_named_within_the_limit():
-    listener, there = listening_socket()
     holder, missing = closed_address()
-    tasks = {("worker", 0): there, ("worker", 1): missing, ("ps", 0): "no-such-host.invalid:2222"}
     before = time.monotonic()
-    with listener, holder, pytest.raises(TaskUnreachableError) as caught:
-        wait_until_reachable(tasks, timeout_s=0.5)
+    tasks = {("worker", 1): missing, ("ps", 0): "no-such-host.invalid:2222"}
+    with greeter() as there, holder, pytest.raises(TaskUnreachableError) as caught:
+        wait_until_reachable({("worker", 0): there, **tasks}, timeout_s=0.5)
     assert time.monotonic() - before < 30
     message = str(caught.value)
     assert message.startswith("2 of 3 tasks could not be reached within 0.5 s.")
@@ -397,6 +400,78 @@ def test_every_task_that_cannot_be_reached_is_named_within_the_limit():
     assert "ps 0 at no-such-host.invalid:2222 (" in message
     assert "worker 0" not in message
     assert "KERASPS_CONNECT_TIMEOUT" in message
+
+
+def test_who_listens_and_is_no_server_is_named():
+    silent, address = listening_socket()
+    with silent, greeter(b"220 mail.example.com ESMTP\r\n") as other:
+        assert reachability.unreachable({("ps", 0): address, ("worker", 0): other}, 0.3) == {
+            ("ps", 0): "connected, but no answer",
+            ("worker", 0): "connected, but something else than a TensorFlow server answers",
+        }
+
+
+def test_servers_are_asked_side_by_side():
+    silent, address = listening_socket()
+    holder, closed = closed_address()
+    before = time.monotonic()
+    with silent, holder, greeter() as there:
+        answers = probe.ask_servers(
+            {1: there, 2: closed, 3: address, 4: "no-such-host.invalid:2222", 5: address}, 0.5
+        )
+    assert time.monotonic() - before < 5
+    answer = probe.Answer
+    assert answers == {
+        1: answer.SERVES,
+        2: answer.REFUSES,
+        3: answer.IS_SILENT,
+        4: answer.IS_SILENT,
+        5: answer.IS_SILENT,
+    }
+    assert probe.ask_servers({}, 1) == {}
+
+
+@pytest.mark.parametrize("others", [["127.0.0.9"], ["127.0.0.9", "127.0.0.8"]])
+def test_a_host_of_several_addresses_serves_where_one_does(monkeypatch, others):
+    """As `localhost`, which is `::1` and `127.0.0.1`: a server listens on one of them."""
+    resolve = socket.getaddrinfo
+
+    def several(host, *options, **named):
+        hosts = [*others, "127.0.0.1"] if host == "several.invalid" else [host]
+        return [place for host in hosts for place in resolve(host, *options, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", several)
+    answer = probe.Answer
+    with greeter() as there:
+        port = cluster.split_address(there)[1]
+        address = f"several.invalid:{port}"
+        assert probe.ask_servers({1: address}, 5) == {1: answer.SERVES}
+        with socket.create_server((others[0], port)):
+            before = time.monotonic()
+            assert probe.ask_servers({1: address}, 20) == {1: answer.SERVES}
+            assert time.monotonic() - before < 10  # the silent one is not waited for
+        with socket.create_connection(cluster.split_address(there)) as end:
+            end.recv(1)
+            assert probe.break_connections(address) == 1
+    assert probe.ask_servers({1: address}, 5) == {1: answer.REFUSES}
+    with socket.create_server((others[0], port)):
+        assert probe.ask_servers({1: address}, 0.3) == {1: answer.IS_SILENT}
+
+
+def test_connections_to_an_address_are_broken_and_no_others():
+    with greeter() as here, greeter() as there:
+        ends = [socket.create_connection(cluster.split_address(a)) for a in (here, there, here)]
+        for end in ends:
+            end.recv(1)
+        assert probe.break_connections(here) == 2
+        assert [len(end.recv(100)) > 0 for end in ends] == [True, True, True]
+        assert [end.recv(100) for end in (ends[0], ends[2])] == [b"", b""]
+        ends[1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            ends[1].recv(1)
+        for end in ends:
+            end.close()
+        assert probe.break_connections(here) == 0
 
 
 def test_a_connection_to_itself_is_no_server():
@@ -442,3 +517,48 @@ def test_importing_the_process_layer_does_not_import_tensorflow():
 def test_a_cluster_on_the_loopback_is_on_one_machine(ps, is_one):
     description = read_tf_config(tf_config(worker=["127.0.0.1:1"], ps=[ps]))
     assert description.is_on_one_machine == is_one
+
+
+def connecting_to(*addresses):
+    return ClusterDescription(
+        {"chief": ("127.0.0.1:1",), "worker": addresses[:1], "ps": addresses[1:]}, "chief", 0
+    )
+
+
+def test_a_task_that_goes_while_tensorflow_connects_is_named(monkeypatch):
+    monkeypatch.setattr(connection, "_SILENCE_S", 0.5)
+    never = threading.Event()
+    holder, gone = closed_address()
+    with holder, greeter() as there, pytest.raises(TaskUnreachableError) as caught:
+        connection._wait_for_tasks(lambda: never.wait(60), connecting_to(there, gone))
+    never.set()
+    assert f"Received: ps 0 at {gone} (connection refused)." in str(caught.value)
+    assert "worker" not in str(caught.value).partition("Received")[2]
+
+
+def test_what_connecting_ends_in_is_passed_on():
+    def fail():
+        raise ValueError("not so")
+
+    connection._wait_for_tasks(lambda: None, connecting_to("127.0.0.1:2", "127.0.0.1:3"))
+    with pytest.raises(ValueError, match="not so"):
+        connection._wait_for_tasks(fail, connecting_to("127.0.0.1:2", "127.0.0.1:3"))
+
+
+def test_the_options_of_grpc_leave_the_users_own(monkeypatch):
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "20")
+    monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "grpc.keepalive_time_ms=1")
+    grpc_options.set_grpc_options()
+    grpc_options.set_grpc_options()
+    assert os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(",") == [
+        "grpc.keepalive_time_ms=1",
+        "grpc.min_reconnect_backoff_ms=2000",
+        "grpc.keepalive_timeout_ms=10000",
+        "grpc.http2.ping_timeout_ms=10000",
+    ]
+
+
+def test_a_limit_for_tasks_that_hang_which_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match=r"KERASPS_HANG_TIMEOUT.*'soon'"):
+        grpc_options.hang_limit()

@@ -27,9 +27,12 @@ from kerasps.training.epoch_events import (
     SplitOpened,
     StepsAsked,
     WorkerGone,
+    WorkerLeaves,
     WorkerLost,
+    WorkersJoined,
 )
 from kerasps.training.epoch_state import EpochState
+from kerasps.training.splits import SplitStatus
 
 AHEAD = 3
 NUM_PS = 2
@@ -332,6 +335,44 @@ def test_a_worker_that_was_ready_before_has_its_pushes_counted_from_there():
     assert again.execution.applied == (1, 0)
 
 
+def test_a_worker_that_leaves_finishes_what_it_has_and_hands_its_split_on():
+    state = reading_state(10, 10)
+    assert ask(state, 2, 2, 2, 2) == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert state.handle(WorkerLeaves(0)) == []
+    assert ask(state, 2, 2) == [(1, 2)]  # the other waits for room
+    assert not state.has_let_go(0)
+    assert kinds(state.handle(ExecutionsDone(0, 2, at=0.1))) == [Report, Collect]
+    assert Report(0, "sum") in state.handle(ResultCollected(0, 4, "sum", at=0.2))
+    assert state.has_let_go(0)
+    assert state.splits.confirmed(0) == 4
+    # Another at its place goes on there.
+    state.handle(SessionEnded(0))
+    state.handle(WorkerGone(0))
+    assert Open(0, 0, 4) in state.handle(SessionBegan(0, False))
+    assert not state.has_let_go(0)
+
+
+def test_a_worker_that_joins_takes_the_split_of_one_that_is_gone():
+    state = reading_state(5, 5)
+    assert state.handle(WorkersJoined(3)) == []
+    assert state.handle(SessionBegan(2, False)) == [Report()]
+    assert Open(2, 1, 0) in state.handle(WorkerLost(1))
+
+
+def test_a_worker_that_joins_shares_data_that_never_end():
+    state = new_state(2)
+    for worker in range(2):
+        state.handle(SessionBegan(worker, False))
+    state.handle(WorkersJoined(3))
+    assert state.handle(SessionBegan(2, False)) == [Report()]
+    assert state.handle(SplitOpened(0, None, is_endless=True)) == [Open(2, 0, 0)]
+    state.handle(SplitOpened(2, None, is_endless=True))
+    assert ask(state, 1, 1) == [(0, 1), (2, 1)]
+    # The split stays with its first reader when the second is lost.
+    state.handle(WorkerLost(2))
+    assert state.splits.status(0) is SplitStatus.TAKEN
+
+
 # Anything in any order
 
 
@@ -374,6 +415,15 @@ class Cluster:
 
     def post(self, event):
         self.now += 0.1
+        self.hand_out(event)
+        for index, worker in enumerate(self.workers):
+            if worker.has_session and self.state.has_let_go(index):
+                worker.has_session = False
+                self.hand_out(SessionEnded(index))
+                self.workers[index] = Worker()
+                self.hand_out(WorkerGone(index, tuple(worker.pushed)))
+
+    def hand_out(self, event):
         for command in self.state.handle(event):
             if isinstance(command, Report):
                 self.reports.append(command)
@@ -506,6 +556,15 @@ class Cluster:
     def lose_silently(self, index):
         self.lose(index, is_silent=True)
 
+    def leave(self, index):
+        """The worker is told to leave; a new one may come to its place."""
+        self.post(WorkerLeaves(index))
+
+    def join(self):
+        if len(self.workers) < 6:
+            self.workers.append(Worker())
+            self.post(WorkersJoined(len(self.workers)))
+
     def begin_epoch(self):
         """The next epoch, in the same pass over the data."""
         self.end_flight()
@@ -556,6 +615,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("loop"), WORKERS),
     st.tuples(st.just("lose"), WORKERS),
     st.tuples(st.just("lose_silently"), WORKERS),
+    st.tuples(st.just("leave"), WORKERS),
+    st.tuples(st.just("join"), WORKERS),
     st.tuples(st.just("end_flight"), WORKERS),
 )
 # Hypothesis draws short lists by itself.
@@ -565,7 +626,7 @@ ACTION_LISTS = st.one_of(st.lists(ACTIONS, max_size=30), st.lists(ACTIONS, min_s
 def play(cluster, actions):
     for name, index in actions:
         index %= len(cluster.workers)
-        getattr(cluster, name)(*([] if name in ("loop", "end_flight") else [index]))
+        getattr(cluster, name)(*([] if name in ("loop", "join", "end_flight") else [index]))
         cluster.check()
 
 

@@ -1,4 +1,4 @@
-"""What a session that failed hands to TensorFlow's coordinator."""
+"""What becomes of a session that failed, and what is told of its error."""
 
 from __future__ import annotations
 
@@ -7,27 +7,56 @@ import tensorflow as tf
 
 from kerasps.cluster import tf_errors as failures
 from kerasps.training import session_failures
+from kerasps.training.session_failures import Verdict
+
+
+class Members:
+    """Who is there, as a session asks."""
+
+    def __init__(self, *there):
+        self.there, self.lost_ps = {*there}, None
+
+    def has_worker(self, worker):
+        return worker in self.there
+
+    def lose(self, worker, reason):
+        self.there.discard(worker)
 
 
 @pytest.mark.parametrize(
     "where", ["RemoteExecuteNode::RunAsync", "RecvFromRemoteAsync is cancelled"]
 )
 def test_what_was_cancelled_without_saying_where_is_tried_again(monkeypatch, where):
-    # TensorFlow's coordinator starts a session again whose CancelledError has a task in its text,
-    # and gives up at any other.
     monkeypatch.setattr(session_failures, "answers", lambda device: True)
-    sessions, error = (
-        session_failures.SessionFailures(),
-        tf.errors.CancelledError(None, None, where),
-    )
-    assert sessions.may_be_loss(error)
-    handed = [sessions.retry(error, worker=1) for _ in range(3)]
-    assert [type(e) for e in handed] == [
-        tf.errors.CancelledError,
-        tf.errors.CancelledError,
-        type(None),
-    ]
-    assert all("/job:worker/replica:0/task:1" in str(e) and where in str(e) for e in handed[:2])
+    sessions = session_failures.SessionFailures(Members(0, 1))
+    error = tf.errors.CancelledError(None, None, where)
+    assert session_failures.may_be_loss(error)
+    again, fail = Verdict.TRY_AGAIN, Verdict.FAIL
+    assert [sessions.verdict(error, 1) for _ in range(3)] == [again, again, fail]
+    # What another worker met, or this one before it did something, does not count.
+    assert sessions.verdict(error, 0) is again
+    sessions.forget(1)
+    assert sessions.verdict(error, 1) is again
+
+
+def test_who_does_not_answer_is_lost_whatever_the_error_says(monkeypatch):
+    monkeypatch.setattr(session_failures, "answers", lambda device: "worker" not in device)
+    members = Members(0, 1)
+    sessions = session_failures.SessionFailures(members)
+    for error in (
+        tf.errors.CancelledError(None, None, "RecvFromRemoteAsync is cancelled"),
+        tf.errors.InternalError(None, None, "of some kind"),
+        tf.errors.UnavailableError(None, None, "/job:worker/replica:0/task:0 went away"),
+    ):
+        members.there = {0, 1}
+        assert sessions.verdict(error, 1) is Verdict.WORKER_IS_AWAY
+        assert members.there == {0}
+
+
+def test_an_error_of_what_a_worker_does_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(session_failures, "answers", lambda device: True)
+    sessions = session_failures.SessionFailures(Members(0, 1))
+    assert sessions.verdict(tf.errors.InternalError(None, None, "of a step"), 1) is Verdict.FAIL
 
 
 def test_what_an_operation_says_is_what_is_told():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps.step.packing import Packing
-from kerasps.step.state import Header, StepState, WorkerTotals
+from kerasps.step.state import Header, StepState, Ticket, WorkerVariables
 
 SPECS = StepState(
     steps=tf.TensorSpec([], tf.int64),
@@ -36,9 +36,9 @@ def assert_state(actual, expected):
 def test_a_header_arrives_as_it_was_sent(num_seeds, in_graph):
     seeds = [np.array([2**40 + i, -(i + 1)], np.int64) for i in range(num_seeds)]
     sent = Header(2**33, seeds)
-    assert tf.TensorSpec.from_tensor(tf.constant(sent.to_array())) == Header.spec(num_seeds)
+    assert tf.TensorSpec.from_tensor(tf.constant(sent.to_bytes())) == Header.spec()
     read = tf.function(Header.from_tensor) if in_graph else Header.from_tensor
-    received = read(tf.constant(sent.to_array()))
+    received = read(tf.constant(sent.to_bytes()), num_seeds)
     assert isinstance(received, Header)
     assert received.first_step == 2**33
     assert [[int(n) for n in seed] for seed in received.seeds] == [list(seed) for seed in seeds]
@@ -64,24 +64,30 @@ def test_no_steps_before_or_after_change_nothing_but_the_logs():
 
 def test_totals_stay_on_the_worker_until_they_are_collected():
     packing = Packing(SPECS)
-    totals = WorkerTotals(packing)
+    variables = WorkerVariables(packing, num_ps=2)
+    ticket = tf.constant(Ticket(7, [1, 2]).to_array())
 
     @tf.function
-    def advance(steps):
-        new = state(1)._replace(steps=steps)
-        totals.write(totals.read().followed_by(new))
+    def advance(handles, steps):
+        variables.add(handles, state(1)._replace(steps=steps))
+        return variables.ticket(handles)
 
-    totals.clear()
+    handles = variables.make(ticket)
     for steps in (2, 3):
-        advance(tf.constant(steps, tf.int64))
-    collected = packing.unpack(totals.collect())
+        read = advance(handles, tf.constant(steps, tf.int64))
+        np.testing.assert_array_equal(read, ticket)
+    collected = packing.unpack(variables.collect(handles))
     assert collected.steps == 5
     np.testing.assert_array_equal(collected.metrics[1], [2.0, 4.0, 6.0])
-    assert_state(packing.unpack(totals.collect()), SPECS.zeros())
+    assert_state(packing.unpack(variables.collect(handles)), SPECS.zeros())
+    variables.give(handles, tf.constant(Ticket(8, [0, 0]).to_array()))
+    np.testing.assert_array_equal(variables.ticket(handles), [8, 0, 0])
 
 
-def test_two_models_with_the_same_state_have_totals_of_their_own():
-    first, second = WorkerTotals(Packing(SPECS)), WorkerTotals(Packing(SPECS))
-    first.write(state(1))
-    second.write(state(2))
-    assert (first.read().steps, second.read().steps) == (1, 2)
+def test_what_is_made_ready_again_has_a_ticket_and_totals_of_its_own():
+    packing = Packing(SPECS)
+    variables = WorkerVariables(packing, num_ps=1)
+    before, after = (variables.make(tf.constant(Ticket(lane, [0]).to_array())) for lane in (1, 2))
+    variables.add(before, state(1))
+    assert_state(packing.unpack(variables.collect(after)), SPECS.zeros())
+    assert [int(variables.ticket(handles)[0]) for handles in (before, after)] == [1, 2]

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cluster import connected_strategy
+from support.greeters import greeter
 
 # Far more than it takes to find that a port is closed, on any machine.
 OTHER_LIMIT_S = 200
@@ -153,9 +154,8 @@ def test_tasks_that_cannot_be_reached_are_named_within_the_limit(monkeypatch, by
     else:  # an argument beats the environment
         monkeypatch.setenv("KERASPS_CONNECT_TIMEOUT", str(OTHER_LIMIT_S))
     arguments = {"connect_timeout": 0.4} if by == "argument" else {}
-    with socket.socket() as listener, socket.socket() as holder:
-        there, missing = closed_address(listener), closed_address(holder)
-        listener.listen()
+    with greeter() as there, socket.socket() as holder:
+        missing = closed_address(holder)
         for _ in range(2):  # a strategy that could not connect leaves room for another one
             before = time.monotonic()
             with pytest.raises(kerasps.TaskUnreachableError) as caught:
@@ -167,14 +167,9 @@ def test_tasks_that_cannot_be_reached_are_named_within_the_limit(monkeypatch, by
 
 
 def test_the_chief_is_not_waited_for():
-    with socket.socket() as listener, socket.socket() as other:
-        addresses = closed_address(listener), closed_address(other)
-        listener.listen()
-        other.listen()
-        with pytest.raises(pytest.fail.Exception, match="went on to connect"):
-            kerasps.ParameterServerStrategy(
-                resolver(worker=[addresses[0]], ps=[addresses[1]]), connect_timeout=5
-            )
+    went_on = pytest.raises(pytest.fail.Exception, match="went on to connect")
+    with greeter() as here, greeter() as there, went_on:
+        kerasps.ParameterServerStrategy(resolver(worker=[here], ps=[there]), connect_timeout=5)
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("inf"), "60", True])

@@ -1,0 +1,42 @@
+"""How gRPC is to behave between tasks. Imports nothing of weight: a task's server does so first."""
+
+from __future__ import annotations
+
+import os
+
+from kerasps.checks import time_limit
+
+_VARIABLE = "TF_GRPC_DEFAULT_OPTIONS"
+# A task that does not answer for so long hangs. Long enough for a machine that swaps, or a process
+# that is starved of its processors.
+_HANG_LIMIT_S = 10.0
+# gRPC waits 20 s for a server that accepts a connection and is silent, since it is stopped. A call
+# to such a task, which every function that is traced makes, holds all threads up for as long.
+_CONNECT_MS = 2000
+
+
+def hang_limit() -> float:
+    """Return the seconds after which a silent task hangs: KERASPS_HANG_TIMEOUT, else 10."""
+    return time_limit(None, variable="KERASPS_HANG_TIMEOUT", default=_HANG_LIMIT_S)
+
+
+def set_grpc_options() -> None:
+    """Have connections that this process makes from here on use our options, or the user's own.
+
+    A call that waits for a task which hangs ends then, in every task that waits. TensorFlow makes
+    some calls while it holds Python's lock, so that nothing but gRPC's own threads could end them.
+    Call before TensorFlow makes the first connection.
+    """
+    half_ms = int(hang_limit() * 500)
+    options = {
+        "grpc.min_reconnect_backoff_ms": _CONNECT_MS,
+        # A call without an answer is followed by a ping after one half of the limit, which has the
+        # other half for its answer.
+        "grpc.keepalive_time_ms": half_ms,
+        "grpc.keepalive_timeout_ms": half_ms,
+        "grpc.http2.ping_timeout_ms": half_ms,
+    }
+    given = os.environ.get(_VARIABLE, "")
+    ours = [f"{name}={value}" for name, value in options.items() if name not in given]
+    if ours:
+        os.environ[_VARIABLE] = ",".join([given, *ours] if given else ours)

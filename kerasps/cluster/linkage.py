@@ -1,0 +1,260 @@
+"""Finds where the libraries of this process keep the address of a C function that they call.
+
+A shared library calls a function of another one through a slot in its procedure linkage table. The
+slot holds the function's address once it has been called, and an address within the library before.
+All that leads to the slot is in memory: the headers of the ELF file, its symbols and its
+relocations. So nothing is read from disk, where an update may have put another version by now.
+Every address is checked against the list of what is mapped before it is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+# The numbers are those of the ELF specification, <elf.h>.
+_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_LOAD, _DYNAMIC = 1, 2
+_EXECUTABLE = 1
+_PLT_SIZE, _HASH, _STRINGS, _SYMBOLS, _PLT_KIND, _PLT = 2, 4, 5, 6, 20, 23
+_GNU_HASH = 0x6FFFFEF5
+_RELA = 7
+_RELA_BYTES = _SYMBOL_BYTES = 24
+# The relocation that fills a slot, by the machine of the file.
+_JUMP_SLOT = {62: 7, 183: 1026}  # x86-64, AArch64
+
+_MAPS = Path("/proc/self/maps")
+# A file that an update has replaced is still mapped, under its old name and this.
+_DELETED = " (deleted)"
+_PROT_READ, _PROT_WRITE = 1, 2
+
+
+class UnknownLayoutError(Exception):
+    """A library is not laid out as this module expects; the text says how."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of this process's memory that a file is mapped to, from `start` up to `end`."""
+
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    path: str
+
+    def holds(self, address: int, size: int = 1) -> bool:
+        """Return whether `size` bytes from `address` on are all within this part."""
+        return self.start <= address and address + size <= self.end
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place where a library keeps the address of a function.
+
+    Args:
+        library: the path of the library.
+        address: where the slot is in this process's memory.
+        is_writable: False where the loader has made it read-only.
+        code: the parts of memory that hold the library's own code.
+    """
+
+    library: str
+    address: int
+    is_writable: bool
+    code: tuple[Region, ...]
+
+    def read(self) -> int:
+        """Return the address that the slot holds."""
+        return ctypes.c_uint64.from_address(self.address).value
+
+    def write(self, value: int) -> None:
+        """Put another address into the slot.
+
+        Raises:
+            OSError: the slot is in memory that may not be written to.
+        """
+        if self.is_writable:
+            ctypes.c_uint64.from_address(self.address).value = value
+            return
+        with _made_writable(self.address):
+            ctypes.c_uint64.from_address(self.address).value = value
+
+    def is_unresolved(self) -> bool:
+        """Return whether the library has not called the function yet."""
+        return any(region.holds(self.read()) for region in self.code)
+
+
+def find_slots(symbol: str, libraries: re.Pattern[str]) -> list[Slot]:
+    """Return the slots of a function in those libraries of this process that call it.
+
+    Args:
+        symbol: the name of the function.
+        libraries: what the names of their files match.
+
+    Raises:
+        UnknownLayoutError: this system does not tell what is mapped, or a library is not laid out
+            as expected.
+    """
+    found = []
+    for path, regions in _mapped_files(libraries).items():
+        slot = _Library(path, regions).slot(symbol)
+        if slot is not None:
+            found.append(slot)
+    return found
+
+
+def _mapped_files(names: re.Pattern[str]) -> dict[str, list[Region]]:
+    try:
+        lines = _MAPS.read_text().splitlines()
+    except OSError as exc:
+        raise UnknownLayoutError(f"{_MAPS} cannot be read ({exc.strerror})") from exc
+    files: dict[str, list[Region]] = {}
+    for line in lines:
+        span, permissions, offset, _, _, *path = line.split(maxsplit=5)
+        if path and names.search(path[0].removesuffix(_DELETED).rpartition("/")[2]):
+            start, end = (int(bound, 16) for bound in span.split("-"))
+            region = Region(start, end, permissions, int(offset, 16), path[0])
+            files.setdefault(path[0], []).append(region)
+    return files
+
+
+class _Library:
+    """A shared library, as the loader has mapped it."""
+
+    def __init__(self, path: str, regions: list[Region]) -> None:
+        self._path = path
+        self._regions = [region for region in regions if "r" in region.permissions]
+        self._start, self._bias, self._dynamic = self._loaded()
+
+    def slot(self, symbol: str) -> Slot | None:
+        """Return the slot of a function, None where the library has none for it."""
+        if self._dynamic.get(_PLT_KIND, _RELA) != _RELA:
+            self._fail("its relocations are of another kind")
+        if _PLT not in self._dynamic:
+            return None
+        index = self._undefined_symbol(symbol.encode() + b"\0")
+        if index is None:
+            return None
+        relocations = self._read(self._table(_PLT), self._dynamic[_PLT_SIZE])
+        # A relocation is an offset, what it is of, and an addend. There are some 170,000 in
+        # TensorFlow's library; a search for the bytes of one takes 2 ms, a loop over all 0.2 s.
+        wanted = struct.pack("<Q", (index << 32) | self._jump_slot)
+        at = relocations.find(wanted)
+        while at >= 0 and at % _RELA_BYTES != 8:
+            at = relocations.find(wanted, at + 1)
+        if at < 0:
+            return None
+        (offset,) = struct.unpack_from("<Q", relocations, at - 8)
+        return self._slot_at(self._bias + offset)
+
+    def _slot_at(self, address: int) -> Slot:
+        region = next((region for region in self._regions if region.holds(address, 8)), None)
+        if region is None or address % 8:
+            self._fail("a slot is not where it should be")
+        code = tuple(region for region in self._regions if "x" in region.permissions)
+        return Slot(self._path, address, "w" in region.permissions, code)
+
+    def _loaded(self) -> tuple[int, int, dict[int, int]]:
+        """Return where the library begins, what its addresses are relative to, and its tags.
+
+        A file may be mapped more than once: only the loader maps its code to where the headers say.
+        """
+        for region in self._regions:
+            if region.offset == 0 and region.end - region.start >= 64:
+                loaded = self._loaded_at(region.start)
+                if loaded is not None:
+                    return region.start, *loaded
+        self._fail("its headers are not where they should be")
+
+    def _loaded_at(self, start: int) -> tuple[int, dict[int, int]] | None:
+        header = self._read(start, 64)
+        if not header.startswith(_MAGIC):
+            return None
+        (machine,) = struct.unpack_from("<H", header, 18)
+        (table,) = struct.unpack_from("<Q", header, 32)
+        size, count = struct.unpack_from("<HH", header, 54)
+        if machine not in _JUMP_SLOT or size != 56:
+            self._fail(f"it is for a processor (ELF machine {machine}) that is not known here")
+        self._jump_slot = _JUMP_SLOT[machine]
+        headers = list(struct.iter_unpack("<IIQQQQQQ", self._read(start + table, size * count)))
+        loads = [header for header in headers if header[0] == _LOAD]
+        dynamic = next((header for header in headers if header[0] == _DYNAMIC), None)
+        if not loads or dynamic is None:
+            return None
+        bias = start - loads[0][3] // mmap.PAGESIZE * mmap.PAGESIZE
+        for _, flags, _, address, *_ in loads:
+            if flags & _EXECUTABLE and not self._is_code(bias + address):
+                return None
+        tags: dict[int, int] = {}
+        for tag, value in struct.iter_unpack("<QQ", self._read(bias + dynamic[3], dynamic[6])):
+            tags.setdefault(tag, value)
+        return bias, tags
+
+    def _is_code(self, address: int) -> bool:
+        return any(region.holds(address) and "x" in region.permissions for region in self._regions)
+
+    def _undefined_symbol(self, name: bytes) -> int | None:
+        """Return the index of a symbol that the library takes from another one."""
+        if _GNU_HASH in self._dynamic:
+            # The symbols that the library itself defines come last: this table begins with the
+            # number of buckets and the index of the first of them.
+            _, count = struct.unpack("<II", self._read(self._table(_GNU_HASH), 8))
+        elif _HASH in self._dynamic:
+            _, count = struct.unpack("<II", self._read(self._table(_HASH), 8))
+        else:
+            self._fail("it does not say how many symbols it has")
+        strings = self._table(_STRINGS)
+        symbols = self._read(self._table(_SYMBOLS), count * _SYMBOL_BYTES)
+        for index, (text, _, _, section, _, _) in enumerate(struct.iter_unpack("<IBBHQQ", symbols)):
+            if section == 0 and text and self._read(strings + text, len(name)) == name:
+                return index
+        return None
+
+    def _table(self, tag: int) -> int:
+        if tag not in self._dynamic:
+            self._fail(f"it has no table {tag}")
+        address = self._dynamic[tag]
+        # The loader makes these absolute, on most systems.
+        return address if address >= self._start else self._bias + address
+
+    def _read(self, address: int, size: int) -> bytes:
+        if not self._is_mapped(address, size):
+            self._fail("a table is not where it should be")
+        return ctypes.string_at(address, size)
+
+    def _is_mapped(self, address: int, size: int) -> bool:
+        # Parts that lie side by side may differ in what one may do with them.
+        end = address + size
+        for region in self._regions:
+            if region.start <= address < region.end:
+                address = min(end, region.end)
+        return address == end
+
+    def _fail(self, how: str) -> NoReturn:
+        raise UnknownLayoutError(f"{self._path}: {how}")
+
+
+@contextmanager
+def _made_writable(address: int) -> Iterator[None]:
+    """Make the page of an address writable for the time being."""
+    page = address // mmap.PAGESIZE * mmap.PAGESIZE
+    _protect(page, _PROT_READ | _PROT_WRITE)
+    try:
+        yield
+    finally:
+        _protect(page, _PROT_READ)
+
+
+def _protect(page: int, protection: int) -> None:
+    mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+    mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if mprotect(page, mmap.PAGESIZE, protection) != 0:
+        raise OSError(ctypes.get_errno(), "memory cannot be made writable")

@@ -1,0 +1,31 @@
+"""Makes log directories and opens log files that only their owner can read.
+
+A task's log has what its user's functions print, and paths and data in its errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+
+def make_log_dir(path: Path) -> None:
+    """Make a directory for logs, for its owner alone; one that is there is left as it is."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """Open a log file to append to it, unbuffered, for its owner alone.
+
+    One that is there, of an earlier run, becomes so too. Devices and other people's files are left
+    as they are.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    stream = os.fdopen(descriptor, "ab", buffering=0)
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        with contextlib.suppress(PermissionError):
+            os.fchmod(stream.fileno(), 0o600)
+    return stream

@@ -1,0 +1,172 @@
+"""The pipe from a script to its supervisor: which task is lost, or hangs.
+
+A supervisor sees that a process ends. It does not see that a process hangs, nor why a script
+failed; the coordinator does. So `kerasps launch` gives its script the end of a pipe, and the
+coordinator tells it there. Where the tasks belong to a `LocalCluster` of this very process, that
+one is told instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+# "lost": an error about this task is about to be raised. "hung": it does not answer, and the script
+# may do without it.
+What = Literal["lost", "hung"]
+# The pipe as "descriptor:inode:process", where the last is the supervisor's id. A process that the
+# script starts inherits the variable; it has another parent, and may have another file there.
+SUPERVISOR_FD = "KERASPS_SUPERVISOR_FD"
+# More than a script has to say between two looks of the launcher's.
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a coordinator says of a task, and when, on the monotonic clock of the machine."""
+
+    what: What
+    task_type: str
+    task_index: int
+    time: float
+
+
+# The supervisor within this process, where there is one.
+_supervisor_here: Callable[[Notice], None] | None = None
+
+
+def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
+    """Tell whoever started the tasks that one is lost or hangs. Does nothing without a supervisor.
+
+    Never waits and never fails: it is called on the way to an error, or beside a training.
+    Thread: any.
+
+    Args:
+        what: `"lost"` where an error about this task is about to be raised, so that a script that
+            fails has failed because of it. `"hung"` where the task does not answer: the supervisor
+            kills and restarts a worker; for a ps it restarts the run.
+        task_type: `"worker"` or `"ps"`.
+        task_index: the index of the task in its job.
+    """
+    notice = Notice(what, task_type, task_index, time.monotonic())
+    here = _supervisor_here
+    if here is not None:
+        here(notice)
+        return
+    fd = _pipe_to_supervisor()
+    if fd is not None:
+        # The pipe does not block: one that is full, or has lost its reader, is no reason to fail.
+        with contextlib.suppress(OSError):
+            os.write(fd, f"{what} {task_type} {task_index} {notice.time!r}\n".encode())
+
+
+def supervise_here(callback: Callable[[Notice], None]) -> None:
+    """Have notices go to a supervisor in this process.
+
+    Args:
+        callback: called in the thread of whoever notices; it must neither wait nor fail.
+    """
+    global _supervisor_here
+    _supervisor_here = callback
+
+
+def supervise_no_more(callback: Callable[[Notice], None]) -> None:
+    """End what `supervise_here` began, where it was begun with this callback."""
+    global _supervisor_here
+    if _supervisor_here == callback:
+        _supervisor_here = None
+
+
+def _pipe_to_supervisor() -> int | None:
+    """Return the descriptor of the pipe, None where this process has no supervisor."""
+    try:
+        fd, inode, supervisor = (int(part) for part in os.environ[SUPERVISOR_FD].split(":"))
+        status = os.fstat(fd)
+    except (KeyError, ValueError, OSError):
+        return None
+    if os.getppid() != supervisor or not stat.S_ISFIFO(status.st_mode) or status.st_ino != inode:
+        return None
+    with contextlib.suppress(OSError):
+        # What this process starts from here on has no business there.
+        os.set_inheritable(fd, False)
+    return fd
+
+
+class SupervisorPipe:
+    """The supervisor's end of the pipe. Make one for each start of the script.
+
+    ```python
+    with SupervisorPipe() as pipe:
+        script = subprocess.Popen(command, env=env | pipe.variables, pass_fds=[pipe.fd_to_pass])
+        pipe.has_been_passed()
+        for notice in pipe.read():
+            print(notice.what, notice.task_type, notice.task_index)
+    ```
+    """
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        # Of the pipe's end, whoever holds it: the script must not wait for its supervisor.
+        os.set_blocking(self._write_fd, False)
+        self._inode = os.fstat(self._write_fd).st_ino
+        self._rest = b""
+
+    @property
+    def fd_to_pass(self) -> int:
+        """The descriptor that the script inherits."""
+        return self._write_fd
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variable by which the script finds the pipe."""
+        return {SUPERVISOR_FD: f"{self._write_fd}:{self._inode}:{os.getpid()}"}
+
+    def has_been_passed(self) -> None:
+        """Close the script's end here. Call when the script has been started."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def read(self) -> list[Notice]:
+        """Return what the script has said since the last call. Does not wait."""
+        try:
+            chunk = os.read(self._read_fd, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [notice for line in lines if (notice := _parsed(line)) is not None]
+
+    def close(self) -> None:
+        """Close both ends. A second call does nothing."""
+        self.has_been_passed()
+        if self._read_fd >= 0:
+            os.close(self._read_fd)
+            self._read_fd = -1
+
+    def __enter__(self) -> SupervisorPipe:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _parsed(line: bytes) -> Notice | None:
+    """Return what a line of the pipe says, None for anything else: any program may write there."""
+    try:
+        what, task_type, index, when = line.decode().split(" ")
+        notice = Notice("hung" if what == "hung" else "lost", task_type, int(index), float(when))
+    except ValueError:
+        return None
+    return notice if what in ("lost", "hung") and task_type in ("worker", "ps") else None

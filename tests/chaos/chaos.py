@@ -1,0 +1,139 @@
+"""One training under `kerasps launch`, of which anything dies, sleeps or is preempted at any time.
+
+    python tests/chaos/chaos.py --seconds 3600 --seed 1
+
+Workers, ps and the coordinator get SIGKILL, SIGTERM, or SIGSTOP and SIGCONT, at random times. What
+the training adds up to is compared at the end of each pass. Prints a line of JSON behind `REPORT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+TRAINING = Path(__file__).with_name("training.py")
+# A run that is brought back takes some ten seconds, more on a busy machine. Most of what goes are
+# workers, or nothing would be trained.
+WEIGHTS = {"worker": 12, "ps": 1, "chief": 1}
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
+END_S = 120.0
+
+
+def children_of(pid):
+    """The pids of a process's children, by name."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/task").iterdir():
+        for child in (entry / "children").read_text().split():
+            with contextlib.suppress(OSError):
+                found[Path(f"/proc/{child}/comm").read_text().strip()] = int(child)
+    return found
+
+
+def victims(launcher):
+    """The tasks that run, by (type, name)."""
+    found = {}
+    for name, pid in children_of(launcher).items():
+        kind = name.partition("-")[0] if name.partition("-")[0] in ("worker", "ps") else "chief"
+        found[kind, name] = pid
+    return found
+
+
+class Chaos:
+    """Sends signals to the tasks of a launcher, by a seed."""
+
+    def __init__(self, launcher, seed):
+        self.launcher, self.random = launcher, random.Random(seed)
+        self.sent = Counter()
+        self.stopped = []
+
+    def strike(self):
+        """Send one signal to one task, if there is one of the kind that was drawn."""
+        kind = self.random.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+        number = self.random.choice(SIGNALS)
+        seconds = self.random.choice((0.2, 2.0, 14.0))
+        pids = [pid for (k, _), pid in sorted(victims(self.launcher).items()) if k == kind]
+        if not pids:
+            return
+        pid = self.random.choice(pids)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            self.sent[f"{kind} {signal.Signals(number).name}"] += 1
+            if number == signal.SIGSTOP:
+                self.stopped.append((time.monotonic() + seconds, pid))
+
+    def wake(self, *, all_of_them=False):
+        """Let those go on whose time has come."""
+        now = time.monotonic()
+        for until, pid in list(self.stopped):
+            if all_of_them or now >= until:
+                self.stopped.remove((until, pid))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def run(self, seconds):
+        """Strike for so many seconds."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pause = time.monotonic() + self.random.uniform(0.2, 5.0)
+            while time.monotonic() < min(pause, deadline):
+                self.wake()
+                time.sleep(0.05)
+            self.strike()
+        self.wake(all_of_them=True)
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--log", default=os.devnull, help="a file for what is printed meanwhile")
+    args = parser.parse_args()
+    with TemporaryDirectory() as name, open(args.log, "wb") as log:
+        folder = Path(name)
+        command = [sys.executable, "-m", "kerasps", "launch", "--num-workers=2", "--num-ps=2"]
+        command += ["--max-restarts=100000", str(TRAINING), name, args.optimizer]
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        chaos = Chaos(launcher.pid, args.seed)
+        try:
+            while not records(folder / "passes") and launcher.poll() is None:
+                time.sleep(0.1)
+            chaos.run(args.seconds)
+            (folder / "enough").touch()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(END_S)
+            code = launcher.poll()
+        finally:
+            launcher.kill()
+            launcher.wait()
+        passes = records(folder / "passes")
+        report = {
+            "exit_code": code,
+            "is_done": (folder / "done").exists(),
+            "sent": dict(chaos.sent),
+            "scripts": len({record["pid"] for record in passes}),
+            "passes": 1 + max((record["epoch"] for record in passes), default=-1),
+            "wrong": [record for record in passes if record["wrong"]],
+        }
+        print("REPORT", json.dumps(report), flush=True)
+    return 0 if code == 0 and not report["wrong"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""What dies under `kerasps launch` comes back: a worker, or all when a ps or the script is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.launched import Launch, lines_until
+from support.process_checks import is_alive, wait_for
+
+pytestmark = pytest.mark.timeout(180)
+
+TRAINING = Path(__file__).with_name("restarted_training.py")
+RUN_TRAINING = f"import runpy\nrunpy.run_path({str(TRAINING)!r}, run_name='__main__')"
+SMALL = ("--num-workers=1",)
+# How often the script has been started, and the pids of the tasks each time.
+COUNTED = """
+while not {"worker-0", "ps-0"} <= set(tasks()):
+    time.sleep(0.01)
+with (here / "starts").open("a") as file:
+    file.write(json.dumps({"pid": os.getpid(), "argv": sys.argv, **tasks()}) + "\\n")
+start = len((here / "starts").read_text().splitlines())
+"""
+TOLD = """
+from kerasps.cluster.supervision import tell_supervisor
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    started = []
+
+    def start(body, **options):
+        started.append(Launch(tmp_path, body, **options))
+        return started[-1]
+
+    yield start
+    for launched in started:
+        launched.end()
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def said(err):
+    """What the launcher has said, without reports."""
+    prefix = "kerasps launch: "
+    return [line.removeprefix(prefix) for line in err.splitlines() if line.startswith(prefix)]
+
+
+GOES_ON = (
+    "It goes on from the last backup of its `keras.callbacks.BackupAndRestore`; without one, from "
+    "the beginning."
+)
+
+
+def test_a_training_goes_on_by_itself_whatever_is_killed(launch, tmp_path):
+    epochs, steps = 6, 20
+    launched = launch(
+        RUN_TRAINING,
+        options=("--num-workers=2", "--num-ps=2"),
+        args=(str(tmp_path), str(epochs), str(steps)),
+        variables={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+
+    def events(what):
+        return [event for event in records(tmp_path / "events") if event["what"] == what]
+
+    def wait_for_epoch(number):
+        wait_for(
+            lambda: (
+                any(event["epoch"] == number for event in events("epoch"))
+                or launched.process.poll() is not None
+            ),
+            what=f"epoch {number}",
+        )
+        assert launched.process.poll() is None, launched.process.communicate()
+
+    def kill(epoch, pid_of, number):
+        wait_for_epoch(epoch)
+        before = len(events("started"))
+        os.kill(pid_of(), number)
+        wait_for(lambda: len(events("started")) > before, what="another start of the script")
+
+    wait_for_epoch(1)
+    pids = launched.tasks()
+    worker, ps = pids["worker-1"], pids["ps-1"]
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: launched.tasks().get("worker-1", worker) != worker, what="a new worker")
+    assert launched.tasks()["ps-1"] == ps
+    kill(2, lambda: launched.tasks()["ps-1"], signal.SIGKILL)
+    kill(4, lambda: events("started")[-1]["pid"], signal.SIGTERM)
+    code, _, err = launched.result()
+    assert code == 0, err
+    (done,) = events("done")
+    assert done["updates"] == done["iterations"] == epochs * steps
+    # A backup is written beside the training: of the epoch that has ended just now, or the one
+    # before. On SIGTERM it is made at once.
+    begun = [event["epoch"] for event in events("epoch")]
+    assert begun in ([0, 1, 2, 2, 3, 4, 4, 5], [0, 1, 2, 1, 2, 3, 4, 4, 5])
+    assert len({event["tf_config"] for event in events("started")}) == 1
+    assert said(err) == [
+        "worker 1 died. It is started again, 1 of 3 in this hour.",
+        "ps 1 died. When the script has ended, the run is started again, 1 of 3 in this hour.",
+        f"the script has ended (exit code 1). The run is started again, 1 of 3 in this hour. "
+        f"{GOES_ON}",
+        f"the script has ended (exit code 143). The run is started again, 1 of 3 in this hour. "
+        f"{GOES_ON}",
+    ]
+
+
+def test_a_script_that_a_signal_ends_begins_anew_with_all_tasks_but_the_evaluator(launch, tmp_path):
+    evaluator = tmp_path / "evaluate.py"
+    evaluator.write_text("import sys; print('began'); sys.stdin.read(); print('ended')")
+    body = (
+        "print('start', start, flush=True)\n"
+        "if start == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if start == 2: sys.exit(143)\n"
+    )
+    launched = launch(
+        COUNTED + body,
+        options=(*SMALL, f"--evaluator={shlex.quote(str(evaluator))}"),
+        args=("--rate", "two words"),
+    )
+    code, out, err = launched.result()
+    assert (code, out) == (0, "start 1\nstart 2\nstart 3\n")
+    starts = records(tmp_path / "starts")
+    assert [start["argv"][1:] for start in starts] == [["--rate", "two words"]] * 3
+    for name in ("pid", "worker-0", "ps-0"):
+        assert len({start[name] for start in starts}) == 3, starts
+    assert [line for line in err.splitlines() if line.startswith("[evaluator]")] == [
+        "[evaluator] began",
+        "[evaluator] ended",
+    ]
+    assert said(err)[:2] == [
+        f"the script has ended (signal SIGKILL). The run is started again, 1 of 3 in this hour. "
+        f"{GOES_ON}",
+        f"the script has ended (exit code 143). The run is started again in 1 s, 2 of 3 in this "
+        f"hour. {GOES_ON}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loss", "ends"),
+    [
+        ("tell_supervisor('lost', 'worker', 0)", "it has lost worker 0"),
+        ("tell_supervisor('lost', 'ps', 0)", "it has lost ps 0"),
+        ("os.kill(tasks()['ps-0'], signal.SIGKILL)", None),
+        (
+            "os.kill(tasks()['ps-0'], signal.SIGSTOP); tell_supervisor('hung', 'ps', 0)",
+            None,
+        ),
+        ("pass", "an error of its own"),
+    ],
+)
+def test_a_script_that_fails_of_a_loss_begins_anew_and_of_itself_does_not(
+    launch, tmp_path, loss, ends
+):
+    body = f"if start == 1:\n    {loss}\n    sys.exit(3)\nsys.exit(4)\n"
+    launched = launch(COUNTED + TOLD + body, options=SMALL)
+    code, _, err = launched.result()
+    starts = records(tmp_path / "starts")
+    if ends == "an error of its own":
+        assert (code, err, len(starts)) == (3, "", 1)
+        return
+    # The second time it fails of itself.
+    assert (code, len(starts)) == (4, 2)
+    assert starts[0]["ps-0"] != starts[1]["ps-0"]
+    why = "" if ends is None else f": {ends}"
+    assert f"the script has ended (exit code 3){why}. The run is started again" in err
+
+
+def test_a_worker_that_hangs_is_killed_and_comes_back_while_the_script_goes_on(launch, tmp_path):
+    body = """
+before = tasks()
+os.kill(before["worker-0"], signal.SIGSTOP)
+tell_supervisor("hung", "worker", 0)
+while tasks().get("worker-0", before["worker-0"]) == before["worker-0"]:
+    time.sleep(0.01)
+# What is said of the process before is not held against the new one.
+os.write(int(os.environ["KERASPS_SUPERVISOR_FD"].split(":")[0]), b"hung worker 0 1.0\\n")
+time.sleep(0.5)
+after = tasks()
+print(after["ps-0"] == before["ps-0"], len(after) == len(before))
+"""
+    code, out, err = launch(COUNTED + TOLD + body, options=SMALL).result()
+    assert (code, out) == (0, "True True\n")
+    assert said(err) == [
+        "worker 0 did not answer and was killed. It is started again, 1 of 3 in this hour."
+    ]
+
+
+def test_when_restarts_are_used_up_the_first_failure_is_said_last(launch, tmp_path):
+    body = """
+if start == 1:
+    os.kill(tasks()["ps-0"], signal.SIGKILL)
+    sys.exit(3)
+os.kill(os.getpid(), signal.SIGKILL if start == 2 else signal.SIGABRT)
+"""
+    launched = launch(COUNTED + body, options=SMALL, variables={"KERASPS_MAX_RESTARTS": "1"})
+    code, _, err = launched.result()
+    assert code == 134
+    told = "ps 0 died. When the script has ended, the run is started again, 1 of 1 in this hour."
+    assert said(err)[-2:] == [
+        "the script has ended (signal SIGABRT). The run is not started again: 1 restart within an "
+        "hour.",
+        "this was the first failure:",
+    ]
+    last = err[err.rindex("kerasps launch: ") :].splitlines()
+    ps = records(tmp_path / "starts")[0]["ps-0"]
+    assert last[1:4] == [
+        told,
+        f"  task: ps 0 at {launched.cluster()['ps'][0]}",
+        f"  pid: {ps}",
+    ]
+
+
+def test_what_the_lost_script_forked_does_not_keep_the_next_one_from_its_port(launch, tmp_path):
+    body = """
+import socket
+host, port = config["cluster"]["chief"][0].split(":")
+server = socket.socket()
+# As TensorFlow's does.
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind((host, int(port)))
+server.listen()
+if start == 1:
+    import subprocess
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    program = subprocess.Popen(["sleep", "60"], **silent)
+    forked = os.fork()
+    if forked == 0:
+        time.sleep(60)
+    (here / "children").write_text(f"{program.pid} {forked}")
+    os.kill(os.getpid(), signal.SIGKILL)
+print("listens")
+"""
+    code, out, err = launch(COUNTED + body, options=SMALL, left="sleep").result()
+    assert (code, out) == (0, "listens\n"), err
+    program, forked = map(int, (tmp_path / "children").read_text().split())
+    wait_for(lambda: not is_alive(forked), what="the end of the fork")
+    # A program of its own is left alone.
+    assert is_alive(program)
+
+
+def test_a_signal_ends_all_also_in_the_pause_before_a_restart(launch):
+    launched = launch(
+        COUNTED + "os.kill(os.getpid(), signal.SIGKILL)", options=(*SMALL, "--max-restarts=9")
+    )
+    # Until the pause is long enough to be met.
+    lines_until(launched.process.stderr, "started again in 2 s")
+    launched.process.send_signal(signal.SIGTERM)
+    code, _, err = launched.result()
+    assert (code, err) == (143, "")
+
+
+def test_after_a_signal_nothing_is_started_again(launch, tmp_path):
+    # As a scheduler ends a job: every process of it gets the signal.
+    body = "ready()\nwhile True: time.sleep(1)"
+    launched = launch(COUNTED + body, options=SMALL)
+    pids = launched.wait_until_ready()
+    script = records(tmp_path / "starts")[0]["pid"]
+    for pid in (launched.process.pid, script, pids["ps-0"], pids["worker-0"]):
+        os.kill(pid, signal.SIGTERM)
+    code, _, err = launched.result()
+    assert code == 143
+    assert "script has ended" not in err
+    assert len(records(tmp_path / "starts")) == 1
+    assert not is_alive(script)
