@@ -175,8 +175,9 @@ class WorkerInput:
                 raise endless_input()
             # One that a worker was lost in begins anew: its batches are as good as any other. One
             # that is resumed goes on, as if nothing had been lost.
-            resumed = self._endless_skips.pop(split, 0)
-            dataset = dataset.skip(resumed) if resumed else dataset
+            # It may be opened more than once before the first of its results comes back.
+            resumed = self._endless_skips.get(split, 0)
+            dataset = dataset.skip(resumed) if resumed and skip == resumed else dataset
             return OpenDataset(iter(dataset), is_endless=True)
         if skip:
             dataset = dataset.skip(skip)
