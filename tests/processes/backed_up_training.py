@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import kerasps
 
-NUM_EXAMPLES, BATCH_SIZE, NUM_IDS = 3200, 8, 50
+NUM_EXAMPLES, BATCH_SIZE, NUM_IDS = 2400, 8, 50
 STEPS = NUM_EXAMPLES // BATCH_SIZE
 EPOCHS = 2
 CHANCE = np.random.default_rng(7)
