@@ -49,7 +49,7 @@ from kerasps.training.session import (
     drain,
     sending_through,
 )
-from kerasps.training.session_failures import SessionFailures, Verdict, may_be_loss
+from kerasps.training.session_failures import SessionFailures, Verdict, in_short, may_be_loss
 from kerasps.training.tending import Tending
 from kerasps.training.worker_recovery import TryAgain, WorkerAway
 from kerasps.variables import NAMES, Flight, aboard, worker_timeout
@@ -317,7 +317,9 @@ class Dispatcher:
     def _fly(self, sessions: Sessions, sources: dict[int, WorkerSource], flight: Flight) -> None:
         """Have sessions run until the flight is over, and none is left. Thread: the flight's."""
         sessions.wake = flight.wake
-        start = functools.partial(self._port.start, self._session, sources, sessions)
+        # Bound, since the coordinator makes a copy of an argument that is a dictionary.
+        session = functools.partial(self._session, sources, sessions)
+        start = functools.partial(self._port.start, session)
         tending = Tending(
             self._port, self._membership, self._channel, sessions, self._lanes, start=start
         )
@@ -444,6 +446,10 @@ class Dispatcher:
             case Verdict.FAIL:
                 self._fail(worker, sessions, error)
             case Verdict.TRY_AGAIN:
+                _LOGGER.warning(
+                    f"{self._name_of(worker)} failed and is there: it begins again "
+                    f"({in_short(error)})."
+                )
                 if not sessions.is_over:  # else nothing is missed
                     raise TryAgain from None
             case Verdict.WORKER_IS_AWAY:
