@@ -108,6 +108,11 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "_thread_local_data", "the scopes of a thread, put back after an interrupt"
         ),
         PrivateAttribute("context_switches", "as above"),
+        PrivateAttribute(
+            "call_function",
+            "calls a function whose arguments are flat already, in half the time",
+            ("name", "tensor_inputs", "num_outputs"),
+        ),
         PrivateAttribute("_context_handle", "whether TensorFlow has been used in this process"),
         PrivateAttribute("_server_def", "set back when connecting fails"),
         PrivateAttribute("ensure_initialized", "what TensorFlow's own connect calls"),

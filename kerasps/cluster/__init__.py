@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kerasps._doors import opened_when_used
 
 if TYPE_CHECKING:
+    from kerasps.cluster.calls import call_apart, call_flat
     from kerasps.cluster.connected import connected_strategy, remember_connected
     from kerasps.cluster.connection import connect_to_tasks
     from kerasps.cluster.description import (
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         require_chief,
     )
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
-    from kerasps.cluster.fetching import call_apart, fetch, sent
+    from kerasps.cluster.fetching import fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
@@ -70,6 +71,7 @@ __all__ = [
     "WorkerInfo",
     "answers",
     "call_apart",
+    "call_flat",
     "check_cluster_resolver",
     "check_not_forked",
     "check_ps_of",
@@ -121,7 +123,8 @@ __getattr__ = opened_when_used(
         "TaskProcess": "process",
         "WorkerInfo": "membership",
         "answers": "tf_errors",
-        "call_apart": "fetching",
+        "call_apart": "calls",
+        "call_flat": "calls",
         "check_cluster_resolver": "description",
         "check_not_forked": "forks",
         "check_ps_of": "tf_errors",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps import _compat
+from kerasps.cluster.calls import call_apart
 from kerasps.cluster.devices import COORDINATOR_CPU
 
 _LOCK = threading.Lock()
@@ -50,25 +50,6 @@ def sent(tensors: Any) -> Any:
     """
     flat = tf.nest.flatten(tensors, expand_composites=True)
     return tf.nest.pack_sequence_as(tensors, tf.identity_n(flat), expand_composites=True)
-
-
-def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Call a concrete function, apart from what is in flight.
-
-    As TensorFlow calls it, but without the cancellation manager of the executions in flight. Where
-    a function that runs here and on a task fails, for a lost worker, TensorFlow cancels everything
-    that goes by the same manager, now and later.
-    """
-    context = _compat.eager_context()
-    attributes = tuple(
-        entry for item in context.function_call_options.as_attrs().items() for entry in item
-    )
-    name, num_outputs = function.name.decode(), len(function.outputs)
-    return list(
-        _compat.execute(
-            name, num_outputs, [*tensors, *function.captured_inputs], attributes, context
-        )
-    )
 
 
 def _function(specs: tuple[tf.TensorSpec, ...]) -> Any:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, fetch, sent
+from kerasps.cluster import COORDINATOR_CPU, call_flat, fetch, sent
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.returned import MetricResult
@@ -261,11 +261,13 @@ class TracedStep:
         self._call(graph, handles, source, header)
 
     def _call(self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes) -> Any:
-        arguments = [] if handles is None else [handles]
-        arguments.append(sent(source) if isinstance(source, list) else source)
-        if self.seeds:
-            arguments.append(tf.constant(header))
-        return graph(*arguments)
+        headers = [tf.constant(header)] if self.seeds else []
+        if isinstance(source, list):
+            return graph(*([] if handles is None else [handles]), sent(source), *headers)
+        outputs = call_flat(graph, [*(handles or []), source, *headers])
+        if not self._plan.outputs:
+            return outputs
+        return tf.nest.pack_sequence_as(graph.structured_outputs, outputs, expand_composites=True)
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
         """Return and clear the totals of the worker on whose device this runs."""

@@ -1,0 +1,49 @@
+"""Calls of concrete functions in fewer words than TensorFlow takes.
+
+A concrete function checks and arranges its arguments by the structure that it was traced with. That
+is Python, and takes longer than all the rest of a call: 0.3 ms of 0.5 for the step of an execution.
+Here arguments are flat already, and as the function takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+
+def call_flat(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Call a concrete function; return its flat outputs.
+
+    Args:
+        function: the `tf.types.experimental.ConcreteFunction`. No gradient tape may watch it.
+        tensors: its arguments, flat, of the dtypes that it takes.
+    """
+    # What an error of the graph says of where in the code it comes from is lost: executions are not
+    # waited for here, so it has never reached anybody from here.
+    outputs = _compat.eager_context().call_function(
+        function.name, [*tensors, *function.captured_inputs], len(function.outputs)
+    )
+    return outputs or []
+
+
+def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Do as `call_flat`, apart from what is in flight.
+
+    That is without the cancellation manager of the executions in flight. Where a function that runs
+    here and on a task fails, for a lost worker, TensorFlow cancels everything that goes by the same
+    manager, now and later.
+    """
+    context = _compat.eager_context()
+    attributes = tuple(
+        entry for item in context.function_call_options.as_attrs().items() for entry in item
+    )
+    name, num_outputs = function.name.decode(), len(function.outputs)
+    return list(
+        _compat.execute(
+            name, num_outputs, [*tensors, *function.captured_inputs], attributes, context
+        )
+    )
