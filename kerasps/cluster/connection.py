@@ -41,6 +41,8 @@ _SILENCE_S = 5.0
 # TensorFlow takes ten minutes: less than a laptop sleeps. A process that is killed is noticed by
 # other means (`renewal`).
 _KEEP_ALIVE_S = 24 * 3600
+# So many more workers may join before one sees the others: to no harm but a pause when one is lost.
+_MAX_JOINING = 256
 
 # The address at which this process serves. TensorFlow cannot stop a server, so one that a failed
 # attempt left is used again.
@@ -79,7 +81,9 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
     if _serving_at != cluster.jobs["chief"][0]:
         resources = None if is_fresh else EarlierResources.find()
         listens_on = coordinator_listen_address(cluster)
-        _start_own_server(context, _server_def(own, config, protocol), listens_on)
+        server_def = _server_def(own, config, protocol)
+        _set_device_filters(server_def, cluster)
+        _start_own_server(context, server_def, listens_on)
         if resources is not None:
             resources.restore()
     if cluster.is_on_one_machine:
@@ -144,16 +148,22 @@ def _server_def(
         protocol=protocol or "grpc",
         default_session_config=config,
     )
-    # Workers see the ps and not each other, and the other way round; so a lost one stops none of
-    # its like.
-    for job, seen in (("worker", "ps"), ("ps", "worker")):
-        if job in by_index:
-            filters = server_def.cluster_device_filters.jobs.add(name=job)
-            for index in by_index[job]:
-                filters.tasks[index].device_filters.extend(
-                    [f"/job:{seen}", f"/job:{COORDINATOR_JOB}"]
-                )
     return server_def
+
+
+def _set_device_filters(server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:
+    """Have workers see the ps and not each other, and the other way round.
+
+    A lost one stops none of its like then. And a task is told of changes to those alone that it
+    sees; it forgets the functions that it has made ready then, and a worker takes a third of a
+    second or more to make its step ready again. TensorFlow takes filters with the first server
+    definition only, and for tasks that are not there yet as well.
+    """
+    spare = {"worker": _MAX_JOINING, "ps": 0}
+    for job, seen in (("worker", "ps"), ("ps", "worker")):
+        filters = server_def.cluster_device_filters.jobs.add(name=job)
+        for index in range(len(cluster.jobs.get(job, ())) + spare[job]):
+            filters.tasks[index].device_filters.extend([f"/job:{seen}", f"/job:{COORDINATOR_JOB}"])
 
 
 def _start_own_server(context: Any, server_def: tf.train.ServerDef, listens_on: str | None) -> None:

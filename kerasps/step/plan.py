@@ -124,7 +124,13 @@ class StepPlan:
 
     @cached_property
     def max_unrolled_steps(self) -> int:
-        """How many steps are laid out one after the other."""
+        """How many steps are laid out one after the other.
+
+        Steps that are done again are a few, and a worker has others to do: what counts is how long
+        it takes to make their graph ready.
+        """
+        if self.push.redoes:
+            return 1
         functions: list[Any] = [f for phase in self.phases for f in phase.functions]
         operations = sum(len(function.graph.get_operations()) for function in functions)
         return max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations))
