@@ -31,3 +31,6 @@ def test_workers_come_and_go_while_fit_counts_every_example_once():
     assert report["joined_s"] < BACK_S + 2  # the resolver is asked every two seconds
     assert report["gone"]
     assert report["workers"] == ["there", "lost", "there"]
+    # What becomes of worker 1 is nothing to worker 0.
+    assert report["made_ready"] > 0
+    assert report["made_ready_again"] == 0
