@@ -20,12 +20,14 @@ class OpenDataset:
             never ends.
         is_checked: whether the data end at a point that only reading finds.
         is_endless: whether it is known that they never end.
+        has_order: whether who opens the split again finds the same batches at the same places.
     """
 
     iterator: tf.data.Iterator | None
     left: int | None = None
     is_checked: bool = False
     is_endless: bool = False
+    has_order: bool = True
 
     @property
     def resource(self) -> tf.Tensor | None:

@@ -98,7 +98,7 @@ class WorkerInput:
         """Whether it can be seen, without asking a worker, that a worker's dataset never ends."""
         return any(_repeats_for_ever(split.function.graph.outputs[0]) for split in self._splits)
 
-    @property
+    @functools.cached_property
     def leaves_order_open(self) -> bool:
         """Whether a dataset that is made twice may come in two orders."""
         return self._not_deterministic or any(
@@ -183,7 +183,8 @@ class WorkerInput:
             dataset = dataset.skip(skip)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             return OpenDataset(iter(dataset), is_checked=True)
-        return OpenDataset(iter(dataset), left=cardinality - skip)
+        has_order = not self.leaves_order_open
+        return OpenDataset(iter(dataset), left=cardinality - skip, has_order=has_order)
 
     def on_epoch_begin(self) -> None:
         """Workers need no telling."""

@@ -37,6 +37,7 @@ from kerasps.training.epoch_events import (
     PassBegan,
     Report,
     SessionEnded,
+    SplitPosition,
     StepsAsked,
     WorkerLost,
 )
@@ -133,10 +134,9 @@ class Dispatcher:
         return self._state.splits.all_given_out
 
     @property
-    def confirmed(self) -> list[int]:
-        """Of each split of the input, the batches that were counted. Call when suspended."""
-        splits = self._state.splits
-        return [splits.confirmed(split) for split in range(len(splits))]
+    def positions(self) -> list[SplitPosition]:
+        """Where each split of the input stands, and each part of one. Call when suspended."""
+        return self._state.splits.positions
 
     @property
     def has_backlog(self) -> bool:
@@ -155,13 +155,13 @@ class Dispatcher:
         self._inputs.start_pass(epoch, must_end=must_end)
         self.begin_resumed(())
 
-    def begin_resumed(self, confirmed: Sequence[int]) -> None:
+    def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
         """Begin where the pass of the input stands, which `Input.resume_pass` was called for.
 
         Args:
-            confirmed: of each split, the batches that were counted before.
+            positions: what `positions` was before.
         """
-        self._channel.post(PassBegan(self._inputs.num_splits, tuple(confirmed)))
+        self._channel.post(PassBegan(self._inputs.num_splits, tuple(positions)))
         self._sources = {}
 
     def hold(self) -> threading.Lock:

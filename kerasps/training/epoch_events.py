@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,20 @@ class Execution:
     applied: tuple[int, ...] = ()
 
 
+class SplitPosition(NamedTuple):
+    """Where the reading of a split of the input stands, or of a part of one.
+
+    Attributes:
+        source: the split of the input.
+        confirmed: the place behind the batches that are counted.
+        end: the place where it ends; None where that is not known.
+    """
+
+    source: int
+    confirmed: int = 0
+    end: int | None = None
+
+
 # Events. Each says what has happened, and where.
 
 
@@ -34,11 +48,11 @@ class Execution:
 class PassBegan:
     """A pass over the data begins; there are `num_splits` splits (0: batches travel).
 
-    `confirmed`: of each, the batches that were counted before this process was there.
+    `positions`: where each stood before this process was there, and parts of splits behind them.
     """
 
     num_splits: int
-    confirmed: tuple[int, ...] = ()
+    positions: tuple[SplitPosition, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,14 +87,15 @@ class SessionBegan:
 
 @dataclass(frozen=True)
 class SplitOpened:
-    """A worker has opened what it was told to; `left` batches are in it, None where not known.
+    """A worker has opened what it was told to; `left` batches follow, None where not known.
 
-    `is_endless`: it is known that they never end.
+    `is_endless`: it is known that they never end. `has_order`: another worker finds the same ones.
     """
 
     worker: int
     left: int | None
     is_endless: bool = False
+    has_order: bool = True
 
 
 @dataclass(frozen=True)

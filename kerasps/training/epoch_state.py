@@ -49,6 +49,9 @@ from kerasps.training.epoch_events import (
 )
 from kerasps.training.splits import SplitLedger, SplitStatus
 
+# Who takes over half of what another has left gets at least so many executions.
+_MIN_EXECUTIONS = 4
+
 
 class _Status(enum.Enum):
     AWAITED = "its session has not begun"
@@ -119,6 +122,8 @@ class EpochState:
         self._executions_ahead = executions_ahead
         self._collect_interval = collect_interval
         self._queue: deque[Execution] = deque()
+        # The steps of the execution that was asked for last.
+        self._execution_steps = 1
         self._splits = SplitLedger(0)
         for worker in self._lost:
             self._workers[worker].status = _Status.LOST
@@ -190,6 +195,7 @@ class EpochState:
                 self._splits.forget_unfinished()
                 return []
             case StepsAsked():
+                self._execution_steps = event.execution.num_steps
                 self._queue.append(event.execution)
                 return self._send_queued()
             case ResultsWanted():
@@ -219,7 +225,7 @@ class EpochState:
                 return self._end_session(event.worker)
 
     def _begin_pass(self, event: PassBegan) -> list[Command]:
-        self._splits = SplitLedger(event.num_splits, event.confirmed)
+        self._splits = SplitLedger(event.num_splits, event.positions)
         for index, worker in enumerate(self._workers):
             worker.split, worker.shares, worker.is_exhausted = None, False, False
             if index in self._lost:
@@ -245,10 +251,12 @@ class EpochState:
         worker = self._workers[event.worker]
         worker.status = _Status.READING
         if worker.split is not None:
-            self._splits.open(worker.split, event.left, is_endless=event.is_endless)
+            self._splits.open(
+                worker.split, event.left, is_endless=event.is_endless, has_order=event.has_order
+            )
         commands = self._go_on(event.worker)
-        # Who has found no split may share one that never ends.
-        return [*commands, *self._wake_dry()] if event.is_endless else commands
+        # Who has found no split may take over half of this one, or share it.
+        return [*commands, *self._wake_dry()]
 
     def _finish_executions(self, event: ExecutionsDone) -> list[Command]:
         worker = self._workers[event.worker]
@@ -270,7 +278,8 @@ class EpochState:
         first = execution.first_batch
         if worker.split is not None:
             first += self._splits.confirm(worker.split, event.steps)
-        report = Report(missing, event.result, worker.split, first)
+        source = None if worker.split is None else self._splits.source(worker.split)
+        report = Report(missing, event.result, source, first)
         return [report, *self._go_on(event.worker)]
 
     def _count_collected(self, event: ResultCollected) -> list[Command]:
@@ -347,7 +356,10 @@ class EpochState:
         worker = self._workers[index]
         worker.is_exhausted = worker.shares = False
         worker.split = None if worker.is_leaving else self._splits.take(index)
-        if worker.split is None and index >= len(self._splits) and not worker.is_leaving:
+        is_guest = not self._splits.has_own(index) and not worker.is_leaving
+        if worker.split is None and is_guest:
+            worker.split = self._splits.divide(_MIN_EXECUTIONS * self._execution_steps)
+        if worker.split is None and is_guest:
             worker.split = self._splits.share(index)
             worker.shares = worker.split is not None
         if worker.split is None and worker.is_leaving:
@@ -357,8 +369,10 @@ class EpochState:
             self._lost.discard(index)
             return [Report()]
         worker.status = _Status.OPENING
-        skip = 0 if worker.split is None else self._splits.confirmed(worker.split)
-        return [Open(index, worker.split, skip)]
+        if worker.split is None:
+            return [Open(index, None, 0)]
+        split = worker.split
+        return [Open(index, self._splits.source(split), self._splits.confirmed(split))]
 
     def _wake_dry(self) -> list[Command]:
         """Have workers without data look whether a split was released."""
@@ -485,6 +499,5 @@ class EpochState:
 
     def _release_own(self, index: int) -> None:
         """Let others read the split that is reserved for a worker."""
-        is_own = index < len(self._splits)
-        if is_own and self._splits.status(index) is SplitStatus.RESERVED:
+        if index < len(self._splits) and self._splits.status(index) is SplitStatus.RESERVED:
             self._splits.release(index)

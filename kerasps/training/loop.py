@@ -144,7 +144,7 @@ class Loop:
             first_step=numbers.settled - (self._done if in_epoch and is_settled else 0),
             next_step=numbers.next_step,
             seeds=numbers.seeds,
-            splits=self._dispatcher.confirmed if has_pass else None,
+            splits=self._dispatcher.positions if has_pass else None,
             input=self._inputs.position(in_epoch=in_epoch),
         )
 
@@ -161,7 +161,9 @@ class Loop:
                 self._inputs.resume_order(position.input, passes_to_repeat=0)
             else:
                 must_end = self._steps is None
-                self._inputs.resume_pass(position.input, position.splits, must_end=must_end)
+                own = position.splits[: self._inputs.num_splits]
+                confirmed = [split.confirmed for split in own]
+                self._inputs.resume_pass(position.input, confirmed, must_end=must_end)
                 self._has_sources = True
         except (KeyError, TypeError, ValueError) as exc:
             raise CannotResumeError("the input is of another kind") from exc
@@ -172,7 +174,7 @@ class Loop:
         self._resumed = position
 
     def _check_fits(self, position: LoopPosition) -> None:
-        num_splits = len(position.splits or [])
+        num_splits = len({split.source for split in position.splits or []})
         if position.splits is not None and num_splits != self._inputs.num_splits:
             # As far as that goes: the order in which the epoch was read before.
             self._inputs.resume_order(position.input, passes_to_repeat=1)

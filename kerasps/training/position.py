@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from kerasps import _compat
+from kerasps.training.epoch_events import SplitPosition
 from kerasps.variables import ParameterServerVariable, is_seed_state
 
 # Goes up when a record of before could be misread.
@@ -28,8 +29,8 @@ class LoopPosition:
         first_step: the global number of the epoch's first step.
         next_step: the global number of the next step.
         seeds: of each seed generator of the step, the state that the next step draws from.
-        splits: of each split of the input, how many batches are counted; None where the next epoch
-            begins a pass.
+        splits: where each split of the input stands, and behind them the parts into which some were
+            divided; None where the next epoch begins a pass.
         input: what `Input.position` returned.
     """
 
@@ -39,7 +40,7 @@ class LoopPosition:
     first_step: int
     next_step: int
     seeds: list[np.ndarray]
-    splits: list[int] | None
+    splits: list[SplitPosition] | None
     input: dict[str, Any]
 
 
@@ -82,7 +83,10 @@ class Position:
                 f"{VERSION}. Received: version {version!r}. Finish the training with the version "
                 "that made it, or delete the backup."
             )
-        return cls(**{**fields, "loop": LoopPosition(**fields["loop"])})
+        loop = LoopPosition(**fields["loop"])
+        if loop.splits is not None:
+            loop = replace(loop, splits=[SplitPosition(*split) for split in loop.splits])
+        return cls(**{**fields, "loop": loop})
 
 
 class CannotResumeError(Exception):

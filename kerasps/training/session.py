@@ -151,7 +151,14 @@ class Session:
             self._source.handles = self._function.start(self._lanes.open(self._worker))
         dataset = self._inputs.open(command.split, command.skip)
         self._source.open(dataset)
-        self._post(SplitOpened(self._worker, dataset.left, dataset.is_endless))
+        self._post(
+            SplitOpened(
+                self._worker,
+                dataset.left,
+                is_endless=dataset.is_endless,
+                has_order=dataset.has_order,
+            )
+        )
 
     def _send(self, execution: Execution) -> None:
         if not execution.applied:

@@ -1,4 +1,8 @@
-"""Which splits of an input are read, by whom and how far. Pure bookkeeping, without threads."""
+"""Which splits of an input are read, by whom and how far. Pure bookkeeping, without threads.
+
+A split can be divided: another worker then reads what is its second half from there on. The half is
+a split of the ledger's own, with a number behind those of the input's.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kerasps.training.epoch_events import Execution
+from kerasps.training.epoch_events import Execution, SplitPosition
+
+# Who takes over half of what is left of a split comes to it by reading all before it, for nothing.
+# That may be so many times as much as it then reads.
+_MAX_SKIPPED = 3
 
 
 class SplitStatus(enum.Enum):
@@ -21,12 +29,17 @@ class SplitStatus(enum.Enum):
 
 @dataclass
 class _Split:
+    # The split of the input that it is, or is a part of.
+    source: int
     status: SplitStatus = SplitStatus.RESERVED
-    # Batches whose results have come back: where the next reader begins.
+    # The place behind the batches whose results have come back: where the next reader begins.
     confirmed: int = 0
+    # The place where it ends, as far as that is known.
+    end: int | None = None
     # Batches that no execution was given yet; None where the length is not known.
     left: int | None = None
     is_endless: bool = False
+    has_order: bool = True
     # Executions whose steps are partly applied, to be done again on the batches behind `confirmed`.
     unfinished: deque[Execution] = field(default_factory=deque)
 
@@ -35,19 +48,42 @@ class SplitLedger:
     """The splits of one pass over an input, from their first batch to their last.
 
     Split `i` belongs to worker `i` first. A worker that has read its own takes those of workers
-    that were lost, behind the batches whose results came back.
+    that were lost, behind the batches whose results came back; one that has none of its own takes
+    over half of what another has left.
 
     Args:
         num_splits: one per worker; 0 where batches travel with executions and nobody has a split.
-        confirmed: of each split, the batches that were counted before. Default: none.
+        positions: where each split stood before, those that others were divided into last. Default:
+            nothing was counted.
     """
 
-    def __init__(self, num_splits: int, confirmed: Sequence[int] = ()) -> None:
-        counts = confirmed or [0] * num_splits
-        self._splits = [_Split(confirmed=count) for count in counts]
+    def __init__(self, num_splits: int, positions: Sequence[SplitPosition] = ()) -> None:
+        self._num_own = num_splits
+        self._splits = [
+            _Split(p.source, confirmed=p.confirmed, end=p.end)
+            for p in positions or [SplitPosition(i) for i in range(num_splits)]
+        ]
+        for split in self._splits[num_splits:]:
+            split.status = SplitStatus.RELEASED
 
     def __len__(self) -> int:
         return len(self._splits)
+
+    @property
+    def positions(self) -> list[SplitPosition]:
+        """Where each split stands, to go on there in another ledger."""
+        return [SplitPosition(s.source, s.confirmed, s.end) for s in self._splits]
+
+    def source(self, split: int) -> int:
+        """Return the split of the input that `split` is, or is a part of."""
+        return self._splits[split].source
+
+    def has_own(self, worker: int) -> bool:
+        """Return whether a split of the input is a worker's own, and no other worker reads it.
+
+        Call for a worker that reads nothing.
+        """
+        return worker < self._num_own and self.status(worker) is not SplitStatus.TAKEN
 
     def status(self, split: int) -> SplitStatus:
         """Return where a split stands."""
@@ -97,6 +133,37 @@ class SplitLedger:
                 return split
         return None
 
+    def divide(self, min_batches: int) -> int | None:
+        """Divide the split of which most is left; return the new one, None where none is.
+
+        Its reader, which will not be told, is given executions up to there alone. The new split is
+        the caller's to read.
+
+        Args:
+            min_batches: how many batches each of the two must have.
+        """
+        readers = [
+            split
+            for split in self._splits
+            if split.status is SplitStatus.TAKEN
+            and split.left
+            and split.has_order
+            and not split.unfinished
+        ]
+        if not readers:
+            return None
+        most = max(readers, key=lambda split: split.left or 0)
+        assert most.left is not None  # it is one of the readers'
+        assert most.end is not None  # as for all whose length is known
+        taken = most.left // 2
+        begin = most.end - taken
+        if taken < max(min_batches, 1) or begin > _MAX_SKIPPED * taken:
+            return None
+        part = _Split(most.source, SplitStatus.TAKEN, confirmed=begin, end=most.end, left=taken)
+        most.end, most.left = begin, most.left - taken
+        self._splits.append(part)
+        return len(self._splits) - 1
+
     def share(self, worker: int) -> int | None:
         """Return a split for `worker` to read beside the one that reads it; None where none is.
 
@@ -105,13 +172,26 @@ class SplitLedger:
         endless = [i for i, split in enumerate(self._splits) if split.is_endless]
         return endless[worker % len(endless)] if endless else None
 
-    def open(self, split: int, left: int | None, *, is_endless: bool) -> None:
-        """Note that a worker has opened a split with `left` unread batches, None where not known.
+    def open(
+        self, split: int, left: int | None, *, is_endless: bool, has_order: bool = True
+    ) -> None:
+        """Note that a worker has opened a split of the input, or a part of one.
 
-        A reader that begins anew begins behind `confirmed`: what else was read is read again.
+        It begins behind `confirmed`: what else was read is read again.
+
+        Args:
+            split: the split.
+            left: how many batches the input's split has from there on, None where not known.
+            is_endless: whether it is known that they never end.
+            has_order: whether another worker would find the same batches at the same places.
         """
-        self._splits[split].left = left
-        self._splits[split].is_endless = is_endless
+        opened = self._splits[split]
+        opened.is_endless, opened.has_order = is_endless, has_order
+        if left is not None:
+            end = opened.confirmed + left
+            opened.end = end if opened.end is None else min(opened.end, end)
+            left = opened.end - opened.confirmed
+        opened.left = left
 
     def is_endless(self, split: int) -> bool:
         """Return whether a split is known never to end; its batches are as good as any other."""

@@ -93,10 +93,12 @@ class Tasks:
             holder.bind(("127.0.0.1", 0))
             return f"127.0.0.1:{holder.getsockname()[1]}"
 
-    def made_ready(self, job, index):
-        """The names of the functions that a task has made ready, each time that it did so."""
-        log = (self.folder / f"{job}-{index}.log").read_text()
-        return re.findall(r'Instantiating MultiDevice function "([^"]+)"', log)
+    def steps_made_ready(self, worker):
+        """The names of the step graphs that a worker has made ready, each time that it did so."""
+        log = (self.folder / f"worker-{worker}.log").read_text()
+        return re.findall(
+            r'Instantiating MultiDevice function "(\w*(?:into_totals|on_worker)\w*)"', log
+        )
 
     def start(self, job, index):
         jobs = {name: tuple(tasks) for name, tasks in self.jobs.items()}
@@ -165,7 +167,9 @@ def attack(strategy, tasks, model, is_over):
     tasks.jobs["worker"].append(tasks.address())
     wait_for(tasks.start("worker", 2).is_ready)
     SEEN["joined_s"] = seconds_until(lambda: status(2) == "there")
-    # It takes the place of one that is gone for good.
+    # It takes over some of what the others read, in this pass or, where little is left, the next.
+    SEEN["helps_s"] = seconds_until(lambda: tasks.steps_made_ready(2))
+    # And the place of one that is gone for good.
     process.kill()
     SEEN["gone"] = seconds_until(lambda: status(1) == "lost") < 60
     SEEN["was_running"] = not is_over.is_set()
@@ -206,8 +210,7 @@ def main():
         thread.join()
         SEEN["workers"] = [worker.status for worker in strategy.workers()]
         SEEN["exact"], SEEN["passes"] = all(losses), passes
-        # The graphs of executions; functions that fetch are of the coordinator too, which changes.
-        names = [n for n in tasks.made_ready("worker", 0) if re.search("into_totals|on_worker", n)]
+        names = tasks.steps_made_ready(0)
         SEEN["made_ready"], SEEN["made_ready_again"] = len(names), len(names) - len(set(names))
         print("REPORT", json.dumps(SEEN), flush=True)
         for process in tasks.processes.values():

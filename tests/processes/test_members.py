@@ -29,6 +29,7 @@ def test_workers_come_and_go_while_fit_counts_every_example_once():
     for what in ("awake_s", "new_s", "back_s", "moved_s"):
         assert report[what] < BACK_S, (what, report)
     assert report["joined_s"] < BACK_S + 2  # the resolver is asked every two seconds
+    assert report["helps_s"] < 30, "two passes"
     assert report["gone"]
     assert report["workers"] == ["there", "lost", "there"]
     # What becomes of worker 1 is nothing to worker 0.

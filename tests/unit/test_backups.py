@@ -19,6 +19,7 @@ from kerasps.inputs import as_input
 from kerasps.saving.backup_files import BackupDirectory
 from kerasps.training.backup import backup_interval
 from kerasps.training.callback_states import restore_states, states_of
+from kerasps.training.epoch_events import SplitPosition
 from kerasps.training.position import LoopPosition, Position
 from kerasps.training.preemption import PreemptionNotice
 from kerasps.training.splits import SplitLedger
@@ -129,7 +130,7 @@ def position(**changes):
         "first_step": 10,
         "next_step": 13,
         "seeds": [],
-        "splits": [2, 1],
+        "splits": [SplitPosition(0, 2), SplitPosition(1, 1, 4)],
         "input": {"key": [4]},
     }
     return Position(
@@ -146,14 +147,18 @@ def test_a_position_is_a_record_of_named_fields(tmp_path):
     write(tmp_path, position().to_record())
     (backup,) = BackupDirectory(tmp_path).backups()
     again = Position.from_record(backup.record)
-    assert (again.epoch, again.loop.splits, again.loop.input) == (2, [2, 1], {"key": [4]})
+    assert (again.epoch, again.loop.splits, again.loop.input) == (
+        2,
+        [SplitPosition(0, 2), SplitPosition(1, 1, 4)],
+        {"key": [4]},
+    )
     np.testing.assert_array_equal(again.loop.metrics, [[1, 1]])
     with pytest.raises(ValueError, match=r"a record of version 1\. Received: version 9"):
         Position.from_record({**position().to_record(), "version": 9})
 
 
 def test_splits_are_opened_behind_what_was_confirmed():
-    splits = SplitLedger(2, [5, 0])
+    splits = SplitLedger(2, [SplitPosition(0, 5), SplitPosition(1)])
     assert [splits.confirmed(split) for split in range(2)] == [5, 0]
     assert splits.confirm(0, 2) == 5
     assert [SplitLedger(2).confirmed(split) for split in range(2)] == [0, 0]

@@ -25,6 +25,7 @@ from kerasps.training.epoch_events import (
     SessionBegan,
     SessionEnded,
     SplitOpened,
+    SplitPosition,
     StepsAsked,
     WorkerGone,
     WorkerLeaves,
@@ -359,6 +360,74 @@ def test_a_worker_that_joins_takes_the_split_of_one_that_is_gone():
     assert Open(2, 1, 0) in state.handle(WorkerLost(1))
 
 
+def test_a_worker_that_joins_takes_over_half_of_what_another_has_left():
+    state = reading_state(100, 120)
+    assert ask(state, 2, 2) == [(0, 2), (1, 2)]
+    state.handle(WorkersJoined(4))
+    # Of split 1, 118 batches are not given out.
+    assert state.handle(SessionBegan(2, False)) == [Open(2, 1, 61)]
+    assert state.handle(SessionBegan(3, False)) == [Open(3, 0, 51)]
+    assert state.handle(SplitOpened(2, 59)) == []
+    assert state.splits.left(1) == 59
+    assert not state.splits.all_given_out
+    assert Open(0, 1, 61) not in state.handle(WorkerLost(2)), "who has its own reads that first"
+    assert state.handle(SessionBegan(2, False)) == [Open(2, 1, 61)]
+
+
+def test_so_little_that_it_is_not_worth_it_is_not_taken_over():
+    state = reading_state(15)
+    assert ask(state, 2) == [(0, 2)]
+    state.handle(WorkersJoined(2))
+    assert state.handle(SessionBegan(1, False)) == [Report()]
+    # Nor is what lies far behind what was read.
+    state = reading_state(1000)
+    ask(state, *[300] * 3)
+    state.handle(ExecutionsDone(0, 3, at=0.1))
+    ask(state, 1)
+    state.handle(WorkersJoined(2))
+    assert state.handle(SessionBegan(1, False)) == [Report()]
+
+
+def test_who_comes_back_to_find_its_split_taken_helps_with_it():
+    state = reading_state(3, 100)
+    assert ask(state, 3) == [(0, 3)]
+    state.handle(WorkerLost(1))
+    state.handle(ExecutionsDone(0, 1, at=2.0))
+    assert Open(0, 1, 0) in state.handle(ResultCollected(0, 3, "sum", at=2.0))
+    state.handle(SplitOpened(0, 100))
+    ask(state, 1)
+    assert state.handle(SessionBegan(1, False)) == [Open(1, 1, 51)]
+
+
+def test_data_in_no_order_are_not_taken_over():
+    state = new_state(1)
+    state.handle(SessionBegan(0, False))
+    state.handle(SplitOpened(0, 100, has_order=False))
+    state.handle(WorkersJoined(2))
+    assert state.handle(SessionBegan(1, False)) == [Report()]
+
+
+def test_a_pass_with_divided_splits_is_resumed():
+    state = reading_state(100)
+    state.handle(WorkersJoined(2))
+    assert state.handle(SessionBegan(1, False)) == [Open(1, 0, 50)]
+    state.handle(SplitOpened(1, 50))
+    assert ask(state, 4, 4) == [(0, 4), (1, 4)]
+    for worker in range(2):
+        state.handle(ExecutionsDone(worker, 1, at=2.0))
+        state.handle(ResultCollected(worker, 4, "sum", at=2.0))
+    assert state.splits.positions == [SplitPosition(0, 4, 50), SplitPosition(0, 54, 100)]
+    again = EpochState(1, executions_ahead=AHEAD, collect_interval=1.0)
+    again.handle(PassBegan(1, tuple(state.splits.positions)))
+    again.handle(EpochBegan())
+    assert again.handle(SessionBegan(0, False)) == [Open(0, 0, 4)]
+    again.handle(SplitOpened(0, 96))
+    assert again.splits.left(0) == 46
+    ask(again, 46)
+    again.handle(ExecutionsDone(0, 1, at=2.0))
+    assert Open(0, 0, 54) in again.handle(ResultCollected(0, 46, "sum", at=2.0))
+
+
 def test_a_worker_that_joins_shares_data_that_never_end():
     state = new_state(2)
     for worker in range(2):
@@ -607,6 +676,8 @@ class Cluster:
 
 
 WORKERS = st.integers(0, 3)
+# Of long ones, workers that join take over some.
+LENGTHS = st.lists(st.integers(0, 25) | st.integers(60, 200), min_size=1, max_size=4)
 ACTIONS = st.one_of(
     st.tuples(st.just("begin"), WORKERS),
     st.tuples(st.just("carry_out"), WORKERS),
@@ -632,7 +703,7 @@ def play(cluster, actions):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 25), min_size=1, max_size=4),
+    lengths=LENGTHS,
     is_known=st.booleans(),
     interval=st.sampled_from([0.0, 0.3, 100.0]),
     per_execution=st.integers(1, 7),
@@ -697,7 +768,7 @@ def test_steps_counted_are_steps_asked_and_steps_applied(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 25), min_size=1, max_size=4),
+    lengths=LENGTHS,
     is_known=st.booleans(),
     interval=st.sampled_from([0.0, 0.3, 100.0]),
     per_execution=st.integers(1, 7),
