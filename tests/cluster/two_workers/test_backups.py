@@ -342,11 +342,29 @@ def test_another_number_of_splits_begins_the_epoch_anew(pair, tmp_path):
     path = tmp_path / "backup"
     pair.interrupt(interrupt, arrays, path)
     # As if one more worker had read.
-    change_record(path, lambda record: record["loop"]["splits"].append(0))
+    change_record(path, lambda record: record["loop"]["splits"].append((2, 0, None)))
     done = record_of(path)["loop"]["steps"]
     with pytest.warns(UserWarning, match="was read in 3 parts, one per worker, and is read in 2"):
         history = pair.go_on(arrays, often(path))
     assert pair.updates == EPOCHS * STEPS + done
+    assert last(history) == EXACT
+
+
+def test_parts_of_splits_are_read_on(pair, tmp_path):
+    path = tmp_path / "backup"
+    pair.interrupt(interrupt, arrays, path)
+
+    def divide(record):
+        """As if a worker had joined, and another one."""
+        splits = record["loop"]["splits"]
+        for source, confirmed, end in list(splits):
+            middle = (confirmed + end) // 2
+            splits[source] = (source, confirmed, middle)
+            splits.append((source, middle, end))
+
+    change_record(path, divide)
+    history = pair.go_on(arrays, often(path))
+    assert pair.updates == EPOCHS * STEPS
     assert last(history) == EXACT
 
 
