@@ -179,6 +179,20 @@ class Membership:
             noticed = self._presence.lose(("worker", worker), time.monotonic(), reason)
         self._do(noticed)
 
+    def give_up_leaving(self, worker: int, reason: str) -> bool:
+        """Lose a worker on which a call failed, where it takes no new connections.
+
+        It is about to leave then, whether that was noticed before or not, and cannot finish what it
+        does: a ps that has no connection to it yet gets none. Returns whether it is so.
+        """
+        address = self.address(("worker", worker))
+        if ask_servers({worker: address}, _ANSWER_S)[worker] is not Answer.REFUSES:
+            return False
+        self.lose(worker, reason)
+        # Apart, since the worker may be gone by now.
+        threading.Thread(target=_tell_to_go, args=[worker], daemon=True).start()
+        return True
+
     def wait_until_there(self, worker: int) -> None:
         """Wait until a worker can be called again. Thread: that of the worker's sessions."""
         with self._news:
@@ -206,8 +220,7 @@ class Membership:
         threading.Thread(target=self._say_goodbye, args=[worker], daemon=True).start()
 
     def _say_goodbye(self, worker: int) -> None:
-        with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:worker/task:{worker}"):
-            tf.io.write_file(NAME_FILE, LET_GO)
+        _tell_to_go(worker)
         with self._news:
             noticed = self._presence.left(("worker", worker), time.monotonic())
             self._let_go.discard(worker)
@@ -340,6 +353,12 @@ class Membership:
             noticed = self._presence.take(back, time.monotonic())
         self._do(noticed)
         return True
+
+
+def _tell_to_go(worker: int) -> None:
+    """Tell a worker that is about to leave that it may."""
+    with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:worker/task:{worker}"):
+        tf.io.write_file(NAME_FILE, LET_GO)
 
 
 def _in_words(noticed: Noticed) -> str:

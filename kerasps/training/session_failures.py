@@ -24,9 +24,9 @@ class SessionFailures:
     """Tells a session that failed because its worker is lost from one that fails for what it does.
 
     The words of an error do not say: a lost worker surfaces as unavailable, aborted, cancelled and
-    more, and may name another task than the lost one. So the worker is asked. One that answers, and
-    knows us, is not lost; where it meets the same error several times in a row, that is the error
-    of what it does.
+    more, and may name another task than the lost one. So the worker is asked. One that takes no new
+    connections is about to leave, and is given up. One that answers, and knows us, is not lost;
+    where it meets the same error several times in a row, that is the error of what it does.
 
     Args:
         membership: knows who is there.
@@ -42,6 +42,9 @@ class SessionFailures:
     def verdict(self, error: BaseException, worker: int) -> Verdict:
         """Return what is to become of a session that failed. Thread: that of the session."""
         if not self._membership.has_worker(worker):
+            self.forget(worker)
+            return Verdict.WORKER_IS_AWAY
+        if self._membership.give_up_leaving(worker, in_short(error)):
             self.forget(worker)
             return Verdict.WORKER_IS_AWAY
         ps = lost_ps(error)

@@ -19,6 +19,13 @@ class Members:
     def has_worker(self, worker):
         return worker in self.there
 
+    leaving = frozenset()
+
+    def give_up_leaving(self, worker, reason):
+        if worker in self.leaving:
+            self.lose(worker, reason)
+        return worker in self.leaving
+
     def lose(self, worker, reason):
         self.there.discard(worker)
 
@@ -51,6 +58,24 @@ def test_who_does_not_answer_is_lost_whatever_the_error_says(monkeypatch):
         members.there = {0, 1}
         assert sessions.verdict(error, 1) is Verdict.WORKER_IS_AWAY
         assert members.there == {0}
+
+
+def test_who_is_about_to_leave_is_given_up_whatever_the_error_says(monkeypatch):
+    monkeypatch.setattr(session_failures, "answers", lambda _: True)
+    members = Members(0, 1)
+    members.leaving = {1}
+    sessions = session_failures.SessionFailures(members)
+    # Of a ps that has no connection to the worker yet, and gets none.
+    error = tf.errors.UnavailableError(
+        None,
+        None,
+        "failed to connect to all addresses\nAdditional GRPC error information from remote target "
+        "/job:ps/replica:0/task:0:",
+    )
+    assert sessions.verdict(error, 1) is Verdict.WORKER_IS_AWAY
+    assert not members.has_worker(1)
+    poisoned = tf.errors.InternalError(None, None, "found to be poisoned")
+    assert sessions.verdict(poisoned, 1) is Verdict.WORKER_IS_AWAY
 
 
 def test_an_error_of_what_a_worker_does_is_told_at_once(monkeypatch):
