@@ -22,8 +22,8 @@ def call_flat(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         function: the `tf.types.experimental.ConcreteFunction`. No gradient tape may watch it.
         tensors: its arguments, flat, of the dtypes that it takes.
     """
-    # What an error of the graph says of where in the code it comes from is lost: executions are not
-    # waited for here, so it has never reached anybody from here.
+    # A concrete function would add to an error of its graph where its operations were made. That is
+    # not known here, and `tf_errors` takes it away.
     outputs = _compat.eager_context().call_function(
         function.name, [*tensors, *function.captured_inputs], len(function.outputs)
     )

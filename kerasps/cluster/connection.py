@@ -141,14 +141,13 @@ def _server_def(
         job: dict(tasks) if isinstance(tasks, Mapping) else dict(enumerate(tasks))
         for job, tasks in jobs.items()
     }
-    server_def = tf.train.ServerDef(
+    return tf.train.ServerDef(
         cluster=tf.train.ClusterSpec(by_index).as_cluster_def(),
         job_name=COORDINATOR_JOB,
         task_index=0,
         protocol=protocol or "grpc",
         default_session_config=config,
     )
-    return server_def
 
 
 def _set_device_filters(server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:

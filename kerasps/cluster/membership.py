@@ -182,15 +182,17 @@ class Membership:
     def give_up_leaving(self, worker: int, reason: str) -> bool:
         """Lose a worker on which a call failed, where it takes no new connections.
 
-        It is about to leave then, whether that was noticed before or not, and cannot finish what it
-        does: a ps that has no connection to it yet gets none. Returns whether it is so.
+        It died, or is about to leave, whether that was noticed before or not, and cannot finish
+        what it does: a ps that has no connection to it yet gets none. Returns whether it is so.
         """
         address = self.address(("worker", worker))
         if ask_servers({worker: address}, _ANSWER_S)[worker] is not Answer.REFUSES:
             return False
+        is_alive = error_of(f"/job:worker/replica:0/task:{worker}") is None
         self.lose(worker, reason)
-        # Apart, since the worker may be gone by now.
-        threading.Thread(target=_tell_to_go, args=[worker], daemon=True).start()
+        if is_alive:
+            # Apart, since the worker may be gone by now.
+            threading.Thread(target=_tell_to_go, args=[worker], daemon=True).start()
         return True
 
     def wait_until_there(self, worker: int) -> None:
