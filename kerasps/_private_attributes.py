@@ -180,6 +180,14 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "_resource_creator_scope",
             "overridden: lookup tables are for `lookup_tables` to bring to workers",
         ),
+        PrivateAttribute(
+            "_container_strategy", "the strategy, whose replica a function runs in", ()
+        ),
+        PrivateAttribute(
+            "_call_for_each_replica",
+            "overridden: what `strategy.run` runs in a traced function is a step",
+            ("fn", "args", "kwargs"),
+        ),
         PrivateAttribute("_create_variable", "overridden: places variables", ("next_creator",)),
         PrivateAttribute(
             "_create_variable_round_robin",

@@ -326,4 +326,29 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "ClosureAbortedError",
         "an error that a lost worker can cause",
     ),
+    "Closure": PrivateName(
+        "tensorflow.python.distribute.coordinator.cluster_coordinator",
+        "Closure",
+        "a scheduled function on its way to a worker: which worker, and whether it is the first",
+    ),
+    "ShardedVariable": PrivateName(
+        "tensorflow.python.distribute.sharded_variable",
+        "ShardedVariable",
+        "a bare `tf.Variable` in shards, which a tape and an optimizer take apart",
+    ),
+    "CondBranchFuncGraph": PrivateName(
+        "tensorflow.python.ops.control_flow_v2_func_graphs",
+        "CondBranchFuncGraph",
+        "the graph of a condition, which belongs to the function around it",
+    ),
+    "WhileCondFuncGraph": PrivateName(
+        "tensorflow.python.ops.control_flow_v2_func_graphs",
+        "WhileCondFuncGraph",
+        "the graph of a loop's condition, which belongs to the function around it",
+    ),
+    "WhileBodyFuncGraph": PrivateName(
+        "tensorflow.python.ops.control_flow_v2_func_graphs",
+        "WhileBodyFuncGraph",
+        "the graph of a loop's body, which belongs to the function around it",
+    ),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -27,8 +28,8 @@ from kerasps.cluster import (
     wait_until_reachable,
 )
 from kerasps.errors import KeraspsError
-from kerasps.step import LoadReport, TrafficMeter
-from kerasps.variables import LAYOUTS, Extended, Placement
+from kerasps.step import LoadReport, TrafficMeter, run_in_graph
+from kerasps.variables import LAYOUTS, AwayStates, Extended, Placement
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -210,7 +211,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._membership = Membership(self._description.server_addresses, resolve)
         self._membership.start()
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-        training.CoordinatorPort(coordinator).replace_failure_handler(self._membership)
+        self._scheduled_calls = training.ScheduledCalls(self)
+        training.CoordinatorPort(coordinator).replace_failure_handler(
+            self._membership, self._scheduled_calls
+        )
+        self._extended.away = AwayStates(self._extended.mutex)
+        self._extended.replica_runner = functools.partial(run_in_graph, self, self._scheduled_calls)
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
         # TensorFlow's constructor calls this. Its own would rename the devices of this process.

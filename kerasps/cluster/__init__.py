@@ -14,7 +14,7 @@ from kerasps._doors import opened_when_used
 if TYPE_CHECKING:
     from kerasps.cluster.calls import call_apart, call_flat
     from kerasps.cluster.connected import connected_strategy, remember_connected
-    from kerasps.cluster.connection import connect_to_tasks
+    from kerasps.cluster.connection import connect_to_tasks, tasks_lock
     from kerasps.cluster.description import (
         EVALUATOR,
         ClusterDescription,
@@ -98,6 +98,7 @@ __all__ = [
     "start_anew",
     "take_note_of_forks",
     "task_watch_of",
+    "tasks_lock",
     "tell_supervisor",
     "translated_errors",
     "unreachable",
@@ -131,6 +132,7 @@ __getattr__ = opened_when_used(
         "child_environment": "process",
         "comes_from": "tf_errors",
         "connect_to_tasks": "connection",
+        "tasks_lock": "connection",
         "connected_strategy": "connected",
         "describe_exit_code": "process",
         "end_with_parent": "process",

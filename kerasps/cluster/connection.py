@@ -93,6 +93,11 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
     _add_tasks(context, _server_def({**own, **others}, config, protocol), cluster)
 
 
+# Held while the tasks that there are change, and while they are told of a function. For some
+# milliseconds of the change TensorFlow has forgotten a task: it tells the function to all in vain.
+tasks_lock = threading.RLock()
+
+
 def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
     """Have this process know these workers and ps from here on, and no others.
 
@@ -114,7 +119,8 @@ def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
         jobs.setdefault(job, {})[index] = address
     server_def = _server_def(jobs, before.default_session_config, before.protocol)
     try:
-        context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
+        with tasks_lock:
+            context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except BaseException:
         context._server_def = before
         raise

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster import tasks_lock
 from kerasps.step import Compute
 from kerasps.variables import current_phase
 
@@ -27,6 +28,12 @@ def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     status = _compat.autograph_context.Status.ENABLED  # the trace of the step has it disabled
     with _compat.autograph_context.ControlStatusCtx(status):
         return _compat.py_func_from_autograph(function)(*args, **kwargs)
+
+
+def add_to_tasks(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Context.add_c_function`: tell all tasks of a function, and none while they change."""
+    with tasks_lock:
+        return original(self, *args, **kwargs)
 
 
 def reset_default_graph(original: Any) -> None:

@@ -12,14 +12,27 @@ from kerasps import _compat, training
 from kerasps.cluster import connected_strategy
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.step import Compute, UpdatePhase
-from kerasps.variables import ParameterServerVariable, adopt_optimizer, current_phase, entering
+from kerasps.variables import (
+    ParameterServerVariable,
+    adopt_optimizer,
+    check_replica,
+    current_phase,
+    entering,
+    keras_variable_of,
+    unsharded,
+)
 
 
 def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
     """`Optimizer.apply`: adopt and build the optimizer that a step meets, outside of the trace."""
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     phase = current_phase()
+    check_replica()
+    if trainable_variables is not None:
+        grads, trainable_variables = unsharded(list(grads), trainable_variables)
     if isinstance(phase, Compute):
+        if phase.trains_bare and trainable_variables is not None:
+            trainable_variables = [keras_variable_of(v) for v in trainable_variables]
         adopt_optimizer(connected_strategy(), self)
         phase.meet(self)
         # A table's gradient has one row per looked-up id, so making `IndexedSlices` dense is cheap.

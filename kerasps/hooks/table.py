@@ -8,12 +8,13 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat, saving, training
-from kerasps.hooks import backups, functions, models, optimizers, variables
+from kerasps.hooks import backups, coordinators, functions, models, optimizers, variables
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 
 _BASE, _OPTIMIZER = _compat.BaseOptimizer, _compat.TFOptimizer
 _TRAINER, _SAVER = _compat.TensorFlowTrainer, _compat.MultiDeviceSaver
 _SAVING, _STORE = _compat.saving_lib, _compat.H5IOStore
+_COORDINATOR = tf.distribute.coordinator.ClusterCoordinator
 _BACKUP = keras.callbacks.BackupAndRestore
 # The backend has a class of its own in some versions of Keras: not always the one that is called.
 _ARCHIVE = type(keras.export.ExportArchive())
@@ -85,6 +86,15 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_compat.TracedFunction, "__call__", functions.call,
           "a `tf.function` that a step calls is traced as a part of the step", TENSORFLOW,
           "tf.function"),
+    # Custom loops.
+    Patch(_COORDINATOR, "schedule", coordinators.schedule,
+          "what a callback schedules waits for the steps of `fit`", TENSORFLOW),
+    Patch(_COORDINATOR, "join", coordinators.join, "errors name the task", TENSORFLOW),
+    Patch(_compat.Closure, "__init__", coordinators.make_closure,
+          "a scheduled function that trains outside `strategy.run` is run there", TENSORFLOW),
+    Patch(_compat.Closure, "execute_on", coordinators.execute,
+          "each update of a scheduled function is applied once, whichever worker is lost",
+          TENSORFLOW),
     # Files.
     Patch(_SAVING, "save_model", saving.save_model, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "save_weights_only", saving.save_weights, _WHOLE_FILES, KERAS),
@@ -114,6 +124,10 @@ PATCHES: tuple[Patch, ...] = (
           "tf.compat.v1"),
     Patch(_compat.Executor, "__del__", functions.delete_executor,
           "an executor whose task is gone is deleted without printing why", TENSORFLOW),
+    Patch(_compat.Context, "add_c_function", functions.add_to_tasks,
+          "a function is told to tasks that are there, and not while they change", TENSORFLOW),
+    Patch(_compat.Context, "add_function_def", functions.add_to_tasks,
+          "a function is told to tasks that are there, and not while they change", TENSORFLOW),
     Patch(_compat.Context, "remove_function", functions.remove_function,
           "at the end functions stay on tasks, which may have ended before", TENSORFLOW),
 )

@@ -6,11 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import connected_strategy
 from kerasps.step import Compute
 from kerasps.variables import (
     ParameterServerVariable,
     ShardedStorage,
+    Sharding,
     adopt_variable,
     current_phase,
     make_parameter_server_variable,
@@ -69,7 +71,7 @@ def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **
     To a tape, such a variable is as many variables: no handle stands for all of them.
     """
     flat = tf.nest.flatten(sources)
-    storages = [_storage_in_shards(source) for source in flat]
+    storages = [_storage_in_shards(source) or _of_tensorflow(source) for source in flat]
     if all(storage is None for storage in storages):
         return original(self, target, sources, *args, **kwargs)
     expanded = [
@@ -85,8 +87,19 @@ def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **
 
 def watch(original: Any, self: Any, tensor: Any) -> None:
     """`tf.GradientTape.watch`: watch each shard."""
-    watched = [t.shards if isinstance(t, ShardedStorage) else t for t in tf.nest.flatten(tensor)]
+    watched = [
+        t if (storage := _storage_in_shards(t) or _of_tensorflow(t)) is None else storage.shards
+        for t in tf.nest.flatten(tensor)
+    ]
     original(self, watched)
+
+
+def _of_tensorflow(source: Any) -> ShardedStorage | None:
+    """Return a `ShardedVariable` of TensorFlow's as a storage; its rows are dealt out in ranges."""
+    if not isinstance(source, _compat.ShardedVariable):
+        return None
+    num_rows, num_shards = int(source.shape[0]), len(source.variables)
+    return ShardedStorage(source.variables, Sharding(num_rows, num_shards, "div"), source.name)
 
 
 def _storage_in_shards(source: Any) -> ShardedStorage | None:

@@ -49,6 +49,7 @@ class Compute:
     Args:
         inventory: what traces before have met; this one adds to it.
         inputs: the arguments of the graph that is traced.
+        trains_bare: whether optimizers may be given bare `tf.Variable`s.
 
     Attributes:
         inputs: the names of those arguments.
@@ -59,9 +60,12 @@ class Compute:
 
     hides_constraints = True
 
-    def __init__(self, inventory: Inventory, inputs: ComputeInputs) -> None:
+    def __init__(
+        self, inventory: Inventory, inputs: ComputeInputs, *, trains_bare: bool = False
+    ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self.inventory = inventory
+        self.trains_bare = trains_bare
         self.inputs = InputNames.of(inputs, inventory)
         self._initial = inputs.values(inventory)
         self._tables = inputs.tables_of(inventory)

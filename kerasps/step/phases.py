@@ -8,7 +8,7 @@ it has found. Nothing else passes between phases, so each can be read, and chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -46,6 +46,7 @@ class StepContext:
         batch: the batch.
         start: the values of metrics and seed generators that the step starts from.
         lanes: the lane in which each ps is sent the step's push, by the device of the ps.
+        number: the number of the call that the step is of, where pushes carry one.
 
     Attributes:
         values: the value of each variable that the step starts from. The pull adds those of dense
@@ -66,9 +67,11 @@ class StepContext:
         batch: Any,
         start: ByIdentity[ParameterServerVariable, tf.Tensor],
         lanes: Mapping[str, tf.Tensor],
+        number: Sequence[tf.Tensor] = (),
     ) -> None:
         self.handles = handles
         self.lanes = lanes
+        self.number = list(number)
         self.scratch = scratch
         self.batch = batch
         self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()

@@ -18,6 +18,7 @@ from kerasps.step.packing import Packing
 from kerasps.step.phases import StepPhase
 from kerasps.step.pull import PullPhase
 from kerasps.step.push import PushPhase
+from kerasps.step.seed_draw import SeedDraw
 from kerasps.step.state import StepState
 from kerasps.step.traffic import StepTraffic, TableTraffic
 from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Shard, shards_in
@@ -42,6 +43,7 @@ class StepPlan:
         lookup: finds by name, in a step graph, what the phases have captured.
         lookup_tables: those that the compute phase has captured.
         draws: how many seeds a step takes from each generator.
+        draw: asks a ps for them, where their states are away (see `variables.AwayStates`).
         log_names: what the step returned beside the metrics.
         outputs: the specs of the tensors that it predicted.
         joins_outputs: whether those of several steps can be put end to end.
@@ -55,6 +57,7 @@ class StepPlan:
     lookup: Lookup
     lookup_tables: LookupTables
     draws: list[int]
+    draw: SeedDraw | None
     log_names: list[str]
     outputs: list[tf.TensorSpec]
     joins_outputs: bool

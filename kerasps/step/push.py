@@ -32,6 +32,7 @@ class DevicePush:
         mutex: returns the lock of a device, by the device's name.
         fences: the lanes on the ps tasks.
         redoes: whether it may have to leave out what was applied before.
+        numbered: whether it carries the number of the call that it is of.
 
     Attributes:
         tables: the shards of which it sends gradients of rows.
@@ -47,14 +48,15 @@ class DevicePush:
         fences: Fences,
         *,
         redoes: bool,
+        numbered: bool,
     ) -> None:
         self.device = device
         self.tables = changes.tables
         self._changes = changes
         # Which rows the gradients are of, the ps has been told by the pull.
         self._pulls = [pull for pull in pulls if set(self.tables) & set(pull.tables)]
-        self.packing: Packing[PushMessage] = Packing(changes.sent_specs())
-        self._received: Packing[PushMessage] = Packing(changes.received_specs())
+        self.packing: Packing[PushMessage] = Packing(changes.sent_specs(numbered=numbered))
+        self._received: Packing[PushMessage] = Packing(changes.received_specs(numbered=numbered))
         self._lanes = fences.table(device)
         self._apply_in_lane = apply_if_in_lane if redoes else apply_in_lane
 
@@ -96,7 +98,10 @@ class DevicePush:
         start = len(graph.get_operations())
         with tf.control_dependencies([lock]):
             self._apply_in_lane(
-                self._lanes.handle, message.lane, lambda: apply(self._changes, message, ids)
+                self._lanes.handle,
+                message.lane,
+                lambda: apply(self._changes, message, ids),
+                *message.number,
             )
         # All that changes something must be done before another push may begin.
         done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
@@ -113,6 +118,7 @@ class PushPhase:
         mutex: returns the lock of a device, by the device's name.
         fences: the lanes on the ps tasks.
         redoes: whether steps may have been applied on some ps before.
+        numbered: whether pushes carry the number of the call that they are of.
     """
 
     def __init__(
@@ -123,9 +129,11 @@ class PushPhase:
         fences: Fences,
         *,
         redoes: bool = False,
+        numbered: bool = False,
     ) -> None:
         self.redoes = redoes
         self._given = changes, pulls, mutex, fences
+        self._numbered = numbered
         self.pushes = [
             DevicePush(
                 device,
@@ -134,6 +142,7 @@ class PushPhase:
                 mutex,
                 fences,
                 redoes=redoes,
+                numbered=numbered,
             )
             for device in changes.devices
         ]
@@ -145,7 +154,7 @@ class PushPhase:
 
     def redoing(self) -> PushPhase:
         """Return the push of steps that may have been applied on some ps before."""
-        return PushPhase(*self._given, redoes=True)
+        return PushPhase(*self._given, redoes=True, numbered=self._numbered)
 
     @property
     def devices(self) -> list[str]:

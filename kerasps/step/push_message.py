@@ -50,12 +50,14 @@ class PushMessage(NamedTuple):
         deltas: what is added to shards of variables that are pushed as a difference.
         assigned: the new values of shards of variables that are pushed as a value.
         lane: the lane in which the worker sends it (see `variables.Fences`), an int32 scalar.
+        number: the number of the call in that lane that it is of, an int32 scalar; mostly nothing.
     """
 
     updates: list[UpdateMessage]
     deltas: list[Any]
     assigned: list[Any]
     lane: Any
+    number: list[Any]
 
 
 @dataclass(frozen=True)
@@ -243,20 +245,21 @@ class DeviceChanges:
         """The shards whose gradients have the rows that were asked for, in the message's order."""
         return [shard for update in self.updates for shard in update.tables]
 
-    def sent_specs(self) -> PushMessage:
+    def sent_specs(self, *, numbered: bool) -> PushMessage:
         """Return the specs of what `select` returns."""
-        return self._specs(lambda own: [shard.spec for shard in own.shards])
+        return self._specs(lambda own: [shard.spec for shard in own.shards], numbered)
 
-    def received_specs(self) -> PushMessage:
+    def received_specs(self, *, numbered: bool) -> PushMessage:
         """Return the specs of what arrives: the same flat tensors in another structure."""
-        return self._specs(lambda own: own.spec)
+        return self._specs(lambda own: own.spec, numbered)
 
-    def _specs(self, of_fused: Callable[[FusedVariable], Any]) -> PushMessage:
+    def _specs(self, of_fused: Callable[[FusedVariable], Any], numbered: bool) -> PushMessage:
         return PushMessage(
             [update.specs(of_fused) for update in self.updates],
             [shard.spec for shard in self.deltas],
             [shard.spec for shard in self.assigned],
             tf.TensorSpec([], tf.int32),
+            [tf.TensorSpec([], tf.int32)] if numbered else [],
         )
 
     def select(self, step: StepContext) -> PushMessage:
@@ -269,4 +272,5 @@ class DeviceChanges:
             [shard.of(deltas[shard.variable]) for shard in self.deltas],
             [shard.of(assigned[shard.variable]) for shard in self.assigned],
             step.lanes[self.device],
+            step.number,
         )

@@ -1,35 +1,38 @@
-"""Traces a method of a model, as often as it takes to know the variables that it touches."""
+"""Traces what a step calls, as often as it takes to know the variables that it touches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster import ps_device
 from kerasps.errors import KeraspsError, UnsupportedError
 from kerasps.inputs import python_calls
 from kerasps.step.compute import Compute
-from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs
+from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, Update
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory
 from kerasps.step.lookups import MustReadWhole, Round, plan_rounds
+from kerasps.step.methods import Method
 from kerasps.step.plan import StepPlan
 from kerasps.step.pull import PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
-from kerasps.step.returned import MetricResult, Returned, noting_results
+from kerasps.step.returned import MetricResult, Returned
+from kerasps.step.seed_draw import SeedDraw
 from kerasps.variables import (
     Lookup,
     LookupTables,
     ParameterServerVariable,
     entering,
     move_slots,
-    optimizers_of,
+    shards_in,
 )
 
 # How often a trace may meet news before it is given up; each round can only add to the inventory,
@@ -55,20 +58,16 @@ class Trace:
 
 
 class Tracer:
-    """Traces a step of a model.
+    """Traces a step.
 
     Args:
-        model: the `keras.Model`.
+        method: what a step calls.
         strategy: the `ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec` structure of a batch.
-        method: the method of the model that is a step.
         fused: whether small variables are to be fused.
     """
 
-    def __init__(
-        self, model: keras.Model, strategy: Any, element_spec: Any, method: str, *, fused: bool
-    ) -> None:
-        self._model = model
+    def __init__(self, method: Method, strategy: Any, element_spec: Any, *, fused: bool) -> None:
         self._strategy = strategy
         self._element_spec = element_spec
         self._method = method
@@ -95,25 +94,22 @@ class Tracer:
             if trace is not None:
                 return trace
         raise KeraspsError(
-            f"`{self._method}` of model '{self._model.name}' touched new variables in each of "
-            f"{MAX_TRACES} traces. Expected: the same variables in each call. Create variables in "
-            f"`build`, not in `{self._method}`."
+            f"{self._method.name} touched new variables in each of {MAX_TRACES} traces. Expected: "
+            "the same variables in each call. Create variables in `build`, or before, and not in "
+            "each call."
         )
 
     def _add_expected(self) -> None:
         """Note what a step mostly reads, to spare traces."""
-        metrics = [] if self._method == "predict_step" else self._model.metrics_variables
-        of_metrics = IdentitySet(self._model.metrics_variables)
-        expected = [v for v in self._model.variables if v not in of_metrics]
+        expected = self._method.expected()
         for optimizer in self._optimizers():
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
-        for variable in [*expected, *metrics]:
+        for variable in [*expected, *self._method.expected_metrics()]:
             if isinstance(variable, ParameterServerVariable):
                 self._inventory.add(variable)
 
     def _optimizers(self) -> IdentitySet[Any]:
-        found = optimizers_of(self._model) if self._method == "train_step" else []
-        return IdentitySet([*found, *self._inventory.optimizers])
+        return IdentitySet([*self._method.optimizers(), *self._inventory.optimizers])
 
     def _settle_optimizers(self) -> None:
         # A step may build an optimizer, so this is done before each trace.
@@ -131,23 +127,27 @@ class Tracer:
 
         def compute(*arguments: Any) -> ComputeOutputs:
             inputs = ComputeInputs(*arguments)
-            phase = Compute(inventory, inputs)
+            phase = Compute(inventory, inputs, trains_bare=self._method.may_assign)
             returned = self._call_method(phase, inputs.batch)
             traced.append((phase, returned))
-            return phase.outputs()._replace(
+            outputs = phase.outputs()
+            if self._method.has_states_away:
+                outputs = outputs._replace(deltas=[*outputs.deltas, *outputs.metrics])
+            return outputs._replace(
                 logs=returned.logs,
                 predicted=tf.nest.flatten(returned.predicted, expand_composites=True),
             )
 
         function = tf.function(
-            compute, autograph=False, jit_compile=bool(self._model.jit_compile)
+            compute, autograph=False, jit_compile=self._method.jit_compile
         ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory))
         phase, returned = traced[-1]  # TensorFlow traces twice where variables are made
         inventory.settle(phase)
         if inventory.grew:
             return None
-        _check_assigned(function.graph, self._method)
-        _check_python_calls(function.graph, self._method)
+        if not self._method.may_assign:
+            _check_assigned(function.graph, self._method.name)
+        _check_python_calls(function.graph, self._method.name)
         lookups = ByIdentity((table, phase.lookups[table]) for table in inventory.tables)
         rounds = plan_rounds(function, phase.inputs, lookups, list(inventory.pulled))
         if isinstance(rounds, MustReadWhole):
@@ -158,18 +158,13 @@ class Tracer:
         return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
 
     def _call_method(self, phase: Compute, batch: Any) -> Returned:
-        """Call the method of the model, in `phase`."""
+        """Call the method, in `phase`."""
         with (
             self._strategy.scope(),
             tf.distribute.ReplicaContext(self._strategy, 0),
             entering(phase),
         ):
-            method = getattr(self._model, self._method)
-            if self._method == "predict_step":
-                return Returned(predicted=tf.nest.map_structure(_as_tensor, method(batch)))
-            with noting_results(self._model.metrics) as results:
-                logs = method(batch)
-            return Returned.of_logs(logs, self._model, results)
+            return self._method.call(batch)
 
     def _make_plan(
         self, function: Any, phase: Compute, rounds: list[Round], returned: Returned
@@ -182,6 +177,13 @@ class Tracer:
             inventory.pulled,
             IdentitySet([*deltas, *assigned]),
         )
+        draws = [phase.draws.get(generator, 0) for generator in inventory.seeds]
+        draw = None
+        if self._method.has_states_away:
+            device = _first_device(phase.updates, [*deltas, *assigned])
+            deltas += [extended.away.state_of(v, device) for v in inventory.metrics]
+            seeds = [extended.away.state_of(v, ps_device(0)) for v in inventory.seeds]
+            draw = SeedDraw(seeds, draws, extended.mutex) if seeds else None
         changes = StepChanges(
             phase.updates,
             deltas,
@@ -191,7 +193,13 @@ class Tracer:
             fused.all,
         )
         pull = PullPhase(pulled, rounds, fused.all)
-        push = PushPhase(changes, pull.pulls, extended.mutex, extended.fences)
+        push = PushPhase(
+            changes,
+            pull.pulls,
+            extended.mutex,
+            extended.fences,
+            numbered=self._method.has_states_away,
+        )
         outputs = function.structured_outputs.predicted
         return StepPlan(
             pull=pull,
@@ -200,18 +208,27 @@ class Tracer:
                 list(function.captured_inputs),
                 inventory,
                 phase.updates,
-                pads_rows=bool(self._model.jit_compile),
+                pads_rows=self._method.jit_compile,
             ),
             push=push,
             names=phase.inputs,
             fused=fused,
-            lookup=Lookup([*pull.captures, *push.captures], extended.mutex),
+            lookup=Lookup(
+                [*pull.captures, *push.captures, *(draw.captures if draw else [])], extended.mutex
+            ),
             lookup_tables=LookupTables(function),
-            draws=[phase.draws.get(generator, 0) for generator in inventory.seeds],
+            draws=draws,
+            draw=draw,
             log_names=returned.log_names,
             outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
             joins_outputs=_can_join(returned.predicted),
         )
+
+
+def _first_device(updates: Sequence[Update], changed: Sequence[ParameterServerVariable]) -> str:
+    """Return the device of a ps that a step pushes to in any case; else that of the first ps."""
+    variables = [*(v for update in updates for v in update.variables), *changed]
+    return min((shard.device for shard in shards_in(variables)), default=ps_device(0))
 
 
 def _check_assigned(graph: Any, method: str) -> None:
@@ -227,7 +244,7 @@ def _check_assigned(graph: Any, method: str) -> None:
         # The state of a `tf.random.Generator` is read and moved on in one operation.
         if id(variable.handle) in assigned and not variable.name.endswith("StateVar:0"):
             raise UnsupportedError(
-                f"`{method}` assigns the `tf.Variable` '{variable.name}', and several workers "
+                f"{method} assigns the `tf.Variable` '{variable.name}', and several workers "
                 "would overwrite each other's values. Expected: a variable of Keras. Received: a "
                 f"tf.Variable of shape {tuple(variable.shape)} on {variable.device}. Make it a "
                 "`keras.Variable`, or a weight of the model: `self.add_weight(shape=..., "
@@ -240,16 +257,11 @@ def _check_python_calls(graph: Any, method: str) -> None:
     calls = python_calls(graph.as_graph_def())
     if calls:
         raise UnsupportedError(
-            f"`{method}` calls Python functions (`tf.py_function`, `tf.numpy_function`), which "
+            f"{method} calls Python functions (`tf.py_function`, `tf.numpy_function`), which "
             "live in this process, where the workers cannot reach them. Expected: operations of "
             f"Keras or TensorFlow. Received: {', '.join(calls)}. Write it with `keras.ops`, or do "
             "it to the data: batches that a generator yields are made in this process."
         )
-
-
-def _as_tensor(value: Any) -> Any:
-    is_composite = isinstance(value, (tf.RaggedTensor, tf.SparseTensor))
-    return value if is_composite else tf.convert_to_tensor(value)
 
 
 def _can_join(outputs: Any) -> bool:

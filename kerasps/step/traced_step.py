@@ -13,6 +13,7 @@ import tensorflow as tf
 from kerasps.cluster import COORDINATOR_CPU, call_flat, fetch, sent
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
+from kerasps.step.methods import ModelMethod
 from kerasps.step.returned import MetricResult
 from kerasps.step.state import Ticket, WorkerVariables
 from kerasps.step.trace import Tracer
@@ -60,7 +61,9 @@ class TracedStep:
         self._element_spec = element_spec
         self._lock = threading.Lock()
         self._step_graphs: dict[Any, Any] = {}
-        self._trace = Tracer(model, strategy, element_spec, method, fused=fused).trace()
+        self._trace = Tracer(
+            ModelMethod(model, method), strategy, element_spec, fused=fused
+        ).trace()
         self._plan = self._trace.plan
         self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
         self._state = _state_of(model)

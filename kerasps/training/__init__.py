@@ -16,10 +16,13 @@ from kerasps.training.eager import (
     without_current,
 )
 from kerasps.training.on_batch import predict_on_batch, test_on_batch, train_on_batch
+from kerasps.training.scheduled import Parts, ScheduledCalls
 from kerasps.training.trainer import evaluate, fit, predict
 
 __all__ = [
     "CoordinatorPort",
+    "Parts",
+    "ScheduledCalls",
     "StrategyOfLoop",
     "evaluate",
     "fit",

@@ -9,6 +9,7 @@ from typing import Any
 
 from kerasps import _compat
 from kerasps.cluster import Membership
+from kerasps.training.scheduled import ScheduledCalls
 from kerasps.training.worker_recovery import WorkerRecovery
 
 _ADDING = threading.Lock()
@@ -29,10 +30,10 @@ class CoordinatorPort:
     def __init__(self, coordinator: Any) -> None:
         self._tf_cluster = coordinator._cluster
 
-    def replace_failure_handler(self, membership: Membership) -> None:
+    def replace_failure_handler(self, membership: Membership, calls: ScheduledCalls) -> None:
         """Have failures be seen to by `WorkerRecovery`. Call before anything is scheduled."""
         self._tf_cluster.failure_handler.stop()
-        handler = WorkerRecovery(self._tf_cluster, membership)
+        handler = WorkerRecovery(self._tf_cluster, membership, calls)
         for owner in (self._tf_cluster, *self._tf_cluster.workers):
             owner.failure_handler = handler
 

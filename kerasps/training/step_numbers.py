@@ -71,4 +71,4 @@ class StepNumbers:
             self._function.seeds, self._seeds, self._function.seeds_per_step, strict=True
         ):
             seed[1] -= unused * draws
-            variable.storage.assign(tf.cast(seed, variable.storage.dtype))
+            variable.assign(tf.cast(seed, variable.storage.dtype))

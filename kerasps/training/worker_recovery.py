@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import Membership, answers
 from kerasps.training.session_failures import in_short, may_be_loss
+
+if TYPE_CHECKING:
+    from kerasps.training.scheduled import ScheduledCalls
 
 
 class WorkerAway(Exception):
@@ -32,11 +35,13 @@ class WorkerRecovery:
     Args:
         cluster: the coordinator's `Cluster`.
         membership: knows who is there.
+        calls: those of functions that users schedule.
     """
 
-    def __init__(self, cluster: Any, membership: Membership) -> None:
+    def __init__(self, cluster: Any, membership: Membership, calls: ScheduledCalls) -> None:
         self._cluster = cluster
         self._membership = membership
+        self._calls = calls
 
     def stop(self) -> None:
         """Do nothing: there is no thread to end."""
@@ -72,6 +77,7 @@ class WorkerRecovery:
             TypeError,
         ) as exc:
             # A call that is not of kerasps, but of who uses the coordinator directly.
+            self._calls.fail()
             if self._is_transient(exc):
                 if on_transient_failure_fn is not None:
                     on_transient_failure_fn()

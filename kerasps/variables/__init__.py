@@ -11,8 +11,11 @@ from kerasps.variables.adoption import (
     adopt_model,
     adopt_optimizer,
     adopt_variable,
+    keras_variable_of,
     strategy_of,
+    unsharded,
 )
+from kerasps.variables.away import AwayStates, drawn
 from kerasps.variables.chunks import (
     CHUNK_BYTES,
     StoredRows,
@@ -39,15 +42,24 @@ from kerasps.variables.partitioners import (
     MinSizePartitioner,
 )
 from kerasps.variables.phase import (
+    OutsideReplicaError,
     before_access,
+    check_replica,
     come_to_rest,
     creating_under,
     current_phase,
     entering,
+    outside_replica,
 )
 from kerasps.variables.placement import Placement, TaskPlacement, text_table
 from kerasps.variables.placing import Extended, is_ours
-from kerasps.variables.sharding import LAYOUTS, ShardedStorage, TensorLike, WholeValue
+from kerasps.variables.sharding import (
+    LAYOUTS,
+    ShardedStorage,
+    Sharding,
+    TensorLike,
+    WholeValue,
+)
 from kerasps.variables.shards import Shard, shards_in
 from kerasps.variables.slots import (
     check_optimizer,
@@ -70,6 +82,7 @@ __all__ = [
     "NAMES",
     "NO_LANE",
     "OPEN_LANE",
+    "AwayStates",
     "Extended",
     "Fences",
     "FixedShardsPartitioner",
@@ -79,10 +92,12 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "NamedVariable",
+    "OutsideReplicaError",
     "ParameterServerVariable",
     "Placement",
     "Shard",
     "ShardedStorage",
+    "Sharding",
     "StoredRows",
     "TaskPlacement",
     "TensorLike",
@@ -97,18 +112,22 @@ __all__ = [
     "before_access",
     "call_with",
     "check_optimizer",
+    "check_replica",
     "chunks_of",
     "come_to_rest",
     "creating_under",
     "current_phase",
+    "drawn",
     "entering",
     "is_metric_state",
     "is_ours",
     "is_seed_state",
+    "keras_variable_of",
     "make_parameter_server_variable",
     "move_slots",
     "num_bytes",
     "optimizers_of",
+    "outside_replica",
     "plain_variable",
     "read_rows",
     "row_bytes",
@@ -117,6 +136,7 @@ __all__ = [
     "slots_of",
     "strategy_of",
     "text_table",
+    "unsharded",
     "worker_timeout",
     "write_rows",
 ]

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import connected_strategy
 from kerasps.errors import UnsupportedError
-from kerasps.variables.phase import creating_under
+from kerasps.variables.phase import creating_under, entering
 from kerasps.variables.slots import optimizers_of
 from kerasps.variables.variable import ParameterServerVariable
 
@@ -70,6 +72,67 @@ def adopt_optimizer(strategy: Any, optimizer: Any) -> None:
     """
     optimizer._distribution_strategy = strategy
     adopt_variables(strategy, optimizer.variables)
+    trained = getattr(optimizer, "_trainable_variables", None) or []
+    if any(is_bare(variable) for variable in trained):
+        optimizer._trainable_variables = [keras_variable_of(variable) for variable in trained]
+
+
+def is_bare(variable: Any) -> bool:
+    """Return whether `variable` is a `tf.Variable` on a ps, and none of Keras's."""
+    return isinstance(variable, tf.Variable) and "/job:ps" in variable.device
+
+
+def keras_variable_of(variable: Any) -> Any:
+    """Return the Keras variable whose storage a bare `tf.Variable` on a ps is; it is made once.
+
+    Any other variable is returned as it is.
+    """
+    if not is_bare(variable):
+        return variable
+    if not hasattr(variable, "keras_variable"):
+        name = variable.name.split(":")[0].replace("/", "_")
+        with tf.init_scope(), entering(None):
+            variable.keras_variable = ParameterServerVariable(
+                variable, dtype=variable.dtype.name, trainable=variable.trainable, name=name
+            )
+    return variable.keras_variable
+
+
+def unsharded(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return gradients and variables with TensorFlow's `ShardedVariable`s taken apart.
+
+    Args:
+        gradients: a gradient for each variable.
+        variables: what they are of.
+    """
+    parts: list[tuple[Any, Any]] = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if isinstance(variable, _compat.ShardedVariable):
+            parts += zip(_shares(gradient, variable), variable.variables, strict=True)
+        else:
+            parts.append((gradient, variable))
+    return [gradient for gradient, _ in parts], [variable for _, variable in parts]
+
+
+def _shares(gradient: Any, variable: Any) -> list[Any]:
+    """Return the part of a gradient that is of each shard."""
+    heights = [int(shard.shape[0]) for shard in variable.variables]
+    if gradient is None:
+        return [None] * len(heights)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return list(tf.split(gradient, heights))
+    shares = []
+    for first, height in zip(itertools.accumulate([0, *heights]), heights, strict=False):
+        places = gradient.indices - first
+        mine = tf.where((places >= 0) & (places < height))[:, 0]
+        shares.append(
+            tf.IndexedSlices(
+                tf.gather(gradient.values, mine),
+                tf.gather(places, mine),
+                tf.constant([height, *variable.shape[1:]], places.dtype),
+            )
+        )
+    return shares
 
 
 def adopt_variables(strategy: Any, found: Iterable[Any]) -> bool:

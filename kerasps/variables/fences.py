@@ -23,6 +23,8 @@ from kerasps.variables.named import NamedVariable
 
 # A lane is given again after so many others. They take 32 kB of a ps.
 NUM_LANES = 4096
+# A call's pushes are counted in so many bits, its number stands above them.
+_BITS_OF_COUNT = 32
 # The lane of steps that the coordinator does itself. Nobody can lose it.
 OPEN_LANE = 0
 # What a push that is not to be applied has in place of its lane.
@@ -34,7 +36,8 @@ REFUSED = "kerasps: a push was refused, since its worker was given up"
 class Fences:
     """The lanes on the ps tasks of a strategy.
 
-    A lane's entry is the number of pushes applied in it; closed, it is -1 less that number.
+    A lane's entry is the number of pushes applied in it; closed, it is -1 less that number. Where
+    pushes are of numbered calls, it counts those of the last call, and holds the call's number.
 
     Args:
         mutex: returns the lock of a device, by the device's name.
@@ -81,6 +84,12 @@ class Fences:
         """
         return self._call("close", _close, lane, devices)
 
+    def close_call(self, lane: int, number: int, devices: Sequence[str]) -> tuple[int, ...]:
+        """Do as `close_lane` for a lane of calls; return how many of one call were applied."""
+        entries = self.close_lane(lane, devices)
+        counts = [divmod(entry, 2**_BITS_OF_COUNT) for entry in entries]
+        return tuple(count if last == number else 0 for last, count in counts)
+
     def _call(
         self, name: str, function: Callable[..., tf.Tensor], lane: int, devices: Sequence[str]
     ) -> tuple[int, ...]:
@@ -114,26 +123,37 @@ class Fences:
             return self._functions[name, device]
 
 
-def apply_in_lane(table: tf.Tensor, lane: tf.Tensor, apply: Callable[[], None]) -> None:
+def apply_in_lane(
+    table: tf.Tensor, lane: tf.Tensor, apply: Callable[[], None], number: tf.Tensor | None = None
+) -> None:
     """Apply a push and count it; fail where its lane is closed. Call on its ps, with the lock held.
 
     Args:
         table: the handle of the ps's table.
         lane: the lane, an int32 scalar.
         apply: adds the operations that apply the push.
+        number: the number of the call that the push is of, an int32 scalar: 1 or more.
     """
+    entry = _entry(table, lane)
     # Not `tf.cond`, which takes a tenth of a small step's time.
-    is_open = tf.raw_ops.Assert(condition=_entry(table, lane) >= 0, data=[REFUSED])
+    is_open = tf.raw_ops.Assert(condition=entry >= 0, data=[REFUSED])
+    one = tf.constant(1, tf.int64)
     with tf.control_dependencies([is_open]):
         apply()
-        tf.raw_ops.ResourceScatterAdd(
-            resource=table, indices=lane, updates=tf.constant(1, tf.int64)
-        )
+        if number is None:
+            tf.raw_ops.ResourceScatterAdd(resource=table, indices=lane, updates=one)
+        else:
+            first = tf.bitwise.left_shift(tf.cast(number, tf.int64), _BITS_OF_COUNT)
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=table, indices=lane, updates=tf.maximum(entry, first) + one
+            )
 
 
-def apply_if_in_lane(table: tf.Tensor, lane: tf.Tensor, apply: Callable[[], None]) -> None:
+def apply_if_in_lane(
+    table: tf.Tensor, lane: tf.Tensor, apply: Callable[[], None], number: tf.Tensor | None = None
+) -> None:
     """Do as `apply_in_lane`, or nothing where `lane` is `NO_LANE`."""
-    tf.cond(lane == NO_LANE, lambda: None, lambda: apply_in_lane(table, lane, apply))
+    tf.cond(lane == NO_LANE, lambda: None, lambda: apply_in_lane(table, lane, apply, number))
 
 
 def _entry(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:

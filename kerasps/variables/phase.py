@@ -52,6 +52,7 @@ class Phase(Protocol):
 # Each thread traces by itself, and only the thread of a callback has something to do before access.
 class _ThreadState(threading.local):
     phase: Phase | None = None
+    is_outside_replica: bool = False
     before_access: Callable[[], None] | None = None
     strategy: Any = None
 
@@ -78,6 +79,24 @@ def _holding(name: str, value: Any) -> Iterator[None]:
 def entering(new_phase: Phase | None) -> contextlib.AbstractContextManager[None]:
     """In this context, resolve variables through `new_phase` in this thread; None: to storages."""
     return _holding("phase", new_phase)
+
+
+class OutsideReplicaError(Exception):
+    """Raised in the trace of a function: it does outside a replica what needs to be in one."""
+
+
+def outside_replica() -> contextlib.AbstractContextManager[None]:
+    """In this context, a function that is traced raises `OutsideReplicaError` where it trains."""
+    return _holding("is_outside_replica", True)
+
+
+def check_replica() -> None:
+    """Raise `OutsideReplicaError` in the context of `outside_replica`, unless in a phase.
+
+    Call where something is done that pushes.
+    """
+    if _STATE.is_outside_replica and _STATE.phase is None and not tf.executing_eagerly():
+        raise OutsideReplicaError
 
 
 def before_access(call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:

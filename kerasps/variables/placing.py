@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from kerasps import _compat
 from kerasps.cluster import COORDINATOR_CPU, ps_device
 from kerasps.variables.fences import Fences
 from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
+from kerasps.variables.phase import current_phase
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.sharding import ShardedStorage, Sharding
 
@@ -23,6 +25,8 @@ class _Placing(threading.local):
     active = False
     device: str | None = None
     beside: ShardedStorage | None = None
+    beside_whole: bool = False
+    order: Iterator[int] = iter(())
 
 
 class Extended(_compat.ParameterServerStrategyV2Extended):
@@ -48,6 +52,10 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self._placing = _Placing()
         self._mutexes: dict[str, tf.Tensor] = {}
         self.fences = Fences(self.mutex)
+        # What functions of custom loops need, which the strategy supplies: the stand-ins of states
+        # (`AwayStates`), and what runs one that is being traced.
+        self.away: Any = None
+        self.replica_runner: Callable[[Callable[..., Any], Any, Any], Any] | None = None
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:
@@ -77,7 +85,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             return (
                 (beside.sharding, [str(shard.device) for shard in beside.shards]) if same else None
             )
-        if self._partitioner is None or not shape:
+        if self._partitioner is None or not shape or self._placing.beside_whole:
             return None
         partitions = list(self._partitioner(shape=tf.TensorShape(shape), dtype=dtype))
         if len(partitions) != len(shape) or any(count != 1 for count in partitions[1:]):
@@ -97,19 +105,23 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
         """In this context, create variables beside the given one.
 
-        Beside one in shards, those of its shape are in shards alike. Thread: acts on this thread
-        alone.
+        Beside one in shards, those of its shape are in shards alike; beside one that is whole, all
+        are whole. Thread: acts on this thread alone.
         """
-        if not isinstance(colocate_with_variable, ShardedStorage):
-            with super().colocate_vars_with(colocate_with_variable):
-                yield
-            return
+        is_sharded = isinstance(colocate_with_variable, ShardedStorage)
         placing = self._placing
-        before, placing.beside = placing.beside, colocate_with_variable
+        before = placing.beside, placing.beside_whole
+        placing.beside = colocate_with_variable if is_sharded else None
+        placing.beside_whole = not is_sharded
         try:
-            yield
+            with (
+                contextlib.nullcontext()
+                if is_sharded
+                else super().colocate_vars_with(colocate_with_variable)
+            ):
+                yield
         finally:
-            placing.beside = before
+            placing.beside, placing.beside_whole = before
 
     def mutex(self, device: str) -> tf.Tensor:
         """Return the lock that one push at a time holds on the ps `device`."""
@@ -123,6 +135,12 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     @property
     def _num_replicas_in_sync(self) -> int:
         return 1
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        if tf.executing_eagerly() or current_phase() is not None or self.replica_runner is None:
+            with tf.distribute.ReplicaContext(self._container_strategy(), 0):
+                return fn(*_local(args), **_local(kwargs))
+        return self.replica_runner(fn, _local(args), _local(kwargs))
 
     def _use_merge_call(self) -> bool:
         return False
@@ -141,6 +159,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         placing = self._placing
         if not placing.active:
             beside = kwargs.get("colocate_with")
+            # Where it is in shards, these are on as many different ps as there are.
+            placing.order = itertools.cycle(self.ledger.spread(self._num_ps))
             return (
                 self._create_on(beside.device, next_creator, kwargs)
                 if beside
@@ -169,7 +189,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     def _create_variable_round_robin(self, next_creator: Any, **kwargs: Any) -> Any:
         # TensorFlow's name for the method that picks a ps; in turn whatever the size there, by
         # bytes here.
-        return self._create_on(ps_device(self.ledger.lightest()), next_creator, kwargs)
+        return self._create_on(ps_device(next(self._placing.order)), next_creator, kwargs)
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         # Keras applies weight decay through this; during a push the storage is at hand and needs no
@@ -185,6 +205,13 @@ def _without_colocation() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     graph: Any = tf.compat.v1.get_default_graph()
     return graph.colocate_with(None, ignore_existing=True)  # type: ignore[no-any-return]
+
+
+def _local(values: Any) -> Any:
+    """Return arguments with each value of several replicas as that of the only one."""
+    return tf.nest.map_structure(
+        lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v, values
+    )
 
 
 def _named_variable(

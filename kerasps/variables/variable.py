@@ -26,7 +26,13 @@ from kerasps.errors import InputError, UnsupportedError
 from kerasps.variables.chunks import StoredRows, chunks_of, write_rows
 from kerasps.variables.creation import InitialShard, create_copy, create_storage
 from kerasps.variables.initialization import RowInitializer
-from kerasps.variables.phase import _STATE, Phase, come_to_rest, strategy_of_new_variables
+from kerasps.variables.phase import (
+    _STATE,
+    Phase,
+    check_replica,
+    come_to_rest,
+    strategy_of_new_variables,
+)
 from kerasps.variables.placing import is_ours
 from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
 from kerasps.variables.xla import captured_value, graph_for_xla
@@ -46,12 +52,22 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
 
     # Until there is a value: where a step makes a variable, its shape is asked for before.
     _value: Any = None
+    # Of the state of a metric or of a seed generator: what stands in for it on a ps, and what
+    # fetches that (see `AwayStates`).
+    away: ParameterServerVariable | None = None
+    bring_home: Callable[[ParameterServerVariable], None] | None = None
 
     @property
     def storage(self) -> tf.Variable | ShardedStorage:
         """The `tf.Variable` or `ShardedStorage` that holds the value, once no step is in flight."""
-        come_to_rest()
+        self._come_to_rest()
         return self._value
+
+    def _come_to_rest(self) -> None:
+        """Wait until no step is in flight, and have what is elsewhere of the value."""
+        come_to_rest()
+        if self.bring_home is not None and tf.executing_eagerly():
+            self.bring_home(self)
 
     @property
     def shards(self) -> tuple[tf.Variable, ...]:
@@ -192,6 +208,11 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         scope = _compat.get_stateless_scope()
         return scope is not None and scope.get_current_value(self) is not None
 
+    def _check_replica(self) -> None:
+        # A worker cannot reach what is on the coordinator.
+        if is_metric_state(self) or is_seed_state(self):
+            check_replica()
+
     def _check_assignment(self) -> None:
         if _compat.get_stateless_scope() is None and self.compiled_graph() is not None:
             raise UnsupportedError(
@@ -205,7 +226,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
     def value(self) -> Any:
         current = self.resolves_through()
         if current is None:
-            come_to_rest()
+            self._come_to_rest()
             compiled = self.compiled_graph()
             if compiled is None:
                 return super().value
@@ -266,14 +287,22 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
 
     def assign(self, value: Any) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
-            come_to_rest()
+            self._check_replica()
+            self._come_to_rest()
             self._check_assignment()
-            return (
-                self._assign_rows(value) if isinstance(value, StoredRows) else super().assign(value)
-            )
+            if isinstance(value, StoredRows):
+                return self._assign_rows(value)
+            assigned = super().assign(value)
+            self._tell_stand_in()
+            return assigned
         value = self._convert_to_tensor(value, dtype=self._dtype)
         _STATE.phase.assign(self, value)
         return value
+
+    def _tell_stand_in(self) -> None:
+        """Have the stand-in of a generator's state go on from what was assigned here."""
+        if self.away is not None and is_seed_state(self) and tf.executing_eagerly():
+            self.away._value.assign(self._value.read_value())
 
     def _assign_rows(self, value: StoredRows) -> StoredRows:
         """Set the value to one that is in a file, in chunks.
@@ -298,8 +327,10 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
+            self._check_replica()
             self._check_assignment()
             self.storage.assign_add(value)  # atomic; Keras's own reads and writes
+            self._tell_stand_in()
         else:
             _STATE.phase.assign_add(self, value)
         return self.value
@@ -311,7 +342,10 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         return self._value._serialize_to_tensors()
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return self._value._restore_from_tensors(restored_tensors)
+        self._come_to_rest()
+        restored = self._value._restore_from_tensors(restored_tensors)
+        self._tell_stand_in()
+        return restored
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         # For a checkpoint that is written while training goes on; the copies lie beside what they

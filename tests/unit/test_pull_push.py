@@ -143,7 +143,9 @@ def test_a_push_arrives_with_the_gradients_of_a_fused_variable_in_one(applied):
     step = context(inventory, names, None)
     new_flag = tf.constant([False, True])
     step.outputs = outputs_of(update, deltas=[tf.constant(3, tf.int64)], assigned=[new_flag])
-    sent, received = Packing(on_device.sent_specs()), Packing(on_device.received_specs())
+    sent, received = (
+        Packing(specs(numbered=False)) for specs in (on_device.sent_specs, on_device.received_specs)
+    )
     assert sent.carrier_specs == received.carrier_specs
     message = received.unpack(sent.pack(on_device.select(step)))
     (own,) = message.updates

@@ -1,0 +1,144 @@
+"""States that are away: what steps of a custom loop add to metrics, and draw from seed generators.
+
+The states of metrics and seed generators are on the coordinator, which alone writes them (see
+`variable.py`). `fit` sends a worker what it draws from and gets back what it adds. A function that
+somebody else schedules brings nothing back but what it returns. So each such state that it touches
+has a stand-in on a ps: a metric's adds up there, under the lock of the push and as part of it; a
+generator's goes on there. Whoever looks at the state on the coordinator has it fetched first.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import call_apart, fetch, naming_lost_ps
+from kerasps.variables.named import NamedVariable
+from kerasps.variables.phase import entering
+from kerasps.variables.variable import ParameterServerVariable, is_seed_state
+
+
+class AwayStates:
+    """The stand-ins of the states of metrics and seed generators.
+
+    Args:
+        mutex: returns the lock of a device, by the device's name.
+    """
+
+    def __init__(self, mutex: Callable[[str], tf.Tensor]) -> None:
+        self._mutex = mutex
+        self._lock = threading.RLock()
+        self._homes: dict[str, list[weakref.ref[ParameterServerVariable]]] = {}
+        self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    def state_of(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
+        """Return the stand-in of a metric's or a seed generator's state.
+
+        Args:
+            variable: the state on the coordinator.
+            device: the device of the ps where it is to be, if there is none yet.
+        """
+        with self._lock:
+            if variable.away is None:
+                variable.away = self._make(variable, device)
+                variable.bring_home = self.bring_home
+                self._homes.setdefault(device, []).append(weakref.ref(variable))
+            return variable.away
+
+    def _make(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
+        value = variable.storage
+        # A metric's adds up from zero; a generator's goes on from where it is.
+        initial = value.read_value if is_seed_state(variable) else lambda: tf.zeros_like(value)
+        with tf.init_scope(), entering(None), tf.device(device):
+            storage = NamedVariable(
+                initial, shape=value.shape, dtype=value.dtype, trainable=False, name="away"
+            )
+            return ParameterServerVariable(
+                storage, dtype=value.dtype.name, trainable=False, name=f"{variable.name}_away"
+            )
+
+    def bring_home(self, variable: ParameterServerVariable) -> None:
+        """Bring what is on a ps to the states on the coordinator, of all that have it there.
+
+        All of one ps belong to the same point between two pushes. Thread: any.
+        """
+        assert variable.away is not None
+        device = variable.away.device
+        with self._lock:
+            homes = [home for ref in self._homes[device] if (home := ref()) is not None]
+            self._homes[device] = [weakref.ref(home) for home in homes]
+            with tf.init_scope(), entering(None), naming_lost_ps:
+                exchange = self._exchange(device, homes)
+                with tf.device(device):
+                    values = fetch(call_apart(exchange, []))
+                for home, value in zip(homes, values, strict=True):
+                    if is_seed_state(home):
+                        home._value.assign(value)
+                    else:
+                        home._value.assign_add(value)
+
+    def _exchange(self, device: str, homes: Sequence[ParameterServerVariable]) -> Any:
+        """Return the function that returns what is on a ps, and sets metrics there to zero."""
+        key = device, tuple(id(home.away) for home in homes)
+        if key not in self._functions:
+            states = [home.away._value for home in homes if home.away is not None]
+            clears = [not is_seed_state(home) for home in homes]
+
+            def exchange() -> list[tf.Tensor]:
+                with tf.device(device):
+                    return under_lock(self._mutex(device), lambda: _take(states, clears))
+
+            for stale in [known for known in self._functions if known[0] == device]:
+                del self._functions[stale]
+            self._functions[key] = tf.function(exchange, autograph=False).get_concrete_function()
+        return self._functions[key]
+
+
+def under_lock(mutex: tf.Tensor, work: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    """Add the operations of `work` to the current graph, with the lock of a ps held around them.
+
+    Args:
+        mutex: the lock.
+        work: adds the operations; what it returns is there when all of them are done.
+    """
+    lock = tf.raw_ops.MutexLock(mutex=mutex)
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    with tf.control_dependencies([lock]):
+        returned = work()
+    done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
+    with tf.control_dependencies(done):
+        tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+    return returned
+
+
+def _take(states: Sequence[tf.Variable], clears: Sequence[bool]) -> list[tf.Tensor]:
+    values = [tf.identity(state.read_value()) for state in states]
+    with tf.control_dependencies(values):
+        for state, is_cleared in zip(states, clears, strict=True):
+            if is_cleared:
+                state.assign(tf.zeros(state.shape, state.dtype), read_value=False)
+    return values
+
+
+def drawn(mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int]) -> list[tf.Tensor]:
+    """Return what seed generators stand at, and move them on; on their ps, in a graph.
+
+    Args:
+        mutex: the lock of the ps.
+        states: the stand-ins' storages: the seed and the counter of each.
+        draws: how many seeds are drawn from each.
+    """
+
+    def draw() -> list[tf.Tensor]:
+        values = [tf.identity(state.read_value()) for state in states]
+        with tf.control_dependencies(values):
+            for state, count in zip(states, draws, strict=True):
+                state.assign_add(tf.constant([0, count], state.dtype), read_value=False)
+        return values
+
+    return under_lock(mutex, draw)
