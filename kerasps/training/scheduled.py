@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import ps_device
+from kerasps.cluster import COORDINATOR_CPU, ps_device
 from kerasps.step import CallTicket, PushCounts
 from kerasps.training.worker_recovery import WorkerAway
 from kerasps.variables import OPEN_LANE, LookupTables, OutsideReplicaError, outside_replica
@@ -172,9 +172,13 @@ class ScheduledCalls:
         call = self._state.call
         if call is None or _compat.get_current_dispatch_context() is None:  # on the coordinator
             tables.bring()
-            return tf.constant(CallTicket(OPEN_LANE, 1, (0,) * self._num_ps).to_bytes())
-        self._bring(tables, call.worker)
-        return tf.constant(CallTicket(call.lane, call.number, call.applied).to_bytes())
+            ticket = CallTicket(OPEN_LANE, 1, (0,) * self._num_ps)
+        else:
+            self._bring(tables, call.worker)
+            ticket = CallTicket(call.lane, call.number, call.applied)
+        # Made here, it goes to the worker with the call; made there, in a request of its own.
+        with tf.device(COORDINATOR_CPU):
+            return tf.constant(ticket.to_bytes())
 
     def _bring(self, tables: LookupTables, worker: int) -> None:
         """Fill the copies of lookup tables on a worker, once while it is there."""
