@@ -17,9 +17,15 @@ def schedule(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def join(original: Any, self: Any) -> None:
-    """`ClusterCoordinator.join`: raise TensorFlow's errors as those of the tasks."""
-    with translated_errors(connected_strategy()):
+    """`ClusterCoordinator.join`: wait for what is scheduled, and not for tasks that are gone."""
+    strategy = connected_strategy()
+    if strategy is None:
         original(self)
+        return
+    with translated_errors(strategy):
+        strategy._scheduled_calls.join(
+            lambda timeout: self._cluster.closure_queue.wait(timeout=timeout)
+        )
 
 
 def make_closure(

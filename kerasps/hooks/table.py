@@ -89,7 +89,8 @@ PATCHES: tuple[Patch, ...] = (
     # Custom loops.
     Patch(_COORDINATOR, "schedule", coordinators.schedule,
           "what a callback schedules waits for the steps of `fit`", TENSORFLOW),
-    Patch(_COORDINATOR, "join", coordinators.join, "errors name the task", TENSORFLOW),
+    Patch(_COORDINATOR, "join", coordinators.join,
+          "waits for no task that is gone, and errors name it", TENSORFLOW),
     Patch(_compat.Closure, "__init__", coordinators.make_closure,
           "a scheduled function that trains outside `strategy.run` is run there", TENSORFLOW),
     Patch(_compat.Closure, "execute_on", coordinators.execute,

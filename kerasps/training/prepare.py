@@ -8,5 +8,10 @@ from kerasps.variables import adopt_model, strategy_of
 
 
 def prepare(model: keras.Model) -> None:
-    """Make the model, wherever it was made, one that its strategy can train."""
-    adopt_model(strategy_of(model), model)
+    """Make the model, wherever it was made, one that its strategy can train.
+
+    Functions that were scheduled before are waited for: they change the variables too.
+    """
+    strategy = strategy_of(model)
+    strategy._scheduled_calls.settle()
+    adopt_model(strategy, model)

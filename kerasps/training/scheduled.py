@@ -11,18 +11,29 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, ps_device
+from kerasps.cluster import COORDINATOR_CPU, hung_ps_error, ps_device, tell_supervisor
+from kerasps.errors import WorkerLostError
 from kerasps.step import CallTicket, PushCounts
 from kerasps.training.worker_recovery import WorkerAway
-from kerasps.variables import OPEN_LANE, LookupTables, OutsideReplicaError, outside_replica
+from kerasps.variables import (
+    OPEN_LANE,
+    LookupTables,
+    OutsideReplicaError,
+    outside_replica,
+    worker_timeout,
+)
+
+# How often a wait looks whether anybody is there; what is done it hears of at once.
+_POLL_S = 0.5
 
 
 @dataclass
@@ -135,6 +146,46 @@ class ScheduledCalls:
             return strategy.run(body, args, kwargs)
 
         return tf.function(run, autograph=True)
+
+    # Waiting. Thread: any but those of workers.
+
+    def join(self, wait: Callable[[float], bool]) -> None:
+        """Wait until all calls are made.
+
+        Args:
+            wait: TensorFlow's wait: for so many seconds at most; returns whether all are made.
+
+        Raises:
+            PSLostError: a ps does not answer any more.
+            WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
+            Exception: what a function raised on a worker.
+        """
+        membership, timeout = self._strategy._membership, worker_timeout()
+        there_at = time.monotonic()
+        while not wait(_POLL_S):
+            if membership.lost_ps is not None:
+                raise hung_ps_error(self._strategy, membership.lost_ps)
+            absent = membership.absent_workers
+            if len(absent) < membership.num_workers:
+                there_at = time.monotonic()
+            waited = time.monotonic() - there_at
+            if waited > timeout:
+                tell_supervisor("lost", "worker", min(absent))
+                names = ", ".join(f"worker {worker}" for worker in sorted(absent))
+                raise WorkerLostError(
+                    f"Scheduled functions wait for a worker, and none has been there for "
+                    f"{waited:.0f} s: {names} went away and did not come back. Expected: at least "
+                    f"one worker that answers within {timeout:.0f} s. Restart a worker at its "
+                    "address, or set KERASPS_WORKER_TIMEOUT to wait longer."
+                )
+
+    def settle(self) -> None:
+        """Wait until all calls are made, where there are any. Call before steps of `fit` begin.
+
+        Raises what `ClusterCoordinator.join` raises.
+        """
+        if len(self._made_of):
+            self._strategy.coordinator.join()
 
     # Calls. Thread: that of a worker.
 
