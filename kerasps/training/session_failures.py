@@ -60,6 +60,10 @@ class SessionFailures:
             return self._tried(error, worker)
         return Verdict.FAIL
 
+    def may_try_again(self, error: BaseException, worker: int) -> bool:
+        """Return whether a worker has met an error less than three times in a row."""
+        return self._tried(error, worker) is Verdict.TRY_AGAIN
+
     def _tried(self, error: BaseException, worker: int) -> Verdict:
         what = type(error).__name__ + re.sub(r"[0-9]+", "", (str(error).splitlines() or [""])[0])
         with self._lock:

@@ -8,6 +8,7 @@ so that each worker comes back by itself.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,13 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import Membership, answers
-from kerasps.training.session_failures import in_short, may_be_loss
+from kerasps.training.session_failures import SessionFailures, in_short, may_be_loss
 
 if TYPE_CHECKING:
     from kerasps.training.scheduled import ScheduledCalls
+
+# Before a call is tried again on a worker that answers. A loss is noticed meanwhile.
+_PAUSE_S = 0.5
 
 
 class WorkerAway(Exception):
@@ -42,6 +46,7 @@ class WorkerRecovery:
         self._cluster = cluster
         self._membership = membership
         self._calls = calls
+        self._failures = SessionFailures(membership)
 
     def stop(self) -> None:
         """Do nothing: there is no thread to end."""
@@ -82,9 +87,16 @@ class WorkerRecovery:
                 if on_transient_failure_fn is not None:
                     on_transient_failure_fn()
                 return
-            if not self._is_lost(worker, worker_device_name, exc):
+            if self._is_lost(worker, worker_device_name, exc):
+                self._recover(worker, exc, on_failure_fn, on_recovery_fn)
+            elif may_be_loss(exc) and self._failures.may_try_again(exc, worker):
+                # It was lost, and is there again before it was missed.
+                time.sleep(_PAUSE_S)
+                self._recover(worker, exc, on_failure_fn, on_recovery_fn)
+            else:
                 raise
-            self._recover(worker, exc, on_failure_fn, on_recovery_fn)
+        else:
+            self._failures.forget(worker)
 
     def _recover(
         self,

@@ -30,3 +30,22 @@ def test_every_example_runs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     ran = re.findall(r"^ran (\w+) in", done.stdout, re.MULTILINE)
     assert sorted(ran) == sorted(name for name, blocks in examples().items() for _ in blocks)
+
+
+@pytest.mark.timeout(180)
+def test_what_the_documentation_of_tensorflow_shows_runs(tmp_path):
+    script = Path(__file__).with_name("tensorflow_documentation.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env=marked_environment(
+            "tensorflow", tmp_path, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3"
+        ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^ran (\w+)$", done.stdout, re.MULTILINE)) == len(
+        re.findall(r"^@example$", script.read_text(), re.MULTILINE)
+    )

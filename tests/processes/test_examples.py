@@ -111,6 +111,12 @@ def test_dlrm_beats_a_constant_guess() -> None:
         assert f"/job:ps/replica:0/task:{ps}/" in output
 
 
+def test_a_custom_loop_learns_and_counts() -> None:
+    output = python("custom_loop.py")
+    assert figure(ACCURACY, output) > 0.9
+    assert output.count("on 1,920 digits") == 6
+
+
 @pytest.mark.parametrize("example", ["digits_cnn.py", "custom_train_step.py"])
 def test_digits_are_read(example: str) -> None:
     assert figure(ACCURACY, python(example, "--epochs", "4", "--max-steps", "50")) > 0.85

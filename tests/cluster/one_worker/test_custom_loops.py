@@ -1,4 +1,4 @@
-"""Training loops of the user's own, on the `ClusterCoordinator`: as in plain Keras, with one worker."""
+"""Training loops of the user, on the `ClusterCoordinator`: with one worker as in plain Keras."""
 
 from __future__ import annotations
 
@@ -187,7 +187,6 @@ def test_what_a_function_returns_comes_back_as_it_is(strategy):
         def replica_fn(ids):
             ragged = tf.RaggedTensor.from_row_lengths(ids, [1, 2])
             return {"twice": 2 * ids, "number": 3, "pair": (ragged, "text")}
-
 
         returned = strategy.run(replica_fn, args=(ids,))
         ragged, text = returned["pair"]
