@@ -6,13 +6,14 @@ from typing import Any
 
 from kerasps import _compat, training
 from kerasps.cluster import connected_strategy, translated_errors
+from kerasps.hooks.thread_state import left_as_found
 from kerasps.variables import come_to_rest
 
 
 def schedule(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`ClusterCoordinator.schedule`: wait for the steps of `fit` that a callback runs beside."""
     come_to_rest()
-    with translated_errors(connected_strategy()):
+    with translated_errors(connected_strategy()), left_as_found():
         return original(self, *args, **kwargs)
 
 
