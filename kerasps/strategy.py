@@ -189,6 +189,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             theirs._retrace_functions_for_each_device
         )
         self._traffic_meter = TrafficMeter(self.num_ps)
+        self._staleness_meter = training.StalenessMeter(self._extended.fences)
         self._watch(cluster_resolver)
         take_note_of_forks()
 
@@ -261,6 +262,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Traffic is what a ps hands out and takes in: rows and bytes, per second.
         """
         return self._traffic_meter.report()
+
+    def staleness(self) -> training.Staleness:
+        """Return how stale the updates of the running or last `fit` were; prints as a histogram.
+
+        Of each push, the ps counts how many others it has applied since the worker began to pull
+        for the step. After the loss of a ps this is what was read last.
+        """
+        return self._staleness_meter.report()
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"

@@ -55,6 +55,8 @@ class StepContext:
         messages: what each `DevicePull` has asked its ps for, packed: the push sends gradients for
             the same rows. From the pull.
         tables: what each table is. From the pull.
+        clocks: what the clock of each ps was when the step began to pull from it, by the device of
+            the ps. From the pull.
         outputs: what the step has worked out. From the compute phase.
     """
 
@@ -76,6 +78,7 @@ class StepContext:
         self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
         self.messages: dict[Any, list[tf.Tensor]] = {}
         self.tables: ByIdentity[ParameterServerVariable, TableRows] = ByIdentity()
+        self.clocks: dict[str, tf.Tensor] = {}
         self.outputs: ComputeOutputs
         self._names = names
         self.add_values(start.items())

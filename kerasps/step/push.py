@@ -53,8 +53,9 @@ class DevicePush:
         self._changes = changes
         # Which rows the gradients are of, the ps has been told by the pull.
         self._pulls = [pull for pull in pulls if set(self.tables) & set(pull.tables)]
-        self.packing: Packing[PushMessage] = Packing(changes.sent_specs())
-        self._received: Packing[PushMessage] = Packing(changes.received_specs())
+        clocked = any(pull.brings_clock for pull in pulls)
+        self.packing: Packing[PushMessage] = Packing(changes.sent_specs(clocked=clocked))
+        self._received: Packing[PushMessage] = Packing(changes.received_specs(clocked=clocked))
         self._lanes = fences.table(device)
         self._apply_in_lane = apply_if_in_lane if redoes else apply_in_lane
 
@@ -96,7 +97,10 @@ class DevicePush:
         start = len(graph.get_operations())
         with tf.control_dependencies([lock]):
             self._apply_in_lane(
-                self._lanes.handle, message.lane, lambda: apply(self._changes, message, ids)
+                self._lanes.handle,
+                message.lane,
+                message.clock,
+                lambda: apply(self._changes, message, ids),
             )
         # All that changes something must be done before another push may begin.
         done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]

@@ -190,7 +190,8 @@ class Tracer:
             self._strategy.sparse_updates,
             fused.all,
         )
-        pull = PullPhase(pulled, rounds, fused.all)
+        lanes = {device: extended.fences.table(device) for device in changes.devices}
+        pull = PullPhase(pulled, rounds, fused.all, lanes)
         push = PushPhase(changes, pull.pulls, extended.mutex, extended.fences)
         outputs = function.structured_outputs.predicted
         return StepPlan(

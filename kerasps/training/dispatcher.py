@@ -114,7 +114,9 @@ class Dispatcher:
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._name_of)
         self._failures = SessionFailures(self._membership)
-        self._lanes = WorkerLanes(strategy.extended.fences, function.devices)
+        self._lanes = WorkerLanes(
+            strategy.extended.fences, function.devices, strategy._staleness_meter.add_lane
+        )
         self._owner = threading.Lock()
         self._flight: Flight | None = None
         self._is_suspended = self._is_suspending = False

@@ -22,8 +22,16 @@ from kerasps.variables.chunks import (
     row_bytes,
     write_rows,
 )
-from kerasps.variables.fences import NO_LANE, OPEN_LANE, Fences, apply_if_in_lane, apply_in_lane
+from kerasps.variables.fences import OPEN_LANE, Fences
 from kerasps.variables.flights import Flight, aboard, worker_timeout
+from kerasps.variables.lane_table import (
+    NO_LANE,
+    NUM_BINS,
+    LaneRecord,
+    apply_if_in_lane,
+    apply_in_lane,
+    read_clock,
+)
 from kerasps.variables.lookup_tables import LookupTables
 from kerasps.variables.named import (
     Lookup,
@@ -69,11 +77,13 @@ __all__ = [
     "LAYOUTS",
     "NAMES",
     "NO_LANE",
+    "NUM_BINS",
     "OPEN_LANE",
     "Extended",
     "Fences",
     "FixedShardsPartitioner",
     "Flight",
+    "LaneRecord",
     "Lookup",
     "LookupTables",
     "MaxSizePartitioner",
@@ -110,6 +120,7 @@ __all__ = [
     "num_bytes",
     "optimizers_of",
     "plain_variable",
+    "read_clock",
     "read_rows",
     "row_bytes",
     "shards_in",
