@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat, hooks, training
+from kerasps import _compat, checks, hooks, training
 from kerasps.cluster import (
     ClusterDescription,
     LocalClusterResolver,
@@ -70,6 +70,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             the whole table, with gradients of zero in all other rows, as in plain Keras; the ps
             pays for it. The two are the same for SGD without momentum, Adagrad and others that
             leave a row with a gradient of zero alone.
+        max_staleness: how many steps of a `fit` a worker may be ahead of the slowest; one that is
+            waits. A worker that is lost, or has no data left, is not waited for, and one that joins
+            begins where the slowest is. An execution has at most so many steps, whatever
+            `steps_per_execution` says. Default: no worker waits for another.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -79,9 +83,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called.
-        ValueError: `shard_layout`, `sparse_updates` or `connect_timeout` is not one of its values,
-            or an argument differs from that of the strategy which this process has already.
+        TypeError: `variable_partitioner` cannot be called, or `max_staleness` is not an integer.
+        ValueError: `shard_layout`, `sparse_updates`, `max_staleness` or `connect_timeout` is not
+            one of its values, or an argument differs from that of the strategy which this process
+            has already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -106,6 +111,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         *,
         shard_layout: str = "mod",
         sparse_updates: str = "lazy",
+        max_staleness: int | None = None,
         connect_timeout: float | None = None,
     ) -> None:
         _check_choice("shard_layout", shard_layout, LAYOUTS)
@@ -116,6 +122,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 "as `kerasps.MinSizePartitioner()`. Received: "
                 f"variable_partitioner={variable_partitioner!r}"
             )
+        if max_staleness is not None:
+            max_staleness = checks.count(
+                "Argument `max_staleness` is not a number of steps",
+                max_staleness,
+                received=f"max_staleness={max_staleness!r}",
+                advice="Give the steps that a worker may be ahead of the slowest: 1 has all go "
+                "step by step. Leave it out, and no worker waits.",
+            )
         if cluster_resolver is None:
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -124,6 +138,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "variable_partitioner": variable_partitioner,
             "shard_layout": shard_layout,
             "sparse_updates": sparse_updates,
+            "max_staleness": max_staleness,
         }
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
@@ -246,6 +261,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def sparse_updates(self) -> str:
         """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
         return str(self._arguments["sparse_updates"])
+
+    @property
+    def max_staleness(self) -> int | None:
+        """How many steps a worker may be ahead of the slowest; None for any number."""
+        steps: int | None = self._arguments["max_staleness"]
+        return steps
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:

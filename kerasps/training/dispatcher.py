@@ -110,6 +110,8 @@ class Dispatcher:
             # Where each result is waited for, there is nothing to send ahead.
             executions_ahead=EXECUTIONS_PER_WORKER if self._keeps_totals else 1,
             collect_interval=collect_interval,
+            # Who changes nothing waits for nobody.
+            max_ahead=strategy.max_staleness if function.devices else None,
         )
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._name_of)
