@@ -74,6 +74,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             waits. A worker that is lost, or has no data left, is not waited for, and one that joins
             begins where the slowest is. An execution has at most so many steps, whatever
             `steps_per_execution` says. Default: no worker waits for another.
+        overlap: whether a worker pulls for its next step while the push of its last one is on the
+            way, within an execution. A step then costs less of the network's latency, and is worked
+            out with values that may lack the worker's own last update. Default False: one worker
+            equals plain Keras.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -83,7 +87,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called, or `max_staleness` is not an integer.
+        TypeError: `variable_partitioner` cannot be called, `max_staleness` is not an integer, or
+            `overlap` not a bool.
         ValueError: `shard_layout`, `sparse_updates`, `max_staleness` or `connect_timeout` is not
             one of its values, or an argument differs from that of the strategy which this process
             has already.
@@ -112,6 +117,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         shard_layout: str = "mod",
         sparse_updates: str = "lazy",
         max_staleness: int | None = None,
+        overlap: bool = False,
         connect_timeout: float | None = None,
     ) -> None:
         _check_choice("shard_layout", shard_layout, LAYOUTS)
@@ -130,6 +136,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 advice="Give the steps that a worker may be ahead of the slowest: 1 has all go "
                 "step by step. Leave it out, and no worker waits.",
             )
+        if not isinstance(overlap, bool):
+            raise TypeError(
+                "Argument `overlap` must say whether a worker pulls while its push is on the way. "
+                f"Expected: True or False. Received: overlap={overlap!r}. Leave it out where one worker "
+                "is to equal plain Keras."
+            )
         if cluster_resolver is None:
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -139,6 +151,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "shard_layout": shard_layout,
             "sparse_updates": sparse_updates,
             "max_staleness": max_staleness,
+            "overlap": overlap,
         }
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
@@ -267,6 +280,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """How many steps a worker may be ahead of the slowest; None for any number."""
         steps: int | None = self._arguments["max_staleness"]
         return steps
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a worker pulls for its next step while the push of its last is on the way."""
+        return bool(self._arguments["overlap"])
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:

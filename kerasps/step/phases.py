@@ -48,6 +48,9 @@ class StepContext:
         lanes: the lane in which each ps is sent the step's push, by the device of the ps.
 
     Attributes:
+        pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
+        before_pull: operations that the pull from each ps waits for, by the device of the ps.
+        pushes: the operations that have pushed, likewise. From the push.
         values: the value of each variable that the step starts from. The pull adds those of dense
             variables.
         known: the same, batch and tables too, by the names of the compute phase's inputs.
@@ -69,7 +72,9 @@ class StepContext:
         start: ByIdentity[ParameterServerVariable, tf.Tensor],
         lanes: Mapping[str, tf.Tensor],
     ) -> None:
-        self.handles = handles
+        self.handles = self.pull_handles = handles
+        self.before_pull: Mapping[str, list[tf.Operation]] = {}
+        self.pushes: dict[str, list[tf.Operation]] = {}
         self.lanes = lanes
         self.scratch = scratch
         self.batch = batch

@@ -172,8 +172,9 @@ class DevicePull:
         # Not left to the calls: as an argument of the pull and of the push, it would wait for the
         # push before.
         step.messages[self] = brought_to(self.device, [message.pack()] if self.tables else [])
-        with tf.device(self.device):
-            flats = call_with(step.handles, self.function, self.captures, step.messages[self])
+        waits = step.before_pull.get(self.device, [])
+        with tf.device(self.device), tf.control_dependencies(waits):
+            flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
         reply = self.received.unpack(flats, message.counts)
         if reply.clock is not None:
             step.clocks[self.device] = reply.clock

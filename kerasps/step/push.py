@@ -77,8 +77,11 @@ class DevicePush:
         # The lock waits for them as the update does, and is not taken before they are there.
         flats = brought_to(self.device, self.packing.pack(self._changes.select(step)))
         messages = [step.messages[pull] for pull in self._pulls]
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
         with tf.device(self.device):
             call_with(step.handles, self.function, self.captures, messages, flats)
+        step.pushes[self.device] = graph.get_operations()[start:]
 
     def _take_in(
         self,
@@ -117,6 +120,9 @@ class PushPhase:
         mutex: returns the lock of a device, by the device's name.
         fences: the lanes on the ps tasks.
         redoes: whether steps may have been applied on some ps before.
+
+    Attributes:
+        changes: what the step changes.
     """
 
     def __init__(
@@ -128,6 +134,7 @@ class PushPhase:
         *,
         redoes: bool = False,
     ) -> None:
+        self.changes = changes
         self.redoes = redoes
         self._given = changes, pulls, mutex, fences
         self.pushes = [

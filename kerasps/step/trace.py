@@ -212,6 +212,8 @@ class Tracer:
             log_names=returned.log_names,
             outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
             joins_outputs=_can_join(returned.predicted),
+            # Steps that push nothing never wait for a push.
+            overlaps=self._strategy.overlap and bool(changes.devices),
         )
 
 

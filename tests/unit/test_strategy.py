@@ -64,6 +64,13 @@ def test_max_staleness_is_a_number_of_steps(value, error):
     ) in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_overlap_is_true_or_false(value):
+    with pytest.raises(TypeError, match="Argument `overlap` must say") as caught:
+        kerasps.ParameterServerStrategy(resolver(), overlap=value)
+    assert f"Expected: True or False. Received: overlap={value!r}." in str(caught.value)
+
+
 WRONG_CLUSTERS = [
     ({"ps": []}, "has no ps. Expected: at least one ps task, which holds the variables"),
     ({"worker": []}, "has no worker. Expected: at least one worker task, which computes the steps"),
