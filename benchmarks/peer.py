@@ -110,6 +110,7 @@ def prepare_kerasps(benchmark: Benchmark, options: argparse.Namespace) -> tuple[
 
     partitioner = kerasps.FixedShardsPartitioner(options.shards) if options.shards > 1 else None
     arguments = {"sparse_updates": options.sparse_updates} if options.sparse_updates else {}
+    arguments["overlap"] = options.overlap
     with kerasps.ParameterServerStrategy(None, partitioner, **arguments).scope():
         model = build(keras, benchmark, options)
     return keras, model, kerasps.DatasetCreator(dataset_function(benchmark))
@@ -146,6 +147,7 @@ def main() -> None:
         choices=("lazy", "dense"),
         help="kerasps's argument; default: its default",
     )
+    parser.add_argument("--overlap", action="store_true", help="kerasps's argument")
     options = parser.parse_args()
 
     benchmark = find(options.model, options.rows, options.used_rows)

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,21 @@ def configurations(options: argparse.Namespace) -> Iterator[Configuration]:
 
 
 def measure(
-    configuration: Configuration, *extra: str, epochs: int, limit: float, num_ps: int = 1
+    configuration: Configuration,
+    *extra: str,
+    epochs: int,
+    limit: float,
+    num_ps: int = 1,
+    reached_by: Callable[[dict[str, Any]], dict[str, Any]] = lambda tf_config: tf_config,
 ) -> dict[str, Any]:
     """Run one peer, with a cluster where it needs one, and return what it printed.
 
     Args:
         extra: further arguments of `peer.py`.
+        epochs: the epochs that are timed.
+        limit: the seconds that it may take.
+        num_ps: the number of ps tasks.
+        reached_by: returns the TF_CONFIG by which the tasks are to be reached, from their own.
 
     Raises:
         CalledProcessError: the peer failed.
@@ -108,7 +117,7 @@ def measure(
     if not configuration.workers:
         return run()
     with kerasps.LocalCluster(num_workers=configuration.workers, num_ps=num_ps) as cluster:
-        environment["TF_CONFIG"] = json.dumps(cluster.tf_config)
+        environment["TF_CONFIG"] = json.dumps(reached_by(cluster.tf_config))
         return run()
 
 

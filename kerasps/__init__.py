@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasps.callbacks import BackupAndRestore
+    from kerasps.callbacks import BackupAndRestore, StalenessLogger
     from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess, WorkerInfo
     from kerasps.errors import (
         CheckpointError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kerasps.inputs import DatasetCreator
     from kerasps.step import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
+    from kerasps.training import Staleness, WorkerStaleness
     from kerasps.variables import (
         FixedShardsPartitioner,
         MaxSizePartitioner,
@@ -60,6 +61,8 @@ __all__ = [
     "Placement",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
+    "Staleness",
+    "StalenessLogger",
     "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
@@ -70,6 +73,7 @@ __all__ = [
     "UnsupportedError",
     "WorkerInfo",
     "WorkerLostError",
+    "WorkerStaleness",
     "__version__",
 ]
 
@@ -91,11 +95,14 @@ _MODULES = {
     "Placement": "variables",
     "SidecarEvaluator": "evaluator",
     "SidecarEvaluatorModelExport": "evaluator",
+    "Staleness": "training",
+    "StalenessLogger": "callbacks",
     "TaskLoad": "step",
     "TaskPlacement": "variables",
     "TaskProcess": "cluster",
     "TrainingEndMarker": "evaluator",
     "WorkerInfo": "cluster",
+    "WorkerStaleness": "training",
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from kerasps import checks
 
@@ -65,3 +68,81 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 advice="Give a number like 60, or leave it out.",
             )
         self.interval_s = interval_s
+
+
+class StalenessLogger(keras.callbacks.Callback):
+    """Adds to the logs of each epoch how stale its updates were.
+
+    `staleness_mean` and `staleness_max` are of all pushes of the epoch (see
+    `ParameterServerStrategy.staleness`). Callbacks behind this one in the list find them in their
+    logs: `keras.callbacks.TensorBoard` draws them, `CSVLogger` writes them, and `History` keeps
+    them. Without a `ParameterServerStrategy` nothing is added.
+
+    ```python
+    # `model` is one of a `ParameterServerStrategy`.
+    model.fit(
+        np.ones((1000, 64)),
+        np.ones(1000),
+        epochs=3,
+        callbacks=[kerasps.StalenessLogger("logs"), keras.callbacks.TensorBoard("logs")],
+    )
+    ```
+
+    Args:
+        log_dir: a directory of TensorBoard's. A histogram for each worker is written there after
+            each epoch, as the run `staleness`. Default None: no histogram.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        self._log_dir = log_dir
+        self._writer: Any = None
+        self._before: dict[int, tuple[np.ndarray, float]] = {}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begin anew."""
+        self._before = {}
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add to `logs`, and write histograms."""
+        staleness = getattr(self.model._distribute_strategy, "staleness", None)
+        if staleness is None:
+            return
+        report = staleness()
+        counts, total = np.zeros(1, np.int64), 0.0
+        for worker in report:
+            before, total_before = self._before.get(worker.worker, (0, 0.0))
+            own, own_total = np.array(worker.counts), worker.mean * worker.pushes
+            self._before[worker.worker] = own, own_total
+            counts, total = counts + own - before, total + own_total - total_before
+            if (own - before).any():
+                self._write(f"staleness/worker_{worker.worker}", own - before, epoch)
+        if logs is not None and counts.any():
+            largest = int(np.flatnonzero(counts)[-1])
+            logs["staleness_mean"] = total / int(counts.sum())
+            # The last count is of larger ones too, and then the largest of all epochs is one.
+            logs["staleness_max"] = report.max if largest == len(counts) - 1 else largest
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+    def _write(self, tag: str, counts: np.ndarray, epoch: int) -> None:
+        """Write a histogram that has a bar for each staleness."""
+        if self._log_dir is None:
+            return
+        if self._writer is None:
+            directory = os.path.join(os.fspath(self._log_dir), "staleness")
+            self._writer = tf.summary.create_file_writer(directory)
+        # What TensorBoard calls a histogram: the two edges of each bar and its height.
+        edges = np.arange(len(counts))
+        bars = np.stack([edges - 0.5, edges + 0.5, counts], axis=1)[
+            : np.flatnonzero(counts)[-1] + 1
+        ]
+        metadata = tf.compat.v1.SummaryMetadata(
+            plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms")
+        )
+        with self._writer.as_default():
+            tf.summary.write(tag, tf.constant(bars), step=epoch, metadata=metadata)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat, hooks, training
+from kerasps import _compat, checks, hooks, training
 from kerasps.cluster import (
     ClusterDescription,
     LocalClusterResolver,
@@ -71,6 +71,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             the whole table, with gradients of zero in all other rows, as in plain Keras; the ps
             pays for it. The two are the same for SGD without momentum, Adagrad and others that
             leave a row with a gradient of zero alone.
+        max_staleness: how many steps of a `fit` a worker may be ahead of the slowest; one that is
+            waits. A worker that is lost, or has no data left, is not waited for, and one that joins
+            begins where the slowest is. An execution has at most so many steps, whatever
+            `steps_per_execution` says. Default: no worker waits for another.
+        overlap: whether a worker pulls for its next step while the push of its last one is on the
+            way, within an execution. A step then costs less of the network's latency, and is worked
+            out with values that may lack the worker's own last update. Default False: one worker
+            equals plain Keras.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -80,9 +88,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called.
-        ValueError: `shard_layout`, `sparse_updates` or `connect_timeout` is not one of its values,
-            or an argument differs from that of the strategy which this process has already.
+        TypeError: `variable_partitioner` cannot be called, `max_staleness` is not an integer, or
+            `overlap` not a bool.
+        ValueError: `shard_layout`, `sparse_updates`, `max_staleness` or `connect_timeout` is not
+            one of its values, or an argument differs from that of the strategy which this process
+            has already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -107,6 +117,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         *,
         shard_layout: str = "mod",
         sparse_updates: str = "lazy",
+        max_staleness: int | None = None,
+        overlap: bool = False,
         connect_timeout: float | None = None,
     ) -> None:
         _check_choice("shard_layout", shard_layout, LAYOUTS)
@@ -117,6 +129,20 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
                 "as `kerasps.MinSizePartitioner()`. Received: "
                 f"variable_partitioner={variable_partitioner!r}"
             )
+        if max_staleness is not None:
+            max_staleness = checks.count(
+                "Argument `max_staleness` is not a number of steps",
+                max_staleness,
+                received=f"max_staleness={max_staleness!r}",
+                advice="Give the steps that a worker may be ahead of the slowest: 1 has all go "
+                "step by step. Leave it out, and no worker waits.",
+            )
+        if not isinstance(overlap, bool):
+            raise TypeError(
+                "Argument `overlap` must say whether a worker pulls while its push is on the way. "
+                f"Expected: True or False. Received: overlap={overlap!r}. Leave it out where one "
+                "worker is to equal plain Keras."
+            )
         if cluster_resolver is None:
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -125,6 +151,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "variable_partitioner": variable_partitioner,
             "shard_layout": shard_layout,
             "sparse_updates": sparse_updates,
+            "max_staleness": max_staleness,
+            "overlap": overlap,
         }
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
@@ -190,6 +218,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             theirs._retrace_functions_for_each_device
         )
         self._traffic_meter = TrafficMeter(self.num_ps)
+        self._staleness_meter = training.StalenessMeter(self._extended.fences)
         self._watch(cluster_resolver)
         take_note_of_forks()
 
@@ -253,6 +282,17 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return str(self._arguments["sparse_updates"])
 
     @property
+    def max_staleness(self) -> int | None:
+        """How many steps a worker may be ahead of the slowest; None for any number."""
+        steps: int | None = self._arguments["max_staleness"]
+        return steps
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a worker pulls for its next step while the push of its last is on the way."""
+        return bool(self._arguments["overlap"])
+
+    @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of this strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
@@ -267,6 +307,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Traffic is what a ps hands out and takes in: rows and bytes, per second.
         """
         return self._traffic_meter.report()
+
+    def staleness(self) -> training.Staleness:
+        """Return how stale the updates of the running or last `fit` were; prints as a histogram.
+
+        Of each push, the ps counts how many others it has applied since the worker began to pull
+        for the step. After the loss of a ps this is what was read last.
+        """
+        return self._staleness_meter.report()
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from kerasps.step.identity import ByIdentity
+from kerasps.step.overlap import Overlap
 from kerasps.step.phases import StepContext
 from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
 from kerasps.step.state import Header, StepState, Ticket, WorkerVariables
@@ -146,6 +147,8 @@ def _all_steps(
             (tf.constant(0), state),
             parallel_iterations=1,
         )
+        if step.overlap is not None:
+            step.overlap.after_loop(state.steps)
     return _unrolled(step, layout, source, state, layout.rest)
 
 
@@ -183,6 +186,9 @@ class _Step:
         header: the header, packed, where something is drawn from it.
         on_coordinator: whether the coordinator runs the graph, which has no copies of lookup
             tables.
+
+    Attributes:
+        overlap: what has steps overlap; None where each waits for the one before.
     """
 
     def __init__(
@@ -193,6 +199,7 @@ class _Step:
         num_seeds = len(plan.seeds)
         self._seeds = Header.from_tensor(header[0], num_seeds).seeds if header else []
         self._handles = plan.lookup()
+        self.overlap = Overlap(plan) if plan.overlaps else None
         if not on_coordinator:
             self._handles.update(plan.lookup_tables.handles())
         self._scratch = {
@@ -207,8 +214,13 @@ class _Step:
         start.update(zip(plan.seeds, self._seeds_at(state.steps), strict=True))
         lanes = self._lanes_at(state.steps)
         step = StepContext(self._handles, self._scratch, plan.names, batch, start, lanes)
-        for phase in plan.phases:
-            phase.add_to(step)
+        if self.overlap is not None:
+            self.overlap.before_pull(step)
+        plan.pull.add_to(step)
+        if self.overlap is not None:
+            self.overlap.after_pull(step)
+        plan.compute.add_to(step)
+        plan.push.add_to(step)
         outputs = step.outputs
         after = StepState(
             steps=state.steps + 1,

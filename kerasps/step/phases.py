@@ -8,7 +8,7 @@ it has found. Nothing else passes between phases, so each can be read, and chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -49,6 +49,9 @@ class StepContext:
         number: the number of the call that the step is of, where pushes carry one.
 
     Attributes:
+        pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
+        before_pull: operations that the pull from each ps waits for, by the device of the ps.
+        pushes: the operations that have pushed, likewise. From the push.
         values: the value of each variable that the step starts from. The pull adds those of dense
             variables.
         known: the same, batch and tables too, by the names of the compute phase's inputs.
@@ -56,6 +59,8 @@ class StepContext:
         messages: what each `DevicePull` has asked its ps for, packed: the push sends gradients for
             the same rows. From the pull.
         tables: what each table is. From the pull.
+        clocks: what the clock of each ps was when the step began to pull from it, by the device of
+            the ps. From the pull.
         outputs: what the step has worked out. From the compute phase.
     """
 
@@ -67,11 +72,13 @@ class StepContext:
         batch: Any,
         start: ByIdentity[ParameterServerVariable, tf.Tensor],
         lanes: Mapping[str, tf.Tensor],
-        number: Sequence[tf.Tensor] = (),
+        number: tf.Tensor | None = None,
     ) -> None:
-        self.handles = handles
+        self.handles = self.pull_handles = handles
+        self.before_pull: Mapping[str, list[tf.Operation]] = {}
+        self.pushes: dict[str, list[tf.Operation]] = {}
         self.lanes = lanes
-        self.number = list(number)
+        self.number = number
         self.scratch = scratch
         self.batch = batch
         self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
@@ -79,6 +86,7 @@ class StepContext:
         self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
         self.messages: dict[Any, list[tf.Tensor]] = {}
         self.tables: ByIdentity[ParameterServerVariable, TableRows] = ByIdentity()
+        self.clocks: dict[str, tf.Tensor] = {}
         self.outputs: ComputeOutputs
         self._names = names
         self.add_values(start.items())

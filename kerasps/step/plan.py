@@ -47,6 +47,7 @@ class StepPlan:
         log_names: what the step returned beside the metrics.
         outputs: the specs of the tensors that it predicted.
         joins_outputs: whether those of several steps can be put end to end.
+        overlaps: whether a step is pulled for while the push of the one before is on its way.
     """
 
     pull: PullPhase
@@ -61,6 +62,7 @@ class StepPlan:
     log_names: list[str]
     outputs: list[tf.TensorSpec]
     joins_outputs: bool
+    overlaps: bool
 
     @property
     def phases(self) -> list[StepPhase]:

@@ -17,7 +17,14 @@ from kerasps.step.inventory import rows_spec
 from kerasps.step.lookups import Round, RowRequest
 from kerasps.step.packing import Packing, brought_to
 from kerasps.step.phases import StepContext
-from kerasps.variables import ParameterServerVariable, Shard, call_with, shards_in
+from kerasps.variables import (
+    NamedVariable,
+    ParameterServerVariable,
+    Shard,
+    call_with,
+    read_clock,
+    shards_in,
+)
 
 _Requests = Mapping[ParameterServerVariable, RowRequest]
 
@@ -71,11 +78,14 @@ class PullReply(NamedTuple):
             each shard where it is received.
         dense: the values of other shards that are pulled whole.
         rows: the rows of each shard of a table.
+        clock: how many pushes the ps had applied before it read any of these, an int64 scalar; None
+            where the step will not push to it.
     """
 
     fused: list[Any]
     dense: list[Any]
     rows: list[Any]
+    clock: Any
 
 
 class DevicePull:
@@ -86,22 +96,30 @@ class DevicePull:
         dense: what is read whole.
         tables: the shards of tables of which rows are read.
         fused: the fused variables, which hold some of `dense`.
+        lanes: the table of lanes of the ps, to bring its clock; None for no clock.
     """
 
     def __init__(
-        self, device: str, dense: list[Shard], tables: list[Shard], fused: Sequence[FusedVariable]
+        self,
+        device: str,
+        dense: list[Shard],
+        tables: list[Shard],
+        fused: Sequence[FusedVariable],
+        lanes: NamedVariable | None = None,
     ) -> None:
         in_fused = {shard for own in fused for shard in own.shards}
         self.device = device
         self.tables = tables
         self._fused = list(fused)
         self._dense = [shard for shard in dense if shard not in in_fused]
+        self._lanes = lanes
+        clock = None if lanes is None else tf.TensorSpec([], tf.int64)
         rows = [rows_spec(shard.variable) for shard in tables]
         single = [shard.spec for shard in self._dense]
         # Two structures of the same flat tensors: the ps sends what lies end to end already.
-        sent = Packing(PullReply([own.spec for own in fused], single, rows))
+        sent = Packing(PullReply([own.spec for own in fused], single, rows, clock))
         self.received = Packing(
-            PullReply([[shard.spec for shard in own.shards] for own in fused], single, rows)
+            PullReply([[shard.spec for shard in own.shards] for own in fused], single, rows, clock)
         )
 
         def hand_out(messages: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -111,6 +129,11 @@ class DevicePull:
         function = tf.function(hand_out, autograph=False)
         self.function = function.get_concrete_function(self.message_specs)
         self.captures = list(self.function.captured_inputs)
+
+    @property
+    def brings_clock(self) -> bool:
+        """Whether it brings the clock of the ps."""
+        return self._lanes is not None
 
     @property
     def message_specs(self) -> list[tf.TensorSpec]:
@@ -127,17 +150,21 @@ class DevicePull:
 
     def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
         """Read what is asked for. Runs on the ps."""
-        rows = [
-            tf.raw_ops.ResourceGather(
-                resource=shard.storage.handle, indices=ids, dtype=shard.storage.dtype
+        clock = None if self._lanes is None else read_clock(self._lanes.handle)
+        # No push is missed that is applied meanwhile.
+        with tf.control_dependencies([] if clock is None else [clock]):
+            rows = [
+                tf.raw_ops.ResourceGather(
+                    resource=shard.storage.handle, indices=ids, dtype=shard.storage.dtype
+                )
+                for shard, ids in self.places(messages).items()
+            ]
+            return PullReply(
+                [own.values.read_value() for own in self._fused],
+                [shard.storage.read_value() for shard in self._dense],
+                rows,
+                clock,
             )
-            for shard, ids in self.places(messages).items()
-        ]
-        return PullReply(
-            [own.values.read_value() for own in self._fused],
-            [shard.storage.read_value() for shard in self._dense],
-            rows,
-        )
 
     def add_to(self, step: StepContext) -> dict[Shard, tf.Tensor]:
         """Ask the ps; return the values of dense shards, and the rows of tables."""
@@ -145,9 +172,12 @@ class DevicePull:
         # Not left to the calls: as an argument of the pull and of the push, it would wait for the
         # push before.
         step.messages[self] = brought_to(self.device, [message.pack()] if self.tables else [])
-        with tf.device(self.device):
-            flats = call_with(step.handles, self.function, self.captures, step.messages[self])
+        waits = step.before_pull.get(self.device, [])
+        with tf.device(self.device), tf.control_dependencies(waits):
+            flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
         reply = self.received.unpack(flats, message.counts)
+        if reply.clock is not None:
+            step.clocks[self.device] = reply.clock
         values = dict(zip(self._dense, reply.dense, strict=True))
         values.update(zip(self.tables, reply.rows, strict=True))
         for own, of_shards in zip(self._fused, reply.fused, strict=True):
@@ -162,6 +192,7 @@ class RoundPull:
         dense: variables that are pulled whole.
         fused: those that hold some of `dense`.
         found: the row requests of the round.
+        lanes: the tables of lanes of those ps whose clock is to be brought, by device.
     """
 
     def __init__(
@@ -169,6 +200,7 @@ class RoundPull:
         dense: Sequence[ParameterServerVariable],
         fused: Sequence[FusedVariable],
         found: Round,
+        lanes: Mapping[str, NamedVariable],
     ) -> None:
         self.round = found
         self._dense = list(dense)
@@ -179,6 +211,7 @@ class RoundPull:
                 [shard for shard in held if shard.device == device],
                 [shard for shard in rows if shard.device == device],
                 [own for own in fused if own.device == device],
+                lanes.get(device),
             )
             for device in sorted({shard.device for shard in [*held, *rows]})
         ]
@@ -204,6 +237,7 @@ class PullPhase:
         dense: the variables that are pulled whole; they come with the first round.
         rounds: the rounds in which rows are asked for.
         fused: the fused variables, which hold some of `dense`.
+        lanes: the tables of lanes of the ps that the step pushes to, by device.
     """
 
     def __init__(
@@ -211,12 +245,15 @@ class PullPhase:
         dense: Sequence[ParameterServerVariable],
         rounds: Sequence[Round],
         fused: Sequence[FusedVariable],
+        lanes: Mapping[str, NamedVariable],
     ) -> None:
-        first, *later = rounds
-        self.rounds = [
-            RoundPull(dense, fused, first),
-            *(RoundPull([], [], found) for found in later),
-        ]
+        self.rounds: list[RoundPull] = []
+        unread = dict(lanes)
+        for found in rounds:
+            self.rounds.append(RoundPull(dense, fused, found, unread))
+            for pull in self.rounds[-1].pulls:
+                unread.pop(pull.device, None)
+            dense = fused = ()  # which come with the first round
 
     @property
     def pulls(self) -> list[DevicePull]:

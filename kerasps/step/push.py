@@ -55,8 +55,10 @@ class DevicePush:
         self._changes = changes
         # Which rows the gradients are of, the ps has been told by the pull.
         self._pulls = [pull for pull in pulls if set(self.tables) & set(pull.tables)]
-        self.packing: Packing[PushMessage] = Packing(changes.sent_specs(numbered=numbered))
-        self._received: Packing[PushMessage] = Packing(changes.received_specs(numbered=numbered))
+        clocked = any(pull.brings_clock for pull in pulls)
+        kinds = {"clocked": clocked, "numbered": numbered}
+        self.packing: Packing[PushMessage] = Packing(changes.sent_specs(**kinds))
+        self._received: Packing[PushMessage] = Packing(changes.received_specs(**kinds))
         self._lanes = fences.table(device)
         self._apply_in_lane = apply_if_in_lane if redoes else apply_in_lane
 
@@ -78,8 +80,11 @@ class DevicePush:
         # The lock waits for them as the update does, and is not taken before they are there.
         flats = brought_to(self.device, self.packing.pack(self._changes.select(step)))
         messages = [step.messages[pull] for pull in self._pulls]
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
         with tf.device(self.device):
             call_with(step.handles, self.function, self.captures, messages, flats)
+        step.pushes[self.device] = graph.get_operations()[start:]
 
     def _take_in(
         self,
@@ -100,8 +105,9 @@ class DevicePush:
             self._apply_in_lane(
                 self._lanes.handle,
                 message.lane,
+                message.clock,
                 lambda: apply(self._changes, message, ids),
-                *message.number,
+                message.number,
             )
         # All that changes something must be done before another push may begin.
         done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
@@ -119,6 +125,9 @@ class PushPhase:
         fences: the lanes on the ps tasks.
         redoes: whether steps may have been applied on some ps before.
         numbered: whether pushes carry the number of the call that they are of.
+
+    Attributes:
+        changes: what the step changes.
     """
 
     def __init__(
@@ -131,6 +140,7 @@ class PushPhase:
         redoes: bool = False,
         numbered: bool = False,
     ) -> None:
+        self.changes = changes
         self.redoes = redoes
         self._given = changes, pulls, mutex, fences
         self._numbered = numbered

@@ -50,14 +50,17 @@ class PushMessage(NamedTuple):
         deltas: what is added to shards of variables that are pushed as a difference.
         assigned: the new values of shards of variables that are pushed as a value.
         lane: the lane in which the worker sends it (see `variables.Fences`), an int32 scalar.
-        number: the number of the call in that lane that it is of, an int32 scalar; mostly nothing.
+        number: the number of the call in that lane that it is of, an int32 scalar; mostly None.
+        clock: what the clock of the ps was when the worker pulled from it, an int64 scalar; None
+            where it has pulled nothing.
     """
 
     updates: list[UpdateMessage]
     deltas: list[Any]
     assigned: list[Any]
     lane: Any
-    number: list[Any]
+    number: Any
+    clock: Any
 
 
 @dataclass(frozen=True)
@@ -245,21 +248,29 @@ class DeviceChanges:
         """The shards whose gradients have the rows that were asked for, in the message's order."""
         return [shard for update in self.updates for shard in update.tables]
 
-    def sent_specs(self, *, numbered: bool) -> PushMessage:
-        """Return the specs of what `select` returns."""
-        return self._specs(lambda own: [shard.spec for shard in own.shards], numbered)
+    def sent_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
+        """Return the specs of what `select` returns.
 
-    def received_specs(self, *, numbered: bool) -> PushMessage:
+        Args:
+            clocked: whether the step pulls the ps's clock.
+            numbered: whether it says of which call it is.
+        """
+        return self._specs(lambda own: [shard.spec for shard in own.shards], clocked, numbered)
+
+    def received_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
         """Return the specs of what arrives: the same flat tensors in another structure."""
-        return self._specs(lambda own: own.spec, numbered)
+        return self._specs(lambda own: own.spec, clocked, numbered)
 
-    def _specs(self, of_fused: Callable[[FusedVariable], Any], numbered: bool) -> PushMessage:
+    def _specs(
+        self, of_fused: Callable[[FusedVariable], Any], clocked: bool, numbered: bool
+    ) -> PushMessage:
         return PushMessage(
             [update.specs(of_fused) for update in self.updates],
             [shard.spec for shard in self.deltas],
             [shard.spec for shard in self.assigned],
             tf.TensorSpec([], tf.int32),
-            [tf.TensorSpec([], tf.int32)] if numbered else [],
+            tf.TensorSpec([], tf.int32) if numbered else None,
+            tf.TensorSpec([], tf.int64) if clocked else None,
         )
 
     def select(self, step: StepContext) -> PushMessage:
@@ -273,4 +284,5 @@ class DeviceChanges:
             [shard.of(assigned[shard.variable]) for shard in self.assigned],
             step.lanes[self.device],
             step.number,
+            step.clocks.get(self.device),
         )

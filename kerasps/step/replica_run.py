@@ -161,7 +161,7 @@ def _add_step(
     )
     if plan.draw is not None:
         start.update(zip(plan.seeds, plan.draw.add_to(handles), strict=True))
-    step = StepContext(handles, scratch, plan.names, batch, start, lanes, [ticket.number])
+    step = StepContext(handles, scratch, plan.names, batch, start, lanes, ticket.number)
     for phase in plan.phases:
         phase.add_to(step)
     return step.outputs.predicted

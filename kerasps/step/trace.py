@@ -192,7 +192,8 @@ class Tracer:
             self._strategy.sparse_updates,
             fused.all,
         )
-        pull = PullPhase(pulled, rounds, fused.all)
+        lanes = {device: extended.fences.table(device) for device in changes.devices}
+        pull = PullPhase(pulled, rounds, fused.all, lanes)
         push = PushPhase(
             changes,
             pull.pulls,
@@ -222,6 +223,8 @@ class Tracer:
             log_names=returned.log_names,
             outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
             joins_outputs=_can_join(returned.predicted),
+            # Steps that push nothing never wait for a push.
+            overlaps=self._strategy.overlap and bool(changes.devices),
         )
 
 

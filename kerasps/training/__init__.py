@@ -17,13 +17,17 @@ from kerasps.training.eager import (
 )
 from kerasps.training.on_batch import predict_on_batch, test_on_batch, train_on_batch
 from kerasps.training.scheduled import Parts, ScheduledCalls
+from kerasps.training.staleness import Staleness, StalenessMeter, WorkerStaleness
 from kerasps.training.trainer import evaluate, fit, predict
 
 __all__ = [
     "CoordinatorPort",
     "Parts",
     "ScheduledCalls",
+    "Staleness",
+    "StalenessMeter",
     "StrategyOfLoop",
+    "WorkerStaleness",
     "evaluate",
     "fit",
     "is_running_eagerly",

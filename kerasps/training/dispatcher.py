@@ -110,11 +110,15 @@ class Dispatcher:
             # Where each result is waited for, there is nothing to send ahead.
             executions_ahead=EXECUTIONS_PER_WORKER if self._keeps_totals else 1,
             collect_interval=collect_interval,
+            # Who changes nothing waits for nobody.
+            max_ahead=strategy.max_staleness if function.devices else None,
         )
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._name_of)
         self._failures = SessionFailures(self._membership)
-        self._lanes = WorkerLanes(strategy.extended.fences, function.devices)
+        self._lanes = WorkerLanes(
+            strategy.extended.fences, function.devices, strategy._staleness_meter.add_lane
+        )
         self._owner = threading.Lock()
         self._flight: Flight | None = None
         self._is_suspended = self._is_suspending = False

@@ -19,10 +19,9 @@ The class is modelled on `dask.distributed`'s `WorkerState`.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kerasps.training.epoch_events import (
     Collect,
@@ -47,49 +46,12 @@ from kerasps.training.epoch_events import (
     WorkerLost,
     WorkersJoined,
 )
+from kerasps.training.pace import Pace
 from kerasps.training.splits import SplitLedger, SplitStatus
+from kerasps.training.worker_state import WorkerState, WorkerStatus
 
 # Who takes over half of what another has left gets at least so many executions.
 _MIN_EXECUTIONS = 4
-
-
-class _Status(enum.Enum):
-    AWAITED = "its session has not begun"
-    OPENING = "it was told to open a split"
-    READING = "it may have data"
-    DRY = "it waits for data"
-    LOST = "it is gone"
-
-
-@dataclass
-class _Worker:
-    status: _Status = _Status.AWAITED
-    split: int | None = None
-    # The split has another reader.
-    shares: bool = False
-    is_leaving: bool = False
-    # Only reading found that its data have ended.
-    is_exhausted: bool = False
-    # Sent, and not known to be done.
-    running: deque[Execution] = field(default_factory=deque)
-    # Done, while the worker holds the results.
-    uncollected: list[Execution] = field(default_factory=list)
-    is_collecting: bool = False
-    collect_at: float = 0.0
-    # Since it was made ready: steps whose results came back, and how many of those each ps was not
-    # to apply.
-    counted: int = 0
-    not_applied: tuple[int, ...] = ()
-
-    def count(self, executions: Iterable[Execution], steps: int) -> None:
-        """Count `steps` steps of executions whose results came back."""
-        self.counted += steps
-        for execution in executions:
-            if execution.applied:
-                before = self.not_applied or (0,) * len(execution.applied)
-                self.not_applied = tuple(
-                    b + n for b, n in zip(before, execution.applied, strict=True)
-                )
 
 
 class EpochState:
@@ -107,6 +69,8 @@ class EpochState:
         executions_ahead: how many executions a worker is given at a time.
         collect_interval: seconds for which a worker may hold results. 0: each execution returns its
             own, so `ResultReturned` takes the place of `ExecutionsDone` and `ResultCollected`.
+        max_ahead: how many steps a worker may be ahead of the slowest (see `Pace`). No execution
+            may have more. None for any number.
     """
 
     def __init__(
@@ -116,8 +80,9 @@ class EpochState:
         lost: Iterable[int] = (),
         executions_ahead: int,
         collect_interval: float,
+        max_ahead: int | None = None,
     ) -> None:
-        self._workers = [_Worker() for _ in range(num_workers)]
+        self._workers = [WorkerState() for _ in range(num_workers)]
         self._lost = set(lost)
         self._executions_ahead = executions_ahead
         self._collect_interval = collect_interval
@@ -125,8 +90,9 @@ class EpochState:
         # The steps of the execution that was asked for last.
         self._execution_steps = 1
         self._splits = SplitLedger(0)
+        self._pace = Pace(max_ahead)
         for worker in self._lost:
-            self._workers[worker].status = _Status.LOST
+            self._workers[worker].status = WorkerStatus.LOST
 
     # What others may know
 
@@ -163,16 +129,16 @@ class EpochState:
     def has_let_go(self, worker: int) -> bool:
         """Whether a worker that is about to leave holds nothing any more."""
         leaving = self._workers[worker]
-        return leaving.is_leaving and leaving.status is _Status.LOST
+        return leaving.is_leaving and leaving.status is WorkerStatus.LOST
 
     def awaits(self, worker: int) -> bool:
         """Whether the session of a worker has not begun, and it is not known to be lost."""
-        return self._workers[worker].status is _Status.AWAITED
+        return self._workers[worker].status is WorkerStatus.AWAITED
 
     @property
     def is_exhausted(self) -> bool:
         """Whether all data are read: no worker can do anything that is still asked for."""
-        nobody_reads = all(w.status in (_Status.DRY, _Status.LOST) for w in self._workers)
+        nobody_reads = all(w.status in (WorkerStatus.DRY, WorkerStatus.LOST) for w in self._workers)
         return nobody_reads and self._splits.all_read
 
     @property
@@ -184,7 +150,10 @@ class EpochState:
 
     def handle(self, event: Event) -> list[Command]:
         """Take note of an event; return what must be done because of it, in that order."""
-        return [*self._handle(event), *self._finish_unfinished()]
+        commands = [*self._handle(event), *self._finish_unfinished()]
+        if self._pace.has_moved():
+            commands += self._send_queued()
+        return commands
 
     def _handle(self, event: Event) -> list[Command]:
         match event:
@@ -216,10 +185,11 @@ class EpochState:
                 return self._lose_awaited(event.worker, event.applied)
             case WorkersJoined():
                 new = event.num_workers - len(self._workers)
-                self._workers += [_Worker() for _ in range(new)]
+                self._workers += [WorkerState() for _ in range(new)]
                 return []
             case WorkerLeaves():
                 self._workers[event.worker].is_leaving = True
+                self._pace.leave(event.worker)
                 return [*self._go_on(event.worker), *self._let_dry_go(event.worker)]
             case SessionEnded():
                 return self._end_session(event.worker)
@@ -231,6 +201,8 @@ class EpochState:
             if index in self._lost:
                 # Should it come back first, it may take its own split; until then, others may.
                 self._release_own(index)
+        # The others wait for those that are about to begin.
+        self._pace.begin(i for i in range(len(self._workers)) if i not in self._lost)
         return []
 
     def _begin_session(self, index: int, is_open: bool, applied: tuple[int, ...]) -> list[Command]:
@@ -239,7 +211,7 @@ class EpochState:
         worker.is_leaving = worker.is_leaving and is_open
         # One that has read its splits to their ends has a dataset open too, with nothing in it.
         if is_open and (worker.split is not None or not len(self._splits)):
-            worker.status = _Status.READING
+            worker.status = WorkerStatus.READING
             return [*self._collect(index), *self._go_on(index)]
         if not is_open:
             # A dataset that was open here went with the worker, between two sessions.
@@ -249,7 +221,9 @@ class EpochState:
 
     def _begin_reading(self, event: SplitOpened) -> list[Command]:
         worker = self._workers[event.worker]
-        worker.status = _Status.READING
+        worker.status = WorkerStatus.READING
+        if not worker.is_leaving:
+            self._pace.join(event.worker)
         if worker.split is not None:
             self._splits.open(
                 worker.split, event.left, is_endless=event.is_endless, has_order=event.has_order
@@ -262,7 +236,9 @@ class EpochState:
         worker = self._workers[event.worker]
         self._lost.discard(event.worker)
         for _ in range(event.count):
-            worker.uncollected.append(worker.running.popleft())
+            execution = worker.running.popleft()
+            self._pace.finish(event.worker, execution.num_steps)
+            worker.uncollected.append(execution)
         commands: list[Command] = [Report()]
         if event.at >= worker.collect_at:
             commands += self._collect(event.worker)
@@ -272,6 +248,7 @@ class EpochState:
         worker = self._workers[event.worker]
         self._lost.discard(event.worker)
         execution = worker.running.popleft()
+        self._pace.finish(event.worker, execution.num_steps)
         worker.count([execution], event.steps)
         missing = execution.num_steps - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
@@ -297,32 +274,34 @@ class EpochState:
 
     def _lose(self, index: int, applied: tuple[int, ...]) -> list[Command]:
         self._lost.add(index)
+        self._pace.leave(index)
         self._requeue(index, applied)
         self._release(index)
         # It may be that it has not come to its own split.
         self._release_own(index)
-        self._workers[index].status = _Status.LOST
+        self._workers[index].status = WorkerStatus.LOST
         return [Report(), *self._wake_dry(), *self._send_queued()]
 
     def _lose_awaited(self, index: int, applied: tuple[int, ...]) -> list[Command]:
         """Do without a worker that was lost while it had no session: there may never be one."""
         worker = self._workers[index]
-        if worker.status is not _Status.AWAITED:
+        if worker.status is not WorkerStatus.AWAITED:
             return []  # its session is there, or has said so
         return self._lose(index, applied)
 
     def _end_session(self, index: int) -> list[Command]:
         worker = self._workers[index]
-        if worker.status is _Status.OPENING:
+        if worker.status is WorkerStatus.OPENING:
             self._release(index)
         # What the session was given and did not run: its batches are still there to be read.
         for execution in worker.running:
+            self._pace.take_back(index, execution.num_steps)
             if worker.split is not None:
                 self._splits.give_out(worker.split, -execution.num_steps)
         self._put_back(worker.split, worker.running)
         worker.running.clear()
         worker.is_collecting = False
-        worker.status = _Status.AWAITED
+        worker.status = WorkerStatus.AWAITED
         return []
 
     # What follows
@@ -330,7 +309,7 @@ class EpochState:
     def _go_on(self, index: int) -> list[Command]:
         """Send a worker what it can do next; where its data have ended, have it look for others."""
         worker = self._workers[index]
-        if worker.status is not _Status.READING:
+        if worker.status is not WorkerStatus.READING:
             return []
         if self._has_data(worker) and not worker.is_leaving:
             return self._send_queued()
@@ -342,6 +321,7 @@ class EpochState:
             return self._let_go(index)
         if worker.split is not None and not worker.shares:
             self._splits.finish(worker.split)
+        self._pace.leave(index)
         return self._seek(index)
 
     def _let_go(self, index: int) -> list[Command]:
@@ -349,7 +329,7 @@ class EpochState:
         return self._lose(index, ())
 
     def _let_dry_go(self, index: int) -> list[Command]:
-        return self._let_go(index) if self._workers[index].status is _Status.DRY else []
+        return self._let_go(index) if self._workers[index].status is WorkerStatus.DRY else []
 
     def _seek(self, index: int) -> list[Command]:
         """Give a worker a split to open, if there is one for it."""
@@ -365,10 +345,11 @@ class EpochState:
         if worker.split is None and worker.is_leaving:
             return self._let_go(index)
         if worker.split is None and len(self._splits):
-            worker.status = _Status.DRY
+            worker.status = WorkerStatus.DRY
+            self._pace.leave(index)
             self._lost.discard(index)
             return [Report()]
-        worker.status = _Status.OPENING
+        worker.status = WorkerStatus.OPENING
         if worker.split is None:
             return [Open(index, None, 0)]
         split = worker.split
@@ -378,7 +359,7 @@ class EpochState:
         """Have workers without data look whether a split was released."""
         commands: list[Command] = []
         for index, worker in enumerate(self._workers):
-            if worker.status is _Status.DRY:
+            if worker.status is WorkerStatus.DRY:
                 found = self._seek(index)
                 commands += [command for command in found if isinstance(command, Open)]
         return commands
@@ -389,21 +370,30 @@ class EpochState:
         for index, worker in enumerate(self._workers):
             while worker.split is not None and self._has_room(worker):
                 unfinished = self._splits.next_unfinished(worker.split)
-                if unfinished is None:
+                if unfinished is None or not self._may_begin(index, unfinished):
                     break
-                commands += self._send(index, unfinished)
+                commands += self._send(index, self._splits.take_unfinished(worker.split))
         while self._queue:
+            steps = self._queue[0].num_steps
             free = [
                 (len(worker.running), index)
                 for index, worker in enumerate(self._workers)
-                if self._has_room(worker)
+                if self._has_room(worker) and self._pace.allows(index, steps)
             ]
             if not free:
                 break
             commands += self._send(min(free)[1], self._queue.popleft())
         return commands
 
-    def _has_room(self, worker: _Worker) -> bool:
+    def _may_begin(self, index: int, unfinished: Execution) -> bool:
+        """Return whether a worker may do what it alone can, and others may have nothing to do."""
+        if not self._pace.allows(index, unfinished.num_steps) and not self._queue:
+            for other, worker in enumerate(self._workers):
+                if other != index and worker.status is WorkerStatus.READING and not worker.running:
+                    self._pace.leave(other)
+        return self._pace.allows(index, unfinished.num_steps)
+
+    def _has_room(self, worker: WorkerState) -> bool:
         if worker.is_leaving:
             return False
         return len(worker.running) < self._executions_ahead and self._has_data(worker)
@@ -414,10 +404,10 @@ class EpochState:
         Otherwise who lost it, or somebody whose data have ended, comes to it sooner.
         """
         is_time = self._splits.has_abandoned and not self._queue
-        if not is_time or any(w.running or w.status is _Status.OPENING for w in self._workers):
+        if not is_time or any(w.running or w.status is WorkerStatus.OPENING for w in self._workers):
             return []
         for index, worker in enumerate(self._workers):
-            if worker.status is _Status.READING:
+            if worker.status is WorkerStatus.READING:
                 if worker.uncollected:
                     return self._collect(index)
                 self._release(index)
@@ -434,18 +424,19 @@ class EpochState:
                 commands.append(Report(missing_steps=execution.num_steps - left))
                 execution = replace(execution, num_steps=left)
             self._splits.give_out(worker.split, execution.num_steps)
+        self._pace.give(index, execution.num_steps)
         worker.running.append(execution)
         return [*commands, Send(index, execution)]
 
-    def _has_data(self, worker: _Worker) -> bool:
+    def _has_data(self, worker: WorkerState) -> bool:
         """Return whether a worker is reading, and there may be a batch that no execution has."""
-        if worker.status is not _Status.READING or worker.is_exhausted:
+        if worker.status is not WorkerStatus.READING or worker.is_exhausted:
             return False
         return worker.split is None or self._splits.left(worker.split) != 0
 
     def _collect(self, index: int) -> list[Command]:
         worker = self._workers[index]
-        if worker.status is not _Status.READING:
+        if worker.status is not WorkerStatus.READING:
             return []  # nobody is there to do it; asked again when its session begins
         if worker.is_collecting or not worker.uncollected:
             return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kerasps.variables import OPEN_LANE, Fences
 
@@ -14,11 +14,15 @@ class WorkerLanes:
     Args:
         fences: the lanes on the ps tasks.
         devices: the devices of the ps that steps push to; none where steps change nothing.
+        on_open: called with each worker that gets a lane, and the lane.
     """
 
-    def __init__(self, fences: Fences, devices: Sequence[str]) -> None:
+    def __init__(
+        self, fences: Fences, devices: Sequence[str], on_open: Callable[[int, int], None]
+    ) -> None:
         self._fences = fences
         self._devices = devices
+        self._on_open = on_open
         self._lock = threading.Lock()
         self._lanes: dict[int, int] = {}
 
@@ -29,6 +33,7 @@ class WorkerLanes:
         lane = self._fences.open_lane(self._devices)
         with self._lock:
             self._lanes[worker] = lane
+        self._on_open(worker, lane)
         return lane
 
     def lane(self, worker: int) -> int:

@@ -75,7 +75,12 @@ class Loop:
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
         limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
-        self._per_execution = min(model.steps_per_execution, limit or model.steps_per_execution)
+        limits = [
+            model.steps_per_execution,
+            limit,
+            strategy.max_staleness if function.devices else None,
+        ]
+        self._per_execution = min(steps for steps in limits if steps is not None)
         # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
         self._asked = self._done = 0
         self._totals: MetricTotals | None = None

@@ -202,9 +202,13 @@ class SplitLedger:
         self._splits[split].unfinished.extendleft(reversed([*executions]))
 
     def next_unfinished(self, split: int) -> Execution | None:
-        """Return the execution to do next on a split, which is none any more; None: any will do."""
+        """Return the execution to do next on a split; None: any will do."""
         unfinished = self._splits[split].unfinished
-        return unfinished.popleft() if unfinished else None
+        return unfinished[0] if unfinished else None
+
+    def take_unfinished(self, split: int) -> Execution:
+        """Return what `next_unfinished` does, which is no such execution any more."""
+        return self._splits[split].unfinished.popleft()
 
     def forget_unfinished(self) -> None:
         """Forget the executions of an epoch that has ended."""

@@ -79,6 +79,7 @@ def fit(
             validation_freq,
         )
     strategy._traffic_meter.start(function.traffic)
+    strategy._staleness_meter.start(function.devices)
     backups = FitBackups(
         model, callbacks, function, None if validation is None else validation.inputs
     )
@@ -89,6 +90,7 @@ def fit(
         warns = inputs.reads_once and steps_per_epoch is None
         numbers = range(initial_epoch, epochs)
         _run_epochs(model, loop, callbacks, backups, numbers, validation, warns=warns)
+        strategy._staleness_meter.finish()
     return model.history
 
 

@@ -25,8 +25,16 @@ from kerasps.variables.chunks import (
     row_bytes,
     write_rows,
 )
-from kerasps.variables.fences import NO_LANE, OPEN_LANE, Fences, apply_if_in_lane, apply_in_lane
+from kerasps.variables.fences import OPEN_LANE, Fences
 from kerasps.variables.flights import Flight, aboard, worker_timeout
+from kerasps.variables.lane_table import (
+    NO_LANE,
+    NUM_BINS,
+    LaneRecord,
+    apply_if_in_lane,
+    apply_in_lane,
+    read_clock,
+)
 from kerasps.variables.lookup_tables import LookupTables
 from kerasps.variables.named import (
     Lookup,
@@ -81,12 +89,14 @@ __all__ = [
     "LAYOUTS",
     "NAMES",
     "NO_LANE",
+    "NUM_BINS",
     "OPEN_LANE",
     "AwayStates",
     "Extended",
     "Fences",
     "FixedShardsPartitioner",
     "Flight",
+    "LaneRecord",
     "Lookup",
     "LookupTables",
     "MaxSizePartitioner",
@@ -129,6 +139,7 @@ __all__ = [
     "optimizers_of",
     "outside_replica",
     "plain_variable",
+    "read_clock",
     "read_rows",
     "row_bytes",
     "shards_in",

@@ -18,26 +18,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import call_apart, fetch
+from kerasps.cluster import call_apart, fetch, sent
+from kerasps.variables.lane_table import (
+    NUM_LANES,
+    TABLE_SIZE,
+    LaneRecord,
+    close,
+    read_lanes,
+    reset,
+    split_entry,
+)
 from kerasps.variables.named import NamedVariable
 
-# A lane is given again after so many others. They take 32 kB of a ps.
-NUM_LANES = 4096
-# A call's pushes are counted in so many bits, its number stands above them.
-_BITS_OF_COUNT = 32
 # The lane of steps that the coordinator does itself. Nobody can lose it.
 OPEN_LANE = 0
-# What a push that is not to be applied has in place of its lane.
-NO_LANE = -1
-# What a push in a closed lane ends in.
-REFUSED = "kerasps: a push was refused, since its worker was given up"
 
 
 class Fences:
     """The lanes on the ps tasks of a strategy.
-
-    A lane's entry is the number of pushes applied in it; closed, it is -1 less that number. Where
-    pushes are of numbered calls, it counts those of the last call, and holds the call's number.
 
     Args:
         mutex: returns the lock of a device, by the device's name.
@@ -51,13 +49,13 @@ class Fences:
         self._functions: dict[tuple[str, str], Any] = {}
 
     def table(self, device: str) -> NamedVariable:
-        """Return the entries of all lanes on the ps `device`, int64 of shape `[NUM_LANES]`."""
+        """Return the table of lanes on the ps `device` (see `lane_table`)."""
         with self._lock:
             if device not in self._tables:
                 with tf.init_scope(), tf.device(device):
                     self._tables[device] = NamedVariable(
-                        lambda: tf.zeros([NUM_LANES], tf.int64),
-                        shape=[NUM_LANES],
+                        lambda: tf.zeros([TABLE_SIZE], tf.int64),
+                        shape=[TABLE_SIZE],
                         dtype=tf.int64,
                         trainable=False,
                         name="lanes",
@@ -71,7 +69,7 @@ class Fences:
             number = self._next
         lane = OPEN_LANE + 1 + (number - 1) % (NUM_LANES - 1)
         if number >= NUM_LANES:
-            self._call("reset", _reset, lane, devices)
+            self._call("reset", reset, lane, devices)
         return lane
 
     def close_lane(self, lane: int, devices: Sequence[str]) -> tuple[int, ...]:
@@ -82,13 +80,42 @@ class Fences:
         Raises:
             tf.errors.OpError: a ps is lost.
         """
-        return self._call("close", _close, lane, devices)
+        return self._call("close", close, lane, devices)
+
+    def records(self, lanes: Sequence[int], devices: Sequence[str]) -> list[list[LaneRecord]]:
+        """Return what each of `devices` has noted of each of `lanes`. Thread: any.
+
+        What a ps has noted is of one instant.
+
+        Raises:
+            tf.errors.OpError: a ps is lost.
+        """
+        returned: list[tf.Tensor] = []
+        for device in devices if lanes else ():
+            traced = self._reading(device)
+            with tf.device(device):
+                returned += call_apart(traced, [sent(tf.constant(lanes, tf.int32))])
+        return [[LaneRecord.of(row) for row in rows] for rows in fetch(returned)]
+
+    def _reading(self, device: str) -> Any:
+        table = self.table(device)
+        with self._lock:
+            if ("read", device) not in self._functions:
+
+                def read(lanes: tf.Tensor) -> tf.Tensor:
+                    with tf.device(device):
+                        return read_lanes(table.handle, lanes)
+
+                with tf.init_scope():
+                    self._functions["read", device] = tf.function(
+                        read, autograph=False
+                    ).get_concrete_function(tf.TensorSpec([None], tf.int32))
+            return self._functions["read", device]
 
     def close_call(self, lane: int, number: int, devices: Sequence[str]) -> tuple[int, ...]:
         """Do as `close_lane` for a lane of calls; return how many of one call were applied."""
-        entries = self.close_lane(lane, devices)
-        counts = [divmod(entry, 2**_BITS_OF_COUNT) for entry in entries]
-        return tuple(count if last == number else 0 for last, count in counts)
+        ends = [split_entry(entry) for entry in self.close_lane(lane, devices)]
+        return tuple(count if last == number else 0 for last, count in ends)
 
     def _call(
         self, name: str, function: Callable[..., tf.Tensor], lane: int, devices: Sequence[str]
@@ -121,55 +148,3 @@ class Fences:
                         under_lock, autograph=False
                     ).get_concrete_function(tf.TensorSpec([], tf.int32))
             return self._functions[name, device]
-
-
-def apply_in_lane(
-    table: tf.Tensor, lane: tf.Tensor, apply: Callable[[], None], number: tf.Tensor | None = None
-) -> None:
-    """Apply a push and count it; fail where its lane is closed. Call on its ps, with the lock held.
-
-    Args:
-        table: the handle of the ps's table.
-        lane: the lane, an int32 scalar.
-        apply: adds the operations that apply the push.
-        number: the number of the call that the push is of, an int32 scalar: 1 or more.
-    """
-    entry = _entry(table, lane)
-    # Not `tf.cond`, which takes a tenth of a small step's time.
-    is_open = tf.raw_ops.Assert(condition=entry >= 0, data=[REFUSED])
-    one = tf.constant(1, tf.int64)
-    with tf.control_dependencies([is_open]):
-        apply()
-        if number is None:
-            tf.raw_ops.ResourceScatterAdd(resource=table, indices=lane, updates=one)
-        else:
-            first = tf.bitwise.left_shift(tf.cast(number, tf.int64), _BITS_OF_COUNT)
-            tf.raw_ops.ResourceScatterUpdate(
-                resource=table, indices=lane, updates=tf.maximum(entry, first) + one
-            )
-
-
-def apply_if_in_lane(
-    table: tf.Tensor, lane: tf.Tensor, apply: Callable[[], None], number: tf.Tensor | None = None
-) -> None:
-    """Do as `apply_in_lane`, or nothing where `lane` is `NO_LANE`."""
-    tf.cond(lane == NO_LANE, lambda: None, lambda: apply_in_lane(table, lane, apply, number))
-
-
-def _entry(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.ResourceGather(resource=table, indices=lane, dtype=tf.int64)
-
-
-def _close(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
-    entry = _entry(table, lane)
-    applied = tf.where(entry < 0, -1 - entry, entry)
-    update = tf.raw_ops.ResourceScatterUpdate(resource=table, indices=lane, updates=-1 - applied)
-    with tf.control_dependencies([update]):
-        return tf.identity(applied)
-
-
-def _reset(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
-    zero = tf.constant(0, tf.int64)
-    update = tf.raw_ops.ResourceScatterUpdate(resource=table, indices=lane, updates=zero)
-    with tf.control_dependencies([update]):
-        return tf.identity(zero)

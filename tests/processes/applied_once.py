@@ -2,6 +2,7 @@
 as a process of its own by test_applied_once.py.
 
     python tests/processes/applied_once.py --kills 20 --seed 3
+    python tests/processes/applied_once.py --arguments '{"max_staleness": 3}'
 
 With a gradient of 1 and a learning rate of 1, a weight is minus the number of its updates, and a
 row of the table minus the number of times that its example was trained on. Adagrad's slots count
@@ -129,12 +130,17 @@ def problems(model, before, history, data):
 parser = argparse.ArgumentParser()
 parser.add_argument("--kills", type=int, default=10)
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument(
+    "--arguments", type=json.loads, default={}, help="more arguments of the strategy, as JSON"
+)
 options = parser.parse_args()
 chance = random.Random(options.seed)
 report = {"problems": [], "calls": collections.Counter(), "kills": 0}
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver, variable_partitioner=kerasps.FixedShardsPartitioner(2)
+        cluster.cluster_resolver,
+        variable_partitioner=kerasps.FixedShardsPartitioner(2),
+        **options.arguments,
     )
     models = [
         compiled(make, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,10 @@ def test_every_update_is_applied_once_when_workers_are_killed_at_random():
     report = run_and_report(SCRIPT, "--kills", 12, "--seed", 3)
     assert report["problems"] == []
     assert report["kills"] >= 12
+
+
+@pytest.mark.parametrize("arguments", [{"max_staleness": 3}, {"overlap": True}], ids=str)
+def test_so_it_is_however_far_workers_may_drift(arguments):
+    report = run_and_report(SCRIPT, "--kills", 5, "--seed", 4, "--arguments", json.dumps(arguments))
+    assert report["problems"] == []
+    assert report["kills"] >= 5

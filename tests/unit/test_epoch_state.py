@@ -39,12 +39,13 @@ AHEAD = 3
 NUM_PS = 2
 
 
-def new_state(num_workers=2, *, num_splits=None, lost=(), interval=1.0):
+def new_state(num_workers=2, *, num_splits=None, lost=(), interval=1.0, max_ahead=None):
     state = EpochState(
         num_workers,
         lost=lost,
         executions_ahead=AHEAD if interval else 1,
         collect_interval=interval,
+        max_ahead=max_ahead,
     )
     assert state.handle(PassBegan(num_workers if num_splits is None else num_splits)) == []
     assert state.handle(EpochBegan()) == []
@@ -455,6 +456,7 @@ class Worker:
     is_open: bool = False
     place: int = 0
     running: int = 0
+    num_steps: int = 0
     # How many of its pushes each ps has applied.
     pushed: list = field(default_factory=lambda: [0] * NUM_PS)
     # The examples of executions whose results it holds.
@@ -465,13 +467,25 @@ class Cluster:
     """Workers of which anything can happen, and the loop of `fit`'s thread."""
 
     def __init__(
-        self, lengths, *, is_known, interval, per_execution, steps, travels, is_endless=False
+        self,
+        lengths,
+        *,
+        is_known,
+        interval,
+        per_execution,
+        steps,
+        travels,
+        is_endless=False,
+        max_ahead=None,
     ):
         self.is_endless = is_endless
         self.lengths, self.is_known, self.keeps = lengths, is_known, interval > 0
-        self.per_execution, self.steps, self.travels = per_execution, steps, travels
+        self.per_execution = min(per_execution, max_ahead or per_execution)
+        self.steps, self.travels = steps, travels
         count = len(lengths)
-        self.state = new_state(count, num_splits=0 if travels else count, interval=interval)
+        self.state = new_state(
+            count, num_splits=0 if travels else count, interval=interval, max_ahead=max_ahead
+        )
         self.workers = [Worker() for _ in range(count)]
         self.reports, self.now = deque(), 0.0
         self.asked = self.done = self.given_out = 0
@@ -593,6 +607,7 @@ class Cluster:
                     worker.pushed[ps] += 1
         if is_cut:
             return
+        worker.num_steps += len(examples)
         if self.keeps:
             worker.held += examples
             worker.running += 1
@@ -690,6 +705,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("join"), WORKERS),
     st.tuples(st.just("end_flight"), WORKERS),
 )
+MAX_AHEAD = st.none() | st.integers(1, 9)
 # Hypothesis draws short lists by itself.
 ACTION_LISTS = st.one_of(st.lists(ACTIONS, max_size=30), st.lists(ACTIONS, min_size=60))
 
@@ -708,11 +724,12 @@ def play(cluster, actions):
     interval=st.sampled_from([0.0, 0.3, 100.0]),
     per_execution=st.integers(1, 7),
     travels=st.booleans(),
+    max_ahead=MAX_AHEAD,
     is_worker_gone=st.booleans(),
     actions=ACTION_LISTS,
 )
 def test_every_example_of_a_finite_pass_is_counted_once(
-    lengths, is_known, interval, per_execution, travels, is_worker_gone, actions
+    lengths, is_known, interval, per_execution, travels, max_ahead, is_worker_gone, actions
 ):
     cluster = Cluster(
         lengths,
@@ -721,6 +738,7 @@ def test_every_example_of_a_finite_pass_is_counted_once(
         per_execution=per_execution,
         steps=None,
         travels=travels,
+        max_ahead=max_ahead,
     )
     play(cluster, actions)
     gone = set()
@@ -743,11 +761,12 @@ def test_every_example_of_a_finite_pass_is_counted_once(
     interval=st.sampled_from([0.0, 0.3, 100.0]),
     per_execution=st.integers(1, 7),
     steps=st.integers(0, 60),
+    max_ahead=MAX_AHEAD,
     is_endless=st.booleans(),
     actions=ACTION_LISTS,
 )
 def test_steps_counted_are_steps_asked_and_steps_applied(
-    num_workers, interval, per_execution, steps, is_endless, actions
+    num_workers, interval, per_execution, steps, max_ahead, is_endless, actions
 ):
     cluster = Cluster(
         [10**6] * num_workers,
@@ -757,6 +776,7 @@ def test_steps_counted_are_steps_asked_and_steps_applied(
         steps=steps,
         travels=False,
         is_endless=is_endless,
+        max_ahead=max_ahead,
     )
     play(cluster, actions)
     cluster.finish(set())
@@ -773,11 +793,12 @@ def test_steps_counted_are_steps_asked_and_steps_applied(
     interval=st.sampled_from([0.0, 0.3, 100.0]),
     per_execution=st.integers(1, 7),
     steps=st.integers(1, 20),
+    max_ahead=MAX_AHEAD,
     is_worker_gone=st.booleans(),
     epochs=st.lists(ACTION_LISTS, min_size=1, max_size=4),
 )
 def test_epochs_of_one_pass_go_on_where_the_one_before_ended(
-    lengths, is_known, interval, per_execution, steps, is_worker_gone, epochs
+    lengths, is_known, interval, per_execution, steps, max_ahead, is_worker_gone, epochs
 ):
     cluster = Cluster(
         lengths,
@@ -786,6 +807,7 @@ def test_epochs_of_one_pass_go_on_where_the_one_before_ended(
         per_execution=per_execution,
         steps=steps,
         travels=False,
+        max_ahead=max_ahead,
     )
     left = sum(lengths)
     for actions in epochs:
@@ -811,3 +833,91 @@ def test_steps_that_no_worker_has_data_for_end_the_epoch(interval, steps):
     )
     cluster.finish(set())
     assert cluster.done == min(steps, 25)
+
+
+# Pace
+
+QUIET_ACTIONS = st.one_of(
+    st.tuples(st.just("begin"), WORKERS),
+    st.tuples(st.just("carry_out"), WORKERS),
+    st.tuples(st.just("carry_out"), WORKERS),
+    st.tuples(st.just("loop"), WORKERS),
+    st.tuples(st.just("end_flight"), WORKERS),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_workers=st.integers(1, 4),
+    interval=st.sampled_from([0.0, 0.3, 100.0]),
+    per_execution=st.integers(1, 7),
+    travels=st.booleans(),
+    max_ahead=st.integers(1, 9),
+    actions=st.lists(QUIET_ACTIONS, min_size=30),
+)
+def test_no_worker_is_more_steps_ahead_of_the_slowest_than_it_may(
+    num_workers, interval, per_execution, travels, max_ahead, actions
+):
+    cluster = Cluster(
+        [10**6] * num_workers,
+        is_known=False,
+        interval=interval,
+        per_execution=per_execution,
+        steps=10**5,
+        travels=travels,
+        max_ahead=max_ahead,
+    )
+    # However one worker is preferred to another.
+    for name, index in actions:
+        index = min(index, num_workers - 1)
+        for _ in range(3):
+            play(cluster, [("loop", 0), (name, index)])
+            steps = [worker.num_steps for worker in cluster.workers]
+            assert max(steps) - min(steps) <= max_ahead
+    slowest = min(steps)
+    for _ in range(3 * AHEAD):
+        play(cluster, [(n, i) for i in range(num_workers) for n in ("begin", "loop", "carry_out")])
+    assert min(worker.num_steps for worker in cluster.workers) > slowest, "they stand still"
+
+
+def test_a_worker_waits_for_the_slowest_and_goes_on_when_that_has():
+    state = reading_state(None, None, max_ahead=4)
+    assert ask(state, 2, 2, 2, 2, 2, 2) == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert Send not in kinds(state.handle(ExecutionsDone(0, 2, at=0.1)))
+    assert state.num_in_flight == 4
+    commands = state.handle(ExecutionsDone(1, 1, at=0.2))
+    assert [c.worker for c in commands if isinstance(c, Send)] == [0, 1]
+    assert ask(state, 2) == []
+
+
+@pytest.mark.parametrize("event", [WorkerLost(1), WorkerLeaves(1)], ids=["is lost", "leaves"])
+def test_nobody_waits_for_a_worker_that(event):
+    state = reading_state(None, None, max_ahead=1)
+    assert ask(state, 1, 1, 1) == [(0, 1), (1, 1)]
+    state.handle(ExecutionsDone(0, 1, at=0.1))
+    assert [c.worker for c in state.handle(event) if isinstance(c, Send)] == [0]
+
+
+def test_nobody_waits_for_a_worker_without_data():
+    state = reading_state(100, 1, max_ahead=2)
+    assert ask(state, 2, 2, 2) == [(0, 2), (1, 1)]
+    state.handle(ExecutionsDone(1, 1, at=5.0))
+    state.handle(ExecutionsDone(0, 1, at=5.1))
+    commands = state.handle(ResultCollected(1, 1, "sum", at=5.2))
+    assert [c.worker for c in commands if isinstance(c, Send)] == [0]
+
+
+def test_a_worker_that_joins_begins_where_the_slowest_is():
+    state = new_state(1, num_splits=0, max_ahead=2)
+    state.handle(SessionBegan(0, False))
+    state.handle(SplitOpened(0, None))
+    for _ in range(5):
+        assert ask(state, 2) == [(0, 2)]
+        state.handle(ExecutionsDone(0, 1, at=0.1))
+    state.handle(WorkersJoined(2))
+    state.handle(SessionBegan(1, False))
+    assert ask(state, 2) == [(0, 2)], "it is not waited for before it is ready"
+    state.handle(SplitOpened(1, None))
+    assert ask(state, 2, 2) == [(1, 2)]
+    state.handle(ExecutionsDone(0, 1, at=0.2))
+    assert ask(state, 2) == []

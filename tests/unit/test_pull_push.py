@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from kerasps.step.fused import FusedVariables
 from kerasps.step.identity import ByIdentity, IdentitySet
-from kerasps.step.lookups import plan_rounds
+from kerasps.step.lookups import Round, plan_rounds
 from kerasps.step.packing import Packing
 from kerasps.step.phases import StepContext
 from kerasps.step.pull import PullMessage, PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
-from kerasps.variables import NO_LANE, OPEN_LANE, Fences, shards_in
+from kerasps.variables import NO_LANE, NUM_BINS, OPEN_LANE, Fences, shards_in
 from support.local_variables import (
     compute_graph,
     inventory_of,
@@ -144,7 +144,8 @@ def test_a_push_arrives_with_the_gradients_of_a_fused_variable_in_one(applied):
     new_flag = tf.constant([False, True])
     step.outputs = outputs_of(update, deltas=[tf.constant(3, tf.int64)], assigned=[new_flag])
     sent, received = (
-        Packing(specs(numbered=False)) for specs in (on_device.sent_specs, on_device.received_specs)
+        Packing(specs(clocked=False, numbered=False))
+        for specs in (on_device.sent_specs, on_device.received_specs)
     )
     assert sent.carrier_specs == received.carrier_specs
     message = received.unpack(sent.pack(on_device.select(step)))
@@ -177,7 +178,7 @@ def test_a_pull_brings_dense_values_and_the_rows_that_are_looked_up(num_shards, 
         inventory, tf.TensorSpec([None], tf.int64), lambda i: [[i.batch], [i.batch // 2]]
     )
     rounds = plan_rounds(function, names, lookups, dense)
-    pull = PullPhase(dense, rounds, [])
+    pull = PullPhase(dense, rounds, [], {})
     batch = np.array([9, 4, 9, 0], np.int64)
     step = context(inventory, names, tf.constant(batch))
     pull.add_to(step)
@@ -200,7 +201,7 @@ def test_a_pull_takes_the_values_of_fused_variables_from_where_they_lie():
     only.values.assign(only.values * 2.0)
     inventory = inventory_of(dense)
     function, names, lookups = compute_graph(inventory, None, lambda inputs: [])
-    pull = PullPhase(dense, plan_rounds(function, names, lookups, dense), fused.all)
+    pull = PullPhase(dense, plan_rounds(function, names, lookups, dense), fused.all, {})
     step = context(inventory, names, None)
     pull.add_to(step)
     for variable, value in zip(dense, values, strict=True):
@@ -260,7 +261,7 @@ def test_a_push_of_rows_updates_them_as_the_optimizer_does(name, sparse_updates,
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
     )
-    pull = PullPhase([], plan_rounds(function, names, lookups, []), [])
+    pull = PullPhase([], plan_rounds(function, names, lookups, []), [], {})
     ids = np.array([7, 2, 7, 4], np.int64)
     step = context(inventory, names, tf.constant(ids))
     pull.add_to(step)
@@ -289,7 +290,7 @@ def test_rows_that_no_step_touched_keep_or_lose_their_momentum(sparse_updates, m
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
     )
-    pull = PullPhase([], plan_rounds(function, names, lookups, []), [])
+    pull = PullPhase([], plan_rounds(function, names, lookups, []), [], {})
     step = context(inventory, names, tf.constant([1], tf.int64))
     pull.add_to(step)
     update = update_of(ours, [tf.ones([1, 2])])
@@ -361,5 +362,46 @@ def test_a_lane_that_is_given_again_is_open_and_empty():
     lane = fences.open_lane(devices)
     assert fences.close_lane(lane, devices) == (0,)
     again = next(given for given in iter(lambda: fences.open_lane(devices), None) if given == lane)
-    table = fences.table(devices[0]).numpy()
-    assert (again, table[again]) == (lane, 0)
+    assert again == lane
+    (((record,),),) = [fences.records([again], devices)]
+    assert (record.total, record.largest, record.counts.any()) == (0, 0, False)
+    assert fences.close_lane(again, devices) == (0,)
+
+
+# Staleness
+
+
+def test_a_push_counts_what_was_applied_since_its_pull():
+    weight = local_variable(np.float32(0), trainable=False)
+    inventory = inventory_of(pulled=[weight])
+    fences = Fences(lock)
+    changes = changes_of(deltas=[weight])
+    lanes = {device: fences.table(device) for device in changes.devices}
+    _, names, _ = compute_graph(inventory, None, lambda inputs: [])
+    pull = PullPhase([weight], [Round([], [], None, [])], [], lanes)
+    phase = PushPhase(changes, pull.pulls, lock, fences)
+    first, second = (fences.open_lane(changes.devices) for _ in range(2))
+
+    def pulled(lane):
+        step = context(inventory, names, None, lane)
+        pull.add_to(step)
+        step.outputs = outputs_of(deltas=[tf.constant(1.0)])
+        return step
+
+    slow = pulled(first)
+    for _ in range(40):
+        phase.add_to(pulled(second))
+    phase.add_to(slow)
+    early, late = pulled(first), pulled(second)
+    phase.add_to(late)
+    phase.add_to(early)
+    ((own, other),) = fences.records([first, second], changes.devices)
+    assert (own.total, own.largest) == (41, 40)
+    assert (own.counts[1], own.counts[NUM_BINS - 1], own.counts.sum()) == (1, 1, 2)
+    assert (other.total, other.largest, other.counts[0], other.counts.sum()) == (0, 0, 41, 41)
+    # What is done in a closed lane is not counted, and what it has counted before stays.
+    fences.close_lane(first, changes.devices)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a push was refused"):
+        phase.add_to(pulled(first))
+    ((own,),) = fences.records([first], changes.devices)
+    assert own.counts.sum() == 2

@@ -52,6 +52,25 @@ def closed_address(holder):
     return f"127.0.0.1:{holder.getsockname()[1]}"
 
 
+@pytest.mark.parametrize(
+    ("value", "error"), [("2", TypeError), (True, TypeError), (1.5, TypeError), (0, ValueError)]
+)
+def test_max_staleness_is_a_number_of_steps(value, error):
+    with pytest.raises(error, match="Argument `max_staleness` is not a number of steps") as caught:
+        kerasps.ParameterServerStrategy(resolver(), max_staleness=value)
+    assert (
+        f"Expected: a whole number of at least 1. Received: max_staleness={value!r}. Give the "
+        "steps that a worker may be ahead of the slowest"
+    ) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_overlap_is_true_or_false(value):
+    with pytest.raises(TypeError, match="Argument `overlap` must say") as caught:
+        kerasps.ParameterServerStrategy(resolver(), overlap=value)
+    assert f"Expected: True or False. Received: overlap={value!r}." in str(caught.value)
+
+
 WRONG_CLUSTERS = [
     ({"ps": []}, "has no ps. Expected: at least one ps task, which holds the variables"),
     ({"worker": []}, "has no worker. Expected: at least one worker task, which computes the steps"),

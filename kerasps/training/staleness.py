@@ -1,0 +1,179 @@
+"""How stale the updates of a training are: what the ps have counted, as a report per worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.variables import NUM_BINS, Fences, LaneRecord, text_table
+
+
+@dataclass(frozen=True)
+class WorkerStaleness:
+    """How stale the pushes of one worker were.
+
+    The staleness of a push is the number of other pushes that its ps has applied since the worker
+    began to pull for the step. A step pushes once to each ps that holds something of the model.
+
+    Args:
+        worker: the index of the worker.
+        counts: of each staleness, from 0, how many pushes had it; the last entry, 31, counts those
+            of a larger one too.
+        mean: the mean staleness; 0.0 without a push.
+        max: the largest.
+    """
+
+    worker: int
+    counts: tuple[int, ...]
+    mean: float
+    max: int
+
+    @property
+    def pushes(self) -> int:
+        """The number of pushes."""
+        return sum(self.counts)
+
+
+class Staleness(Sequence[WorkerStaleness]):
+    """How stale the pushes of every worker were, a `WorkerStaleness` each; prints as a histogram.
+
+    Workers stand in the order of their indices; one that has pushed nothing is left out.
+
+    ```python
+    print(strategy.staleness())  # after `model.fit`, or while it runs
+    worst = max((worker.max for worker in strategy.staleness()), default=0)
+    ```
+
+    Args:
+        workers: the staleness of each worker.
+    """
+
+    def __init__(self, workers: Sequence[WorkerStaleness]) -> None:
+        self._workers = tuple(workers)
+
+    @overload
+    def __getitem__(self, index: int) -> WorkerStaleness: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[WorkerStaleness]: ...
+
+    def __getitem__(self, index: int | slice) -> WorkerStaleness | Sequence[WorkerStaleness]:
+        return self._workers[index]
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def pushes(self) -> int:
+        """The number of pushes of all workers."""
+        return sum(worker.pushes for worker in self._workers)
+
+    @property
+    def mean(self) -> float:
+        """The mean staleness of all pushes; 0.0 without one."""
+        total = sum(worker.mean * worker.pushes for worker in self._workers)
+        return total / self.pushes if self.pushes else 0.0
+
+    @property
+    def max(self) -> int:
+        """The largest staleness of all; 0 without a push."""
+        return max((worker.max for worker in self._workers), default=0)
+
+    def __repr__(self) -> str:
+        return f"<Staleness of {self.pushes} pushes: mean={self.mean:.2f} max={self.max}>"
+
+    def __str__(self) -> str:
+        bins = [span for span in _SPANS if span.start <= max(self.max, 1)]
+        rows = [("worker", "pushes", "mean", "max", *(_label(span) for span in bins))]
+        for own in self._workers:
+            counts = [f"{sum(own.counts[span.start : span.stop]):,}" for span in bins]
+            rows.append(
+                (str(own.worker), f"{own.pushes:,}", f"{own.mean:.2f}", f"{own.max}", *counts)
+            )
+        return text_table(rows)
+
+
+# The columns of the histogram: 0, 1, 2, 3, 4-7, 8-15, 16-30, 31+.
+_SPANS = [
+    *(range(i, i + 1) for i in range(4)),
+    range(4, 8),
+    range(8, 16),
+    range(16, NUM_BINS - 1),
+    range(NUM_BINS - 1, NUM_BINS),
+]
+
+
+def _label(span: range) -> str:
+    if span.stop == NUM_BINS:
+        return f"{span.start}+"
+    return str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}"
+
+
+class StalenessMeter:
+    """Knows the lanes in which the workers of a training push, and reads what the ps noted of them.
+
+    Args:
+        fences: the lanes on the ps tasks.
+    """
+
+    def __init__(self, fences: Fences) -> None:
+        self._fences = fences
+        self._lock = threading.Lock()
+        self._is_live = False
+        self.start(())
+
+    def start(self, devices: Sequence[str]) -> None:
+        """Begin anew, for steps that push to the ps `devices`."""
+        with self._lock:
+            self._devices = devices
+            self._lanes: list[tuple[int, int]] = []
+            self._report = Staleness([])
+            self._is_live = True
+
+    def add_lane(self, worker: int, lane: int) -> None:
+        """Note that a worker pushes in a lane from here on. Thread: any."""
+        with self._lock:
+            self._lanes.append((worker, lane))
+
+    def finish(self) -> None:
+        """Read for the last time: the tasks may end, and lanes be given again."""
+        self.report()
+        self._is_live = False
+
+    def report(self) -> Staleness:
+        """Return what was counted since `start`; what was read last, where a ps is gone.
+
+        Thread: any.
+        """
+        with self._lock:
+            lanes, devices = list(self._lanes), self._devices
+        if self._is_live:
+            try:
+                records = self._fences.records([lane for _, lane in lanes], devices)
+            except tf.errors.OpError:
+                self._is_live = False
+            else:
+                self._report = _summed([worker for worker, _ in lanes], records)
+        return self._report
+
+
+def _summed(workers: Sequence[int], of_ps: Sequence[Sequence[LaneRecord]]) -> Staleness:
+    """Return a report of what each ps has noted of the lanes of `workers`."""
+    by_worker: dict[int, list[LaneRecord]] = {}
+    for records in of_ps:
+        for worker, record in zip(workers, records, strict=True):
+            by_worker.setdefault(worker, []).append(record)
+    found = []
+    for worker, own in sorted(by_worker.items()):
+        counts = np.sum([record.counts for record in own], axis=0)
+        pushes = int(counts.sum())
+        if pushes:
+            mean = sum(record.total for record in own) / pushes
+            largest = max(record.largest for record in own)
+            found.append(WorkerStaleness(worker, tuple(counts.tolist()), mean, largest))
+    return Staleness(found)

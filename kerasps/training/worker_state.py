@@ -1,0 +1,53 @@
+"""What `EpochState` knows of one worker."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kerasps.training.epoch_events import Execution
+
+
+class WorkerStatus(enum.Enum):
+    """What a worker does, as far as that is known."""
+
+    AWAITED = "its session has not begun"
+    OPENING = "it was told to open a split"
+    READING = "it may have data"
+    DRY = "it waits for data"
+    LOST = "it is gone"
+
+
+@dataclass
+class WorkerState:
+    """What is known of one worker."""
+
+    status: WorkerStatus = WorkerStatus.AWAITED
+    split: int | None = None
+    # The split has another reader.
+    shares: bool = False
+    is_leaving: bool = False
+    # Only reading found that its data have ended.
+    is_exhausted: bool = False
+    # Sent, and not known to be done.
+    running: deque[Execution] = field(default_factory=deque)
+    # Done, while the worker holds the results.
+    uncollected: list[Execution] = field(default_factory=list)
+    is_collecting: bool = False
+    collect_at: float = 0.0
+    # Since it was made ready: steps whose results came back, and how many of those each ps was not
+    # to apply.
+    counted: int = 0
+    not_applied: tuple[int, ...] = ()
+
+    def count(self, executions: Iterable[Execution], steps: int) -> None:
+        """Count `steps` steps of executions whose results came back."""
+        self.counted += steps
+        for execution in executions:
+            if execution.applied:
+                before = self.not_applied or (0,) * len(execution.applied)
+                self.not_applied = tuple(
+                    b + n for b, n in zip(before, execution.applied, strict=True)
+                )

@@ -1,0 +1,129 @@
+"""Trains with `overlap=True` on one worker and two ps, in whichever way steps are laid out; run as
+a process of its own by test_overlap.py.
+
+With a gradient of 1 each weight says how often, and with which learning rate, it was updated.
+Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
+from support.compare import regression_data, train_both
+from support.unit_gradients import Ids, Outputs, Sum
+
+NUM_EXAMPLES, BATCH_SIZE = 264, 4
+STEPS = NUM_EXAMPLES // BATCH_SIZE
+IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
+
+
+def compiled(optimizer, steps_per_execution):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((1,), dtype="int32"),
+                keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros"),
+                Sum(),
+            ]
+        )
+        model.compile(
+            optimizer,
+            Outputs(reduction="sum"),
+            metrics=[Ids()],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def of_unknown_length():
+    return tf.data.Dataset.from_tensor_slices((IDS, IDS)).filter(lambda *_: True).batch(BATCH_SIZE)
+
+
+DATA = {
+    "arrays": lambda: {"x": IDS, "y": IDS, "batch_size": BATCH_SIZE},
+    "unknown": lambda: {"x": of_unknown_length()},
+}
+
+
+def counted(steps_per_execution, data):
+    """Train two epochs; return all that says how often something was done."""
+    model = compiled(keras.optimizers.SGD(1.0), steps_per_execution)
+    history = model.fit(**DATA[data](), epochs=2, verbose=0).history
+    table, *weights = model.trainable_variables
+    staleness = strategy.staleness()
+    return {
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "rows": sorted(set(table.numpy().ravel().tolist())),
+        "weights": sorted({float(v) for w in weights for v in w.numpy().ravel()}),
+        "examples": history["examples"],
+        "pushes": staleness.pushes,
+        "most_stale": staleness.max,
+        "mean": staleness.mean,
+    }
+
+
+def weights_after(optimizer):
+    """Train with executions of several steps; return the different values of weights."""
+    model = compiled(optimizer, 11)
+    model.fit(**DATA["arrays"](), verbose=0)
+    return sorted({float(v) for w in model.trainable_variables[1:] for v in w.numpy().ravel()})
+
+
+def products_of_momenta():
+    """Train with Nadam, whose state a step pushes as a value, plainly and overlapping."""
+
+    def make_model():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Nadam(0.01), "mse", steps_per_execution=10)
+        return model
+
+    plain, ours = train_both(strategy, make_model, regression_data(), steps=30)
+    return [float(np.asarray(m.optimizer._u_product)) for m in (plain, ours)]
+
+
+def difference_step_by_step():
+    """Train with executions of one step, which never overlap, plainly and here."""
+
+    def make_model():
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=1)
+        return model
+
+    plain, ours = train_both(strategy, make_model, regression_data(), steps=20)
+    pairs = zip(plain.get_weights(), ours.get_weights(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
+with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
+    strategy = kerasps.ParameterServerStrategy(
+        cluster.cluster_resolver,
+        variable_partitioner=kerasps.FixedShardsPartitioner(2),
+        overlap=True,
+    )
+    report = {
+        "counted": {
+            f"{steps} {data}": counted(steps, data)
+            for steps, data in ((1, "arrays"), (7, "unknown"), (33, "arrays"))
+        },
+        "scheduled": weights_after(
+            keras.optimizers.SGD(
+                keras.optimizers.schedules.PiecewiseConstantDecay([20], [1.0, 2.0])
+            )
+        ),
+        "accumulated": weights_after(keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)),
+        "products": products_of_momenta(),
+        "difference": difference_step_by_step(),
+    }
+print("REPORT " + json.dumps(report), flush=True)
