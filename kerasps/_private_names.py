@@ -81,6 +81,23 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "decides where a variable goes; the public strategy offers no other way",
         ("container_strategy", "cluster_resolver", "variable_partitioner"),
     ),
+    "MirroredExtended": PrivateName(
+        "tensorflow.python.distribute.mirrored_strategy",
+        "MirroredExtended",
+        "runs replicas; `CentralStorageStrategy` differs in where variables are",
+        ("container_strategy", "devices", "cross_device_ops"),
+    ),
+    "MirroredVariable": PrivateName(
+        "tensorflow.python.distribute.values",
+        "MirroredVariable",
+        "ours has one value for all replicas",
+    ),
+    "create_mirrored_variable": PrivateName(
+        "tensorflow.python.distribute.distribute_utils",
+        "create_mirrored_variable",
+        "makes the variable around its values, as the mirrored strategy does",
+        ("strategy", "real_mirrored_creator", "class_mapping", "policy_mapping"),
+    ),
     "ResourceVariable": PrivateName(
         "tensorflow.python.ops.resource_variable_ops",
         "ResourceVariable",
