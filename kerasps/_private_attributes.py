@@ -342,6 +342,8 @@ PRIVATE_TEXTS: tuple[PrivateText, ...] = (
                 "and its id, by which Keras finds slots"),
     PrivateText("keras.src.random.seed_generator", 'name="seed_generator_state"',
                 "the variable of a seed generator"),
+    PrivateText("tensorflow.python.autograph.impl.api", "hasattr(e, 'ag_pass_through')",
+                "AutoGraph leaves our errors as they are"),
     PrivateText(_OPTIMIZER, 'name="iteration"', "the variable that counts an optimizer's steps"),
     PrivateText(_OPTIMIZER, 'name="learning_rate"', "the variable of an optimizer's learning rate"),
     PrivateText("keras.src.metrics.metric", 'synchronization="on_read"',

@@ -75,6 +75,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "machines",
         ("ctxt",),
     ),
+    "in_xla_context": PrivateName(
+        "tensorflow.python.ops.control_flow_util",
+        "GraphOrParentsInXlaContext",
+        "whether replicas run in a function that XLA compiles",
+        ("graph",),
+    ),
     "ParameterServerStrategyV2Extended": PrivateName(
         "tensorflow.python.distribute.parameter_server_strategy_v2",
         "ParameterServerStrategyV2Extended",

@@ -177,12 +177,13 @@ class CentralStorageExtended(_compat.MirroredExtended):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         devices = {*self._devices, self._parameter_device}
-        is_compiled = getattr(fn, "_jit_compile", False)
-        if is_compiled and len(devices) > 1 and any(_type_of(d) == "GPU" for d in devices):
+        graph = tf.compat.v1.get_default_graph()
+        is_compiled = getattr(fn, "_jit_compile", False) or _compat.in_xla_context(graph)
+        if is_compiled and len(devices) > 1:
             raise UnsupportedError(
                 "XLA compiles a step for one device, and the steps of this CentralStorageStrategy "
-                "use several. Expected: jit_compile=False, or one GPU that holds the variables "
-                "too. Received: jit_compile=True with "
+                "use several. Expected: jit_compile=False, or one device that computes and holds "
+                "the variables. Received: jit_compile=True with "
                 f"{', '.join(sorted(_short(device) for device in devices))}. Give "
                 '`jit_compile=False` or "auto" to `compile`, or to `tf.function`.'
             )
