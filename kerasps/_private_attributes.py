@@ -194,6 +194,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     ),
     "tensorflow.python.distribute.mirrored_strategy:MirroredExtended": (
         PrivateAttribute("_devices", "the compute devices"),
+        PrivateAttribute("_container_strategy", "the strategy that it belongs to", ()),
         PrivateAttribute(
             "_create_variable",
             "overridden: a variable is made on the parameter device",

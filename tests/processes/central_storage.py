@@ -8,6 +8,7 @@ arrays are apart, or which errors came. The group `beside` does the same with a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -82,7 +83,7 @@ def fully_used(model, x=X, y=Y, **arguments):
 def regularized_and_constrained(strategy):
     with strategy.scope():
         layer = L.Dense(4, kernel_regularizer="l2", kernel_constraint="max_norm")
-        return fully_used(dense(layer, metrics=["mae"]))
+        return fitted(dense(layer, metrics=["mae"]))
 
 
 @case("models")
@@ -529,6 +530,25 @@ def devices(strategy):
     }
 
 
+def lookup_devices(strategy):
+    """Where rows of a table are looked up: by a layer as it is, and within `tf.device`."""
+    with strategy.scope():
+        layer = L.Embedding(20, 4)
+        layer.build()
+
+    def replica(scope):
+        with tf.GradientTape() as tape, scope():
+            loss = tf.reduce_sum(layer(IDS[:4]))
+        return tape.gradient(loss, layer.embeddings.value).values
+
+    found = []
+    for scope in (contextlib.nullcontext, lambda: tf.device(strategy.parameter_device)):
+        function = tf.function(lambda scope=scope: strategy.run(replica, args=(scope,)))
+        graph = function.get_concrete_function().graph
+        found.append({op.device[-5:] for op in graph.get_operations() if "Gather" in op.type})
+    return [sorted(devices) for devices in found]
+
+
 def apart_from_one_process(central):
     """How far two replicas are from plain Keras on the whole batches."""
 
@@ -558,6 +578,8 @@ def main(group):
     if group == "models":
         report["devices"] = devices(central)
         report["apart_from_one_process"] = apart_from_one_process(central)
+    if group == "loops":
+        report["lookup_devices"] = lookup_devices(central)
     if cluster is not None:
         cluster.close()
     print("REPORT", json.dumps(report))
