@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kerasps.callbacks import BackupAndRestore, StalenessLogger
+    from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess, WorkerInfo
     from kerasps.errors import (
         CheckpointError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackupAndRestore",
+    "CentralStorageStrategy",
     "CheckpointError",
     "ClusterConfigError",
     "ClusterDescription",
@@ -83,6 +85,7 @@ __version__ = "0.1.0"
 # without Keras.
 _MODULES = {
     "BackupAndRestore": "callbacks",
+    "CentralStorageStrategy": "central_storage",
     "ClusterDescription": "cluster",
     "DatasetCreator": "inputs",
     "Evaluation": "evaluator",

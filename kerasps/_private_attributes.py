@@ -200,6 +200,38 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             ("var", "fn", "args", "kwargs", "group"),
         ),
     ),
+    "tensorflow.python.distribute.mirrored_strategy:MirroredExtended": (
+        PrivateAttribute("_devices", "the compute devices"),
+        PrivateAttribute("_container_strategy", "the strategy that it belongs to", ()),
+        PrivateAttribute(
+            "_create_variable",
+            "overridden: a variable is made on the parameter device",
+            ("next_creator",),
+        ),
+        PrivateAttribute(
+            "_use_merge_call", "overridden: the replicas meet for an update, which is done once"
+        ),
+        PrivateAttribute(
+            "_call_for_each_replica",
+            "overridden: refuses what XLA cannot compile",
+            ("fn", "args", "kwargs"),
+        ),
+    ),
+    "tensorflow.python.distribute.mirrored_strategy:MirroredStrategy": (
+        PrivateAttribute("_collective_key_base", "its extended asks for it, of ours too"),
+    ),
+    "tensorflow.python.distribute.values:MirroredVariable": (
+        PrivateAttribute(
+            "_get_replica", "overridden: all replicas have the same value", ("replica_id",)
+        ),
+        PrivateAttribute(
+            "_update_replica",
+            "overridden: without an aggregation, the first replica's value is taken",
+            ("update_fn", "value"),
+        ),
+        PrivateAttribute("_update_cross_replica", "does the update", ("update_fn", "value")),
+        PrivateAttribute("_primary", "the value"),
+    ),
     "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended": (
         PrivateAttribute(
             "_retrace_functions_for_each_device",
@@ -319,6 +351,8 @@ PRIVATE_TEXTS: tuple[PrivateText, ...] = (
                 "and its id, by which Keras finds slots"),
     PrivateText("keras.src.random.seed_generator", 'name="seed_generator_state"',
                 "the variable of a seed generator"),
+    PrivateText("tensorflow.python.autograph.impl.api", "hasattr(e, 'ag_pass_through')",
+                "AutoGraph leaves our errors as they are"),
     PrivateText(_OPTIMIZER, 'name="iteration"', "the variable that counts an optimizer's steps"),
     PrivateText(_OPTIMIZER, 'name="learning_rate"', "the variable of an optimizer's learning rate"),
     PrivateText("keras.src.metrics.metric", 'synchronization="on_read"',

@@ -75,11 +75,34 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "machines",
         ("ctxt",),
     ),
+    "in_xla_context": PrivateName(
+        "tensorflow.python.ops.control_flow_util",
+        "GraphOrParentsInXlaContext",
+        "whether replicas run in a function that XLA compiles",
+        ("graph",),
+    ),
     "ParameterServerStrategyV2Extended": PrivateName(
         "tensorflow.python.distribute.parameter_server_strategy_v2",
         "ParameterServerStrategyV2Extended",
         "decides where a variable goes; the public strategy offers no other way",
         ("container_strategy", "cluster_resolver", "variable_partitioner"),
+    ),
+    "MirroredExtended": PrivateName(
+        "tensorflow.python.distribute.mirrored_strategy",
+        "MirroredExtended",
+        "runs replicas; `CentralStorageStrategy` differs in where variables are",
+        ("container_strategy", "devices", "cross_device_ops"),
+    ),
+    "MirroredVariable": PrivateName(
+        "tensorflow.python.distribute.values",
+        "MirroredVariable",
+        "ours has one value for all replicas",
+    ),
+    "create_mirrored_variable": PrivateName(
+        "tensorflow.python.distribute.distribute_utils",
+        "create_mirrored_variable",
+        "makes the variable around its values, as the mirrored strategy does",
+        ("strategy", "real_mirrored_creator", "class_mapping", "policy_mapping"),
     ),
     "ResourceVariable": PrivateName(
         "tensorflow.python.ops.resource_variable_ops",

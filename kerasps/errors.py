@@ -20,6 +20,10 @@ from __future__ import annotations
 class KeraspsError(Exception):
     """Base of every exception that kerasps raises on purpose."""
 
+    # AutoGraph leaves it as it is; what else is raised in a function that it converted, it replaces
+    # with an error of its own.
+    ag_pass_through = True
+
 
 class ClusterConfigError(KeraspsError, ValueError):
     """TF_CONFIG, or a cluster described in another way, is wrong."""

@@ -122,6 +122,12 @@ def test_digits_are_read(example: str) -> None:
     assert figure(ACCURACY, python(example, "--epochs", "4", "--max-steps", "50")) > 0.85
 
 
+def test_digits_are_read_on_the_devices_of_one_machine() -> None:
+    output = python("central_storage.py", "--epochs", "4")
+    assert "CentralStorageStrategy compute_devices=" in output
+    assert figure(ACCURACY, output) > 0.85
+
+
 def test_digits_are_read_and_evaluated_beside_the_training(tmp_path: Path) -> None:
     example = [str(EXAMPLES / "sidecar.py"), "--dir", str(tmp_path)]
     launch = (

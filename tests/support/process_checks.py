@@ -141,7 +141,7 @@ def reserved_address():
     return holder, f"127.0.0.1:{holder.getsockname()[1]}"
 
 
-def run_and_report(script, *arguments, **environment):
+def run_and_report(script, *arguments, timeout_s=170, **environment):
     """Runs a script as a process of its own and returns what it reported: the JSON behind `REPORT `
     in a line it printed.
     """
@@ -156,7 +156,7 @@ def run_and_report(script, *arguments, **environment):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=timeout_s,
     )
     lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
     assert lines, process.stdout[-2000:] + process.stderr[-4000:]

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps import _compat, variables
+from kerasps import _compat, central_storage, variables
 from kerasps._private_attributes import PRIVATE_TEXTS, PrivateAttribute
 from kerasps._private_names import PrivateName
 from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
@@ -91,6 +91,10 @@ OVERRIDING = {
         variables.Extended
     ],
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": [variables.NamedVariable],
+    "tensorflow.python.distribute.mirrored_strategy:MirroredExtended": [
+        central_storage.CentralStorageExtended
+    ],
+    "tensorflow.python.distribute.values:MirroredVariable": [central_storage.CentralVariable],
 }
 
 

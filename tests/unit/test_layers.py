@@ -18,7 +18,7 @@ PACKAGE = Path(kerasps.__file__).parent
 ORDER = [
     *("errors", "_private_names", "_private_attributes", "_compat", "checks", "_doors"),
     *("cluster", "variables", "inputs", "step", "training", "saving"),
-    *("hooks", "strategy", "callbacks", "evaluator", "__init__", "cli"),
+    *("hooks", "strategy", "central_storage", "callbacks", "evaluator", "__init__", "cli"),
 ]
 WINGS = [
     "cluster",
