@@ -74,6 +74,7 @@ class WorkerRecovery:
             if on_transient_failure_fn is not None:
                 on_transient_failure_fn()
         except WorkerAway as exc:
+            self._calls.fail()
             self._recover(worker, exc, on_failure_fn, on_recovery_fn)
         except (
             tf.errors.OpError,
