@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Placement,
         TaskPlacement,
     )
+    from kerasps.worker_driven import WorkerDrivenStrategy
 
 __all__ = [
     "BackupAndRestore",
@@ -68,6 +69,7 @@ __all__ = [
     "TaskUnreachableError",
     "TrainingEndMarker",
     "UnsupportedError",
+    "WorkerDrivenStrategy",
     "WorkerInfo",
     "WorkerLostError",
     "__version__",
@@ -95,6 +97,7 @@ _MODULES = {
     "TaskPlacement": "variables",
     "TaskProcess": "cluster",
     "TrainingEndMarker": "evaluator",
+    "WorkerDrivenStrategy": "worker_driven",
     "WorkerInfo": "cluster",
 }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EVALUATOR,
         ClusterDescription,
         check_cluster_resolver,
+        describe_resolver,
         read_tf_config,
         require_chief,
     )
@@ -80,6 +81,7 @@ __all__ = [
     "connect_to_tasks",
     "connected_strategy",
     "describe_exit_code",
+    "describe_resolver",
     "end_with_parent",
     "fetch",
     "hung_ps_error",
@@ -133,6 +135,7 @@ __getattr__ = opened_when_used(
         "connect_to_tasks": "connection",
         "connected_strategy": "connected",
         "describe_exit_code": "process",
+        "describe_resolver": "description",
         "end_with_parent": "process",
         "fetch": "fetching",
         "hung_ps_error": "tf_errors",

@@ -45,7 +45,7 @@ from kerasps.variables.phase import (
     current_phase,
     entering,
 )
-from kerasps.variables.placement import Placement, TaskPlacement, text_table
+from kerasps.variables.placement import Placement, PlacementLedger, TaskPlacement, text_table
 from kerasps.variables.placing import Extended, is_ours
 from kerasps.variables.sharding import LAYOUTS, ShardedStorage, TensorLike, WholeValue
 from kerasps.variables.shards import Shard, shards_in
@@ -81,6 +81,7 @@ __all__ = [
     "NamedVariable",
     "ParameterServerVariable",
     "Placement",
+    "PlacementLedger",
     "Shard",
     "ShardedStorage",
     "StoredRows",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +37,14 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         variable_partitioner: a callable that returns the number of shards per axis, or None.
         shard_layout: `"mod"` or `"div"`.
     """
+
+    # Whether small variables may lie in others while steps run: where one process drives the steps.
+    may_fuse = True
+
+    @property
+    def restores(self) -> bool:
+        """Whether this process brings the values of checkpoints to variables."""
+        return True
 
     def __init__(
         self, strategy: Any, cluster_resolver: Any, variable_partitioner: Any, shard_layout: str
@@ -158,7 +166,27 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             device = placing.beside.device
         else:
             device = ps_device(self.ledger.lightest())
-        return self._create_on(device, _named_variable, kwargs)
+        return self._create_on(device, self._make_variable, kwargs)
+
+    def _make_variable(
+        self,
+        initial_value: Any,
+        shape: Any,
+        dtype: Any,
+        trainable: bool,
+        name: str,
+        **unused: Any,
+    ) -> NamedVariable:
+        """Make a variable with a name on its task, on the current device."""
+        return NamedVariable(
+            initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
+        )
+
+    def before_steps(self, variables: Iterable[Any]) -> None:
+        """Note that steps are about to use these `ParameterServerVariable`s.
+
+        One process makes variables here, and they have their values when they are made.
+        """
 
     def _create_on(self, device: str, creator: Any, kwargs: dict[str, Any]) -> Any:
         with _without_colocation(), tf.device(device):
@@ -185,12 +213,6 @@ def _without_colocation() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     graph: Any = tf.compat.v1.get_default_graph()
     return graph.colocate_with(None, ignore_existing=True)  # type: ignore[no-any-return]
-
-
-def _named_variable(
-    initial_value: Any, shape: Any, dtype: Any, trainable: bool, name: str, **unused: Any
-) -> NamedVariable:
-    return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name)
 
 
 def is_ours(strategy: Any) -> bool:
