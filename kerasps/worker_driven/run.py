@@ -173,7 +173,7 @@ class Run:
         if self._is_chief and not cell.is_set:
             cell.set(json.dumps(make()))
         self._wait(lambda: cell.is_set, f"to say what '{name}' is")
-        return json.loads(cell.value.item())
+        return json.loads(cell.value)
 
     def _flag(self, variable: Any) -> Cell:
         return Cell(f"{variable.shared_name}/ready", tf.bool, str(variable.device))
