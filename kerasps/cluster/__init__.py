@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
+    from kerasps.cluster.local_ps import LocalPS
     from kerasps.cluster.logs import open_log
     from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
@@ -63,6 +64,7 @@ __all__ = [
     "Death",
     "LocalCluster",
     "LocalClusterResolver",
+    "LocalPS",
     "Membership",
     "Notice",
     "Restart",
@@ -116,6 +118,7 @@ __getattr__ = opened_when_used(
         "Death": "task_watch",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
+        "LocalPS": "local_ps",
         "Membership": "membership",
         "OUT_OF_RANGE": "tf_errors",
         "Notice": "supervision",

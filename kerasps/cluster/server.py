@@ -96,8 +96,15 @@ def serve(
 
 def check_can_serve(description: ClusterDescription) -> None:
     """Raise `ClusterConfigError` where the task runs no server."""
-    if description.task_type in ("worker", "ps"):
+    is_driven = "chief" not in description.jobs
+    if description.task_type == "ps" or (description.task_type == "worker" and not is_driven):
         return
+    if description.task_type == "worker":
+        raise ClusterConfigError(
+            "This task runs no server: the cluster has no chief, so each worker drives its own "
+            "steps. Expected: task type 'ps', or a chief in TF_CONFIG. Received: task type "
+            "'worker', and no chief. Run the training script here, or add the chief."
+        )
     fix = (
         "Run the training script here."
         if description.task_type == "chief"
