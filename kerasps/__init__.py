@@ -40,7 +40,13 @@ if TYPE_CHECKING:
         Placement,
         TaskPlacement,
     )
-    from kerasps.worker_driven import WorkerDrivenStrategy
+    from kerasps.worker_driven import (
+        EvalSpec,
+        RunConfig,
+        TrainSpec,
+        WorkerDrivenStrategy,
+        train_and_evaluate,
+    )
 
 __all__ = [
     "BackupAndRestore",
@@ -48,6 +54,7 @@ __all__ = [
     "ClusterConfigError",
     "ClusterDescription",
     "DatasetCreator",
+    "EvalSpec",
     "Evaluation",
     "FixedShardsPartitioner",
     "InputError",
@@ -59,6 +66,7 @@ __all__ = [
     "PSLostError",
     "ParameterServerStrategy",
     "Placement",
+    "RunConfig",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
     "TaskLoad",
@@ -67,12 +75,14 @@ __all__ = [
     "TaskProcess",
     "TaskStartError",
     "TaskUnreachableError",
+    "TrainSpec",
     "TrainingEndMarker",
     "UnsupportedError",
     "WorkerDrivenStrategy",
     "WorkerInfo",
     "WorkerLostError",
     "__version__",
+    "train_and_evaluate",
 ]
 
 __version__ = "0.1.0"
@@ -83,6 +93,7 @@ _MODULES = {
     "BackupAndRestore": "callbacks",
     "ClusterDescription": "cluster",
     "DatasetCreator": "inputs",
+    "EvalSpec": "worker_driven",
     "Evaluation": "evaluator",
     "FixedShardsPartitioner": "variables",
     "LoadReport": "step",
@@ -91,14 +102,17 @@ _MODULES = {
     "MinSizePartitioner": "variables",
     "ParameterServerStrategy": "strategy",
     "Placement": "variables",
+    "RunConfig": "worker_driven",
     "SidecarEvaluator": "evaluator",
     "SidecarEvaluatorModelExport": "evaluator",
     "TaskLoad": "step",
     "TaskPlacement": "variables",
     "TaskProcess": "cluster",
+    "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator",
     "WorkerDrivenStrategy": "worker_driven",
     "WorkerInfo": "cluster",
+    "train_and_evaluate": "worker_driven",
 }
 
 

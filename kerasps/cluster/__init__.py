@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         end_with_parent,
     )
     from kerasps.cluster.reachability import unreachable, wait_until_reachable
-    from kerasps.cluster.renewal import start_anew
+    from kerasps.cluster.renewal import AfterTheEnd, start_anew
     from kerasps.cluster.resolver import LocalClusterResolver
     from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, Restart, RestartBudget
     from kerasps.cluster.server import serve
@@ -60,6 +60,7 @@ __all__ = [
     "DEFAULT_MAX_RESTARTS",
     "EVALUATOR",
     "OUT_OF_RANGE",
+    "AfterTheEnd",
     "ClusterDescription",
     "Death",
     "LocalCluster",
@@ -111,6 +112,7 @@ __all__ = [
 __getattr__ = opened_when_used(
     __name__,
     {
+        "AfterTheEnd": "renewal",
         "COORDINATOR_CPU": "devices",
         "ClusterDescription": "description",
         "DEFAULT_MAX_RESTARTS": "restarts",

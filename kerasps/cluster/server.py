@@ -51,6 +51,7 @@ def serve(
     on_ready: Callable[[int, str | None], None] | None = None,
     watch_parent: bool = False,
     on_coordinator_gone: Callable[[], NoReturn] | None = None,
+    until: renewal.AfterTheEnd | None = None,
 ) -> NoReturn:
     """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
 
@@ -68,6 +69,7 @@ def serve(
         watch_parent: exit also when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called when the coordinator that this task served was killed. None
             (default) leaves what it made on the task, for ten minutes.
+        until: says when to end without a signal. Default None: never.
 
     Raises:
         ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind` is
@@ -82,7 +84,7 @@ def serve(
     server, port = start_server(description, listens_on)
     if on_ready is not None:
         on_ready(port, listens_on)
-    watch = None
+    watch: renewal.AfterTheEnd | renewal.CoordinatorWatch | None = until
     if on_coordinator_gone is not None and renewal.can_watch():
         watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
     _wait_for_the_end(woken, parent if watch_parent else None, watch)
@@ -222,7 +224,7 @@ def _wait_until_listening(address: str, port: int) -> None:
 
 
 def _wait_for_the_end(
-    woken: int, parent: int | None, watch: renewal.CoordinatorWatch | None
+    woken: int, parent: int | None, watch: renewal.AfterTheEnd | renewal.CoordinatorWatch | None
 ) -> None:
     """Wait until the parent is gone or, where one is watched, the coordinator.
 
@@ -231,7 +233,7 @@ def _wait_for_the_end(
     Args:
         woken: the file descriptor that becomes readable when a signal came.
         parent: the id of the parent process, None to watch none.
-        watch: the watch on the coordinator, None to watch none. A `parent` goes before it.
+        watch: what says when to end, None for nothing. A `parent` goes before it.
     """
     poller = select.poll()
     # A signal that comes between two Python instructions would else be noticed only when the poll

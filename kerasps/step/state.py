@@ -17,7 +17,6 @@ import tensorflow as tf
 from kerasps.step.packing import Packing
 from kerasps.variables import OPEN_LANE, anonymous_handle
 
-
 # Keras's seeds are less than this, and positive.
 _MAX_SEED = 2**31 - 1
 

@@ -127,7 +127,7 @@ class Dispatcher:
     @property
     def num_workers(self) -> int:
         """The workers that executions are for."""
-        return self._membership.num_workers
+        return int(self._membership.num_workers)
 
     @property
     def num_in_flight(self) -> int:

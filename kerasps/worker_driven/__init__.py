@@ -7,6 +7,8 @@ waits for a worker but, at the beginning, for the chief.
 
 from __future__ import annotations
 
+from kerasps.worker_driven.specs import EvalSpec, RunConfig, TrainSpec
 from kerasps.worker_driven.strategy import WorkerDrivenStrategy
+from kerasps.worker_driven.tasks import train_and_evaluate
 
-__all__ = ["WorkerDrivenStrategy"]
+__all__ = ["EvalSpec", "RunConfig", "TrainSpec", "WorkerDrivenStrategy", "train_and_evaluate"]

@@ -13,6 +13,7 @@ from kerasps.inputs import Input, OpenDataset
 from kerasps.step import Header, TracedStep
 from kerasps.training import Execution, MetricTotals, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews
+from kerasps.worker_driven.step_budget import StepBudget
 
 # Which of its devices does what is left to TensorFlow: a GPU has the compute phase.
 _THIS_TASK = "/job:localhost/replica:0/task:0"
@@ -27,6 +28,7 @@ class OwnSteps:
         split: which split of the input this process reads.
         seed_offset: what is added to the seeds of all steps.
         news: what the workers tell each other in a `fit`; None of other loops.
+        budget: the steps that all workers do together; None without a limit.
     """
 
     num_workers = 1
@@ -39,13 +41,15 @@ class OwnSteps:
         *,
         split: int,
         seed_offset: int,
-        news: FitNews | None,
+        news: FitNews | None = None,
+        budget: StepBudget | None = None,
     ) -> None:
         self._function = function
         self._inputs = inputs
         self._split = split if inputs.num_splits else None
         self._seed_offset = seed_offset
         self._news = news
+        self._budget = budget
         self._queue: deque[Execution] = deque()
         self._dataset: OpenDataset | None = None
         self._left: int | None = None
@@ -103,9 +107,12 @@ class OwnSteps:
         num_steps = execution.num_steps
         if self._left is not None:
             num_steps = min(num_steps, self._left)
-            self._left -= num_steps
+        if self._budget is not None and num_steps:
+            num_steps = self._budget.take(num_steps)
         if not num_steps:
             return None
+        if self._left is not None:
+            self._left -= num_steps
         graph = self._function.step_graph(
             dataset.spec,
             num_steps,

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -109,12 +109,11 @@ class Run:
 
     # Names
 
-    def name_of(self, name: str, shape: Sequence[int], dtype: tf.DType) -> str:
+    def name_of(self, name: str, kind: Hashable) -> str:
         """Return the name on its ps of a new variable: the next one of that name and kind."""
-        kind = (name, tuple(shape), dtype.name)
-        number = self._counts[kind]
-        self._counts[kind] += 1
-        return self._named(f"{name} {dtype.name} {list(kind[1])} {number}")
+        number = self._counts[name, kind]
+        self._counts[name, kind] += 1
+        return self._named(f"{name} {kind} {number}")
 
     def cell(self, name: str, dtype: tf.DType) -> Cell:
         """Return the cell of a name, on the first ps."""

@@ -45,8 +45,7 @@ class SharedVariable(NamedVariable):
         return self._run.writes or self._gave_initial_value
 
     def _claim_name(self, kind: Hashable) -> str:
-        dtype, shape = kind  # type: ignore[misc]
-        return self._run.name_of(self._given_name, shape, tf.as_dtype(dtype))
+        return self._run.name_of(self._given_name, kind)
 
     def _takes_initial_value(self) -> bool:
         run = self._run

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import keras
@@ -27,6 +28,7 @@ from kerasps.worker_driven.fit_news import FitNews, TellStop
 from kerasps.worker_driven.own_steps import OwnSteps
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import SharedExtended
+from kerasps.worker_driven.step_budget import StepBudget
 
 _LOGGER = logging.getLogger("kerasps")
 
@@ -96,6 +98,9 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     Follows `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.
     """
 
+    # The steps that all workers do together; None without a limit.
+    _max_steps: int | None = None
+
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
@@ -123,8 +128,8 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             "run_id": run_id,
             "chief_timeout": chief_timeout,
         }
-        # Not where this object is in use already, and the cluster may be another one.
-        self.__dict__.setdefault("_cluster", cluster)
+        if not hasattr(self, "_cluster"):  # else it is in use already, maybe for another cluster
+            self._cluster: ClusterDescription = cluster
         self._set_up(_resolver(cluster), own, arguments, connect_timeout)
 
     @property
@@ -278,16 +283,33 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         *,
         collect_interval: float,
     ) -> Dispatching:
-        news = None
+        news = budget = None
         if mode is TRAIN and self.num_workers > 1:
             news = FitNews(self._run, model, function, self._run.num_fits - 1)
+        if mode is TRAIN and self._max_steps is not None:
+            budget = StepBudget(self._run, model, self._max_steps)
         return OwnSteps(
             function,
             inputs,
             split=self.worker_index if inputs.num_splits > 1 else 0,
             seed_offset=self._run.seed_offset,
             news=news,
+            budget=budget,
         )
+
+    @property
+    def _begins_run(self) -> bool:
+        """Whether this process gives the variables their initial values."""
+        return self._run.is_new
+
+    @contextlib.contextmanager
+    def _limited_to(self, max_steps: int | None) -> Iterator[None]:
+        """In this context, have `fit` stop when the steps of all workers are `max_steps`."""
+        self._max_steps = max_steps
+        try:
+            yield
+        finally:
+            self._max_steps = None
 
     def _check_eager_steps(self) -> None:
         raise UnsupportedError(
