@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.inputs import Input, OpenDataset
-from kerasps.step import Header, TracedStep
+from kerasps.step import ExecutionResult, Header, TracedStep
 from kerasps.training import Execution, MetricTotals, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews
 from kerasps.worker_driven.step_budget import StepBudget
@@ -94,25 +94,28 @@ class OwnSteps:
             if self._dataset is None:
                 self._dataset = self._inputs.open(self._split, 0)
                 self._left = self._dataset.left
-            result = self._done(execution, self._dataset)
+            num_steps = self._num_steps(execution)
+            result = self._done(execution, num_steps, self._dataset) if num_steps else None
         steps = 0 if result is None else result.steps
+        if self._left is not None:
+            self._left -= steps
         if self._news is not None and result is not None:
             self._news.add(result)
-        missing = execution.num_steps - steps
-        self._is_exhausted = missing > 0 or self._left == 0
-        return Report(missing, result, self._split, execution.first_batch)
+        # What the budget lacks is asked for again: more may come of it.
+        self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
+        return Report(execution.num_steps - steps, result, self._split, execution.first_batch)
 
-    def _done(self, execution: Execution, dataset: OpenDataset) -> Any:
-        """Do an execution, as far as there are data; return its result."""
+    def _num_steps(self, execution: Execution) -> int:
+        """Return how many steps of an execution to do, or to try where the data may end."""
         num_steps = execution.num_steps
         if self._left is not None:
             num_steps = min(num_steps, self._left)
         if self._budget is not None and num_steps:
             num_steps = self._budget.take(num_steps)
-        if not num_steps:
-            return None
-        if self._left is not None:
-            self._left -= num_steps
+        return num_steps
+
+    def _done(self, execution: Execution, num_steps: int, dataset: OpenDataset) -> ExecutionResult:
+        """Do the first `num_steps` steps of an execution; return their result."""
         graph = self._function.step_graph(
             dataset.spec,
             num_steps,
@@ -120,7 +123,9 @@ class OwnSteps:
             keeps_totals=False,
             on_coordinator=True,
         )
-        source = dataset.resource if execution.batches is None else execution.batches
+        source: Any = dataset.resource
+        if execution.batches is not None:
+            source = execution.batches[:num_steps]
         header = execution.header
         if self._seed_offset:
             header = Header.with_other_seeds(header, self._seed_offset)

@@ -95,11 +95,13 @@ def _evaluate(
     model_fn: Callable[[], keras.Model], eval_spec: EvalSpec, model_dir: Path
 ) -> list[Evaluation]:
     time.sleep(eval_spec.start_delay_secs)
+    dataset = _call(eval_spec.input_fn, tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
+    if eval_spec.steps is not None:
+        dataset = dataset.take(eval_spec.steps)  # there may be fewer
     evaluator = _ThrottledEvaluator(
         model_fn(),
-        _call(eval_spec.input_fn, tf.distribute.InputContext(1, 0, num_replicas_in_sync=1)),
+        dataset,
         model_dir,
-        steps=eval_spec.steps,
         callbacks=[*eval_spec.callbacks, *eval_spec.exporters],
         log_dir=model_dir,
     )
