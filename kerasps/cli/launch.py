@@ -114,12 +114,7 @@ def launch(
                     beside = stack.enter_context(
                         EvaluatorProcess(evaluator, cluster.description, logs)
                     )
-                run: _Run | WorkerRun
-                if isinstance(cluster, LocalPS):
-                    run = WorkerRun(command, cluster, max_restarts)
-                else:
-                    run = _Run(command, cluster, RunState(max_restarts))
-                stack.enter_context(run)
+                run = stack.enter_context(_run_of(command, cluster, max_restarts))
                 code = run.until_the_end(received, beside)
                 _close(cluster)
                 # A signal means that all is to end, and soon.
@@ -132,6 +127,14 @@ def launch(
     if signal.SIGINT in received and code != 0:
         return 128 + signal.SIGINT
     return code
+
+
+def _run_of(
+    command: Sequence[str], cluster: LocalCluster, max_restarts: int
+) -> _Run | WorkerRun:
+    if isinstance(cluster, LocalPS):
+        return WorkerRun(command, cluster, max_restarts)
+    return _Run(command, cluster, RunState(max_restarts))
 
 
 def _close(cluster: LocalCluster) -> None:

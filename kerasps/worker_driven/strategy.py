@@ -156,7 +156,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
 
     @property
     def coordinator(self) -> NoReturn:
-        """There is none: each worker drives its own steps.
+        """Refuse: there is none, since each worker drives its own steps.
 
         Raises:
             UnsupportedError: always.
@@ -168,7 +168,10 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         )
 
     def workers(self) -> list[WorkerInfo]:
-        """Nobody watches the workers, since nobody depends on them.
+        """Refuse: nobody watches the workers, since nobody depends on them.
+
+        Returns:
+            Nothing.
 
         Raises:
             UnsupportedError: always.
@@ -180,7 +183,16 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         )
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> NoReturn:
-        """Functions of your own are not run as steps in this mode.
+        """Refuse: functions of your own are not run as steps in this mode.
+
+        Args:
+            fn: the function.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            options: a `tf.distribute.RunOptions`.
+
+        Returns:
+            Nothing.
 
         Raises:
             UnsupportedError: always.
