@@ -129,9 +129,7 @@ def launch(
     return code
 
 
-def _run_of(
-    command: Sequence[str], cluster: LocalCluster, max_restarts: int
-) -> _Run | WorkerRun:
+def _run_of(command: Sequence[str], cluster: LocalCluster, max_restarts: int) -> _Run | WorkerRun:
     if isinstance(cluster, LocalPS):
         return WorkerRun(command, cluster, max_restarts)
     return _Run(command, cluster, RunState(max_restarts))
