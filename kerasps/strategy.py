@@ -289,6 +289,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return self._description
 
     @property
+    def after_ps_loss(self) -> str:
+        """What to do when a ps is lost, for the error that says so."""
+        return (
+            "Start the ps again and this script with it, from the last checkpoint: "
+            "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
+        )
+
+    @property
     def num_workers(self) -> int:
         """The number of worker tasks, with those that are away."""
         return self._membership.num_workers

@@ -14,6 +14,7 @@ import tensorflow as tf
 from kerasps.cluster import (
     EVALUATOR,
     ClusterDescription,
+    LocalClusterResolver,
     WorkerInfo,
     describe_resolver,
     read_tf_config,
@@ -114,6 +115,12 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     ) -> None:
         if cluster_resolver is None:
             cluster = read_tf_config(needs_chief=False)
+        elif isinstance(cluster_resolver, LocalClusterResolver):
+            raise ClusterConfigError(
+                "The workers of a LocalCluster are servers, and drive no steps. Expected: "
+                "processes that each run this script. Received: the cluster resolver of a "
+                "LocalCluster. Start the script with `kerasps launch --mode worker`."
+            )
         else:
             cluster = describe_resolver(cluster_resolver, needs_chief=False)
         if cluster.task_type not in ("chief", "worker"):
@@ -136,6 +143,14 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     def description(self) -> ClusterDescription:
         """The cluster: the addresses of its tasks, by job, and which of them this process is."""
         return self._cluster
+
+    @property
+    def after_ps_loss(self) -> str:
+        """What to do when a ps is lost, for the error that says so."""
+        return (
+            "Start the ps and the workers again, from the last checkpoint: "
+            "`kerasps.train_and_evaluate` goes on there by itself."
+        )
 
     @property
     def is_chief(self) -> bool:
@@ -214,7 +229,11 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     def _connect_to_cluster(self, coordinator_name: str) -> None:
         self._num_workers = self.num_workers
         self._num_ps = len(self._cluster.jobs["ps"])
-        connect(self._description, protocol=self._cluster_resolver.rpc_layer)
+        connect(
+            self._description,
+            protocol=self._cluster_resolver.rpc_layer,
+            own_task=(self._cluster.task_type, self._cluster.task_index),
+        )
 
     def _choose_devices(self) -> None:
         """Leave all devices visible: this process computes."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cli.main import main
-from kerasps.cluster import AfterTheEnd, ClusterDescription, read_tf_config
+from kerasps.cluster import AfterTheEnd, ClusterDescription, LocalClusterResolver, read_tf_config
 from kerasps.cluster.server import check_can_serve
 from kerasps.step import Header
 from kerasps.variables import PlacementLedger
@@ -69,6 +69,12 @@ def test_a_resolver_is_read_as_tf_config_is():
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, "worker", 0)
     resolver.task_type, resolver.task_id = "worker", 0
     with pytest.raises(kerasps.ClusterConfigError, match="has no ps"):
+        kerasps.WorkerDrivenStrategy(resolver)
+
+
+def test_the_workers_of_a_local_cluster_are_servers():
+    resolver = LocalClusterResolver.__new__(LocalClusterResolver)
+    with pytest.raises(kerasps.ClusterConfigError, match="are servers, and drive no steps"):
         kerasps.WorkerDrivenStrategy(resolver)
 
 
