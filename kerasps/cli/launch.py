@@ -114,7 +114,8 @@ def launch(
                     beside = stack.enter_context(
                         EvaluatorProcess(evaluator, cluster.description, logs)
                     )
-                run = stack.enter_context(_run_of(command, cluster, max_restarts))
+                run = _run_of(command, cluster, max_restarts)
+                stack.enter_context(run)
                 code = run.until_the_end(received, beside)
                 _close(cluster)
                 # A signal means that all is to end, and soon.

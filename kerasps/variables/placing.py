@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -56,6 +56,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self._placing = _Placing()
         self._mutexes: dict[str, tf.Tensor] = {}
         self.fences = Fences(self.mutex)
+        self._new_variable: Callable[..., NamedVariable] = NamedVariable
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:
@@ -178,7 +179,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         **unused: Any,
     ) -> NamedVariable:
         """Make a variable with a name on its task, on the current device."""
-        return NamedVariable(
+        return self._new_variable(
             initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -113,6 +114,7 @@ class SharedExtended(Extended):
         super().__init__(strategy, cluster_resolver, variable_partitioner, shard_layout)
         self.ledger = _LastingLedger(self._num_ps)
         self.run = run
+        self._new_variable = functools.partial(SharedVariable, run=run)
 
     @property
     def restores(self) -> bool:
@@ -121,19 +123,6 @@ class SharedExtended(Extended):
     def before_steps(self, variables: Iterable[Any]) -> None:
         storages = [shard.storage for shard in shards_in(list(variables))]
         self.run.begin_steps([s for s in storages if isinstance(s, SharedVariable)])
-
-    def _make_variable(
-        self,
-        initial_value: Any,
-        shape: Any,
-        dtype: Any,
-        trainable: bool,
-        name: str,
-        **unused: Any,
-    ) -> NamedVariable:
-        return SharedVariable(
-            initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name, run=self.run
-        )
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if self._placing.active or "colocate_with" in kwargs:
