@@ -81,7 +81,8 @@ def serve(
     parent = os.getppid()
     woken = _handle_signals(can_leave=description.task_type == "worker" and leaving.can_leave())
     _name_process(f"{description.task_type}-{description.task_index}")
-    server, port = start_server(description, listens_on)
+    # Never deleted: TensorFlow may crash where it deletes a server that has served.
+    _server, port = start_server(description, listens_on)
     if on_ready is not None:
         on_ready(port, listens_on)
     watch: renewal.AfterTheEnd | renewal.CoordinatorWatch | None = until
@@ -92,7 +93,6 @@ def serve(
         leaving.leave(port)
     elif watch is not None and on_coordinator_gone is not None:
         on_coordinator_gone()
-    del server
     _exit()
 
 
