@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,10 @@ def strategy(
 ) -> Iterator[kerasps.ParameterServerStrategy]:
     """Yield the strategy; `kerasps launch` sets TF_CONFIG, `python example.py` does not."""
     if "TF_CONFIG" in os.environ:
-        yield kerasps.ParameterServerStrategy(None, variable_partitioner)
+        is_worker = json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker"
+        # With `kerasps launch --mode worker`, each worker runs the example.
+        kind = kerasps.WorkerDrivenStrategy if is_worker else kerasps.ParameterServerStrategy
+        yield kind(None, variable_partitioner)
         return
     with kerasps.LocalCluster(num_workers=num_workers, num_ps=num_ps) as cluster:
         yield kerasps.ParameterServerStrategy(cluster.cluster_resolver, variable_partitioner)

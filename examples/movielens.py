@@ -2,6 +2,7 @@
 
 python examples/movielens.py                  # starts a cluster on this machine
 kerasps launch examples/movielens.py          # the same, with the cluster around it
+kerasps launch --mode worker examples/movielens.py    # without a coordinator: each worker runs it
 python examples/movielens.py --plain          # the same model and number of steps in one
                                               # plain Keras process
 """
@@ -74,7 +75,7 @@ def main() -> None:
         dataset = dataset.shuffle(len(train), seed=context.input_pipeline_id).repeat()
         return dataset.batch(BATCH_SIZE, drop_remainder=True).prefetch(2)
 
-    def run(model: keras.Model, data: object) -> None:
+    def run(model: keras.Model, data: object, steps: int) -> None:
         start = time.perf_counter()
         model.fit(data, epochs=options.epochs, steps_per_epoch=steps)
         seconds = time.perf_counter() - start
@@ -85,12 +86,14 @@ def main() -> None:
         print(f"test RMSE: {result['rmse']:.4f} on {len(test):,} ratings")
 
     if options.plain:
-        run(build_model(train), dataset_fn(tf.distribute.InputContext()))
+        run(build_model(train), dataset_fn(tf.distribute.InputContext()), steps)
     else:
         with strategy(num_workers=2, num_ps=1) as parameter_servers:
             with parameter_servers.scope():
                 model = build_model(train)
-            run(model, kerasps.DatasetCreator(dataset_fn))
+            if isinstance(parameter_servers, kerasps.WorkerDrivenStrategy):
+                steps //= parameter_servers.num_workers  # each calls `fit` for its share
+            run(model, kerasps.DatasetCreator(dataset_fn), steps)
 
 
 if __name__ == "__main__":

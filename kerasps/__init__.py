@@ -42,6 +42,13 @@ if TYPE_CHECKING:
         Placement,
         TaskPlacement,
     )
+    from kerasps.worker_driven import (
+        EvalSpec,
+        RunConfig,
+        TrainSpec,
+        WorkerDrivenStrategy,
+        train_and_evaluate,
+    )
 
 __all__ = [
     "BackupAndRestore",
@@ -50,6 +57,7 @@ __all__ = [
     "ClusterConfigError",
     "ClusterDescription",
     "DatasetCreator",
+    "EvalSpec",
     "Evaluation",
     "FixedShardsPartitioner",
     "InputError",
@@ -61,6 +69,7 @@ __all__ = [
     "PSLostError",
     "ParameterServerStrategy",
     "Placement",
+    "RunConfig",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
     "Staleness",
@@ -71,12 +80,15 @@ __all__ = [
     "TaskProcess",
     "TaskStartError",
     "TaskUnreachableError",
+    "TrainSpec",
     "TrainingEndMarker",
     "UnsupportedError",
+    "WorkerDrivenStrategy",
     "WorkerInfo",
     "WorkerLostError",
     "WorkerStaleness",
     "__version__",
+    "train_and_evaluate",
 ]
 
 __version__ = "0.1.0"
@@ -88,6 +100,7 @@ _MODULES = {
     "CentralStorageStrategy": "central_storage",
     "ClusterDescription": "cluster",
     "DatasetCreator": "inputs",
+    "EvalSpec": "worker_driven",
     "Evaluation": "evaluator",
     "FixedShardsPartitioner": "variables",
     "LoadReport": "step",
@@ -96,6 +109,7 @@ _MODULES = {
     "MinSizePartitioner": "variables",
     "ParameterServerStrategy": "strategy",
     "Placement": "variables",
+    "RunConfig": "worker_driven",
     "SidecarEvaluator": "evaluator",
     "SidecarEvaluatorModelExport": "evaluator",
     "Staleness": "training",
@@ -103,9 +117,12 @@ _MODULES = {
     "TaskLoad": "step",
     "TaskPlacement": "variables",
     "TaskProcess": "cluster",
+    "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator",
+    "WorkerDrivenStrategy": "worker_driven",
     "WorkerInfo": "cluster",
     "WorkerStaleness": "training",
+    "train_and_evaluate": "worker_driven",
 }
 
 

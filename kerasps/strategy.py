@@ -28,7 +28,8 @@ from kerasps.cluster import (
     wait_until_reachable,
 )
 from kerasps.errors import KeraspsError
-from kerasps.step import LoadReport, TrafficMeter, run_in_graph
+from kerasps.inputs import Input, as_input
+from kerasps.step import LoadReport, Mode, TracedStep, TrafficMeter, run_in_graph
 from kerasps.variables import LAYOUTS, AwayStates, Extended, Placement
 
 
@@ -121,14 +122,6 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         overlap: bool = False,
         connect_timeout: float | None = None,
     ) -> None:
-        _check_choice("shard_layout", shard_layout, LAYOUTS)
-        _check_choice("sparse_updates", sparse_updates, ("lazy", "dense"))
-        if variable_partitioner is not None and not callable(variable_partitioner):
-            raise TypeError(
-                "Argument `variable_partitioner` must be a callable of `shape` and `dtype`, such "
-                "as `kerasps.MinSizePartitioner()`. Received: "
-                f"variable_partitioner={variable_partitioner!r}"
-            )
         if max_staleness is not None:
             max_staleness = checks.count(
                 "Argument `max_staleness` is not a number of steps",
@@ -154,6 +147,32 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "max_staleness": max_staleness,
             "overlap": overlap,
         }
+        self._set_up(cluster_resolver, description, arguments, connect_timeout)
+
+    def _set_up(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        description: ClusterDescription,
+        arguments: dict[str, Any],
+        connect_timeout: float | None,
+    ) -> None:
+        """Connect, or check that this is the strategy which this process has already.
+
+        Args:
+            cluster_resolver: what TensorFlow's constructor is to get.
+            description: the tasks that this process connects to, with itself as their chief.
+            arguments: those of the constructor that make one strategy differ from another.
+            connect_timeout: as for the constructor.
+        """
+        _check_choice("shard_layout", arguments["shard_layout"], LAYOUTS)
+        _check_choice("sparse_updates", arguments["sparse_updates"], ("lazy", "dense"))
+        variable_partitioner = arguments["variable_partitioner"]
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise TypeError(
+                "Argument `variable_partitioner` must be a callable of `shape` and `dtype`, such "
+                "as `kerasps.MinSizePartitioner()`. Received: "
+                f"variable_partitioner={variable_partitioner!r}"
+            )
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
             if current is not None:
@@ -203,15 +222,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         Call once all tasks accept connections.
         """
-        _hide_gpus_of_coordinator()
+        self._choose_devices()
         for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
         if for_num_ps is not None:
             variable_partitioner = for_num_ps(len(self._description.jobs["ps"]))
         super().__init__(cluster_resolver, variable_partitioner)
         theirs: Any = self._extended
-        self._extended: Extended = Extended(
-            self, cluster_resolver, variable_partitioner, self._arguments["shard_layout"]
-        )
+        self._extended: Extended = self._make_extended(cluster_resolver, variable_partitioner)
         # The constructor of a strategy sets this. A `tf.function` that is called in the scope asks
         # for it.
         self._extended._retrace_functions_for_each_device = (
@@ -223,12 +240,64 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         take_note_of_forks()
 
         def before_tasks_end() -> None:
-            self._membership.stop()
+            self._leave()
             hooks.leave_remote_functions()
 
         atexit.register(before_tasks_end)
         if isinstance(cluster_resolver, LocalClusterResolver):
             cluster_resolver.local_cluster.end_with_process(before_tasks_end)
+
+    # What another strategy of the family does in its own way.
+
+    def _choose_devices(self) -> None:
+        """Choose which devices this process is to see. Call before it connects."""
+        # The coordinator dispatches; were its GPUs visible, its TensorFlow would take their memory
+        # from a worker beside it. Too late when TensorFlow has been initialised: then its owner
+        # wants the GPU, and keeps it.
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_visible_devices([], "GPU")
+
+    def _make_extended(self, cluster_resolver: Any, variable_partitioner: Any) -> Extended:
+        """Return what places variables."""
+        return Extended(
+            self, cluster_resolver, variable_partitioner, self._arguments["shard_layout"]
+        )
+
+    def _leave(self) -> None:
+        """End what was begun by `_watch`: the process ends."""
+        self._membership.stop()
+
+    @property
+    def _num_readers(self) -> int:
+        """How many read an input of `evaluate` or `predict`."""
+        return self.num_workers
+
+    def _training_input(self, data: Any, **arguments: Any) -> Input:
+        """Return the input of a `fit` that begins. `as_input` says which arguments there are."""
+        return as_input(data, self.num_workers, **arguments)
+
+    def _training_callbacks(self, callbacks: Any) -> Any:
+        """Return the callbacks of a `fit` in this process, given the user's."""
+        return callbacks
+
+    def _dispatcher(
+        self,
+        model: Any,
+        mode: Mode,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        collect_interval: float,
+    ) -> training.Dispatching:
+        """Return what has the executions of a loop done."""
+        return training.Dispatcher(self, function, inputs, collect_interval=collect_interval)
+
+    def _settle_calls(self) -> None:
+        """Wait for functions that were scheduled: they change variables as steps do."""
+        self._scheduled_calls.settle()
+
+    def _check_eager_steps(self) -> None:
+        """Raise `UnsupportedError` where steps cannot run as plain Python here."""
 
     def _watch(self, cluster_resolver: Any) -> None:
         """Keep watch over the tasks from here on, and take workers back that come back."""
@@ -257,6 +326,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def description(self) -> ClusterDescription:
         """The cluster: the addresses of its tasks, by job."""
         return self._description
+
+    @property
+    def after_ps_loss(self) -> str:
+        """What to do when a ps is lost, for the error that says so."""
+        return (
+            "Start the ps again and this script with it, from the last checkpoint: "
+            "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
+        )
 
     @property
     def num_workers(self) -> int:
@@ -359,11 +436,3 @@ def _function_parts(function: types.FunctionType) -> tuple[Any, ...]:
         function.__kwdefaults__,
         cells,
     )
-
-
-def _hide_gpus_of_coordinator() -> None:
-    # The coordinator dispatches; were its GPUs visible, its TensorFlow would take their memory from
-    # a worker beside it. Too late when TensorFlow has been initialised: then its owner wants the
-    # GPU, and keeps it.
-    with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")

@@ -15,8 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
 
 from kerasps.cli.run_state import (
     Command,
@@ -34,10 +33,13 @@ from kerasps.cli.run_state import (
     ToldToEnd,
     WorkerDied,
 )
+from kerasps.cli.signals import FORWARDED, EndedBySignal, Signals, end_with, signal_handlers
+from kerasps.cli.worker_run import WorkerRun
 from kerasps.cluster import (
     DEFAULT_MAX_RESTARTS,
     Death,
     LocalCluster,
+    LocalPS,
     SupervisorPipe,
     child_environment,
     end_with_parent,
@@ -49,11 +51,6 @@ from kerasps.evaluator import EvaluatorProcess
 # How often the launcher looks at tasks and script: a person does not notice it, and neither does
 # the processor.
 _POLL_INTERVAL_S = 0.05
-# Ctrl-C in a terminal reaches the script by itself; a SIGINT that was sent to the launcher alone
-# does not. They look alike, and a second SIGINT would break off what the script does about the
-# first one. So the script is left alone for this long.
-_INTERRUPT_GRACE_S = 5.0
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def launch(
@@ -61,6 +58,7 @@ def launch(
     *,
     num_workers: int,
     num_ps: int,
+    mode: str = "coordinator",
     log_dir: str | None = None,
     start_timeout: float = 60.0,
     max_restarts: int = DEFAULT_MAX_RESTARTS,
@@ -75,6 +73,8 @@ def launch(
         command: the command and its arguments.
         num_workers: the number of worker processes.
         num_ps: the number of ps processes.
+        mode: `"coordinator"` runs the command once, as the coordinator; `"worker"` runs it as each
+            worker, without a coordinator. Default `"coordinator"`.
         log_dir: the directory for log files. None (default) takes a temporary one.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
         max_restarts: how many times within an hour each worker is started again, and how many times
@@ -93,8 +93,8 @@ def launch(
     """
     received: list[signal.Signals] = []
     try:
-        with _signal_handlers(_end_with):
-            cluster = LocalCluster(
+        with signal_handlers(end_with):
+            cluster = (LocalPS if mode == "worker" else LocalCluster)(
                 num_workers,
                 num_ps,
                 log_dir=log_dir,
@@ -104,7 +104,7 @@ def launch(
             # From here on a signal is noted and dealt with in `_run`. Set inside the other block,
             # so that none is missed.
             with (
-                _signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
+                signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
                 contextlib.ExitStack() as stack,
             ):
                 stack.enter_context(cluster)
@@ -114,8 +114,8 @@ def launch(
                     beside = stack.enter_context(
                         EvaluatorProcess(evaluator, cluster.description, logs)
                     )
-                state = RunState(max_restarts)
-                run = stack.enter_context(_Run(command, cluster, state))
+                run = _run_of(command, cluster, max_restarts)
+                stack.enter_context(run)
                 code = run.until_the_end(received, beside)
                 _close(cluster)
                 # A signal means that all is to end, and soon.
@@ -123,19 +123,17 @@ def launch(
                     evaluator_timeout, lambda: bool(received)
                 ):
                     code = code or 1
-    except _EndedBySignal as ended:
+    except EndedBySignal as ended:
         return 128 + ended.number
     if signal.SIGINT in received and code != 0:
         return 128 + signal.SIGINT
     return code
 
 
-class _EndedBySignal(BaseException):
-    """Raised by a signal that comes before there is a script to deal with it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+def _run_of(command: Sequence[str], cluster: LocalCluster, max_restarts: int) -> _Run | WorkerRun:
+    if isinstance(cluster, LocalPS):
+        return WorkerRun(command, cluster, max_restarts)
+    return _Run(command, cluster, RunState(max_restarts))
 
 
 def _close(cluster: LocalCluster) -> None:
@@ -180,13 +178,13 @@ class _Run:
             received: the signals that have come to the launcher, in their order; it grows.
             evaluator: the evaluator to watch meanwhile.
         """
-        signals = _Signals(received)
+        signals = Signals(received)
         self._start_script()
         while True:
             # Signals first: what ends because of one is not to be started again.
             for number in signals.new():
                 self._handle(ToldToEnd(number))
-                if number in _FORWARDED:
+                if number in FORWARDED:
                     self._signal_script(number)
             if signals.is_interrupt_due():
                 self._signal_script(signal.SIGINT)
@@ -273,70 +271,3 @@ class _Run:
     def _signal_script(self, number: int) -> None:
         if self._script is not None:
             self._script.send_signal(number)
-
-
-class _Signals:
-    """The signals that come to the launcher, and which of them the script is to get from it.
-
-    Args:
-        received: all that have come, in their order; it grows.
-    """
-
-    def __init__(self, received: list[signal.Signals]) -> None:
-        self._received = received
-        self._seen = 0
-        self._interrupted_at: float | None = None
-
-    def new(self) -> list[signal.Signals]:
-        """Return those that have come since the last call."""
-        new = self._received[self._seen :]
-        self._seen += len(new)
-        if signal.SIGINT in new and self._interrupted_at is None:
-            self._interrupted_at = time.monotonic()
-        return new
-
-    def is_interrupt_due(self) -> bool:
-        """Return, once, whether the script is to be interrupted from here."""
-        if (
-            self._interrupted_at is None
-            or time.monotonic() - self._interrupted_at <= _INTERRUPT_GRACE_S
-            or _in_foreground()
-        ):
-            return False
-        self._interrupted_at = float("inf")
-        return True
-
-
-def _in_foreground() -> bool:
-    """Return whether Ctrl-C in a terminal reaches this process.
-
-    It then reaches the script too, which is in the same process group.
-    """
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
-
-
-def _end_with(number: int, frame: FrameType | None) -> None:
-    raise _EndedBySignal(number)
-
-
-@contextlib.contextmanager
-def _signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {}
-    for number in (signal.SIGINT, *_FORWARDED):
-        # A signal that is ignored was meant to be, as SIGHUP under nohup.
-        if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

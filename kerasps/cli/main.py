@@ -18,6 +18,8 @@ from kerasps.errors import ClusterConfigError, KeraspsError
 
 _T = TypeVar("_T")
 
+MODES = ("coordinator", "worker")
+
 _LAUNCH_HELP = """\
 Runs a training script with worker and ps processes around it, all on this machine.
 
@@ -30,6 +32,12 @@ while the training goes on; and all tasks with the script where a ps is lost, or
 where a signal ended the script. The script then begins anew, with the same
 arguments. With a `keras.callbacks.BackupAndRestore` in its `fit` it goes on from
 the last backup. A script that fails by an error of its own is not restarted.
+
+With --mode worker the script runs once for each worker, and there is no
+coordinator: `kerasps.WorkerDrivenStrategy()` reads TF_CONFIG in each. Worker 0 is
+the chief and has this terminal; the others write to log files. A worker that a
+signal ends is started again and goes on with the others. Where a ps is lost, or
+the chief's script fails, the run ends.
 
 An evaluator is a script beside the training that evaluates checkpoints, with a
 `kerasps.SidecarEvaluator`. It is not part of the cluster; what it prints appears
@@ -54,6 +62,8 @@ environment variables:
   KERASPS_CONNECT_TIMEOUT  seconds that the script waits for a task (default: 60)
   KERASPS_HANG_TIMEOUT     seconds without an answer after which a task counts as lost
                            (default: 10)
+  KERASPS_CHIEF_TIMEOUT    seconds that other workers wait for the chief, with
+                           --mode worker (default: 600)
   CUDA_VISIBLE_DEVICES     the GPUs to use; several are split among the workers
 
 example:
@@ -67,7 +77,8 @@ Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG sa
 which task this is and where all the others are; the task listens on the port that
 TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG but
 for its "task". A task whose chief was killed starts anew, without what it held
-for it.
+for it. Where each worker drives its own steps (`kerasps.WorkerDrivenStrategy`) only
+ps are served: say --mode worker, or list no chief, and the ps keeps what it holds.
 
 The server has no access control: whoever reaches its port can read and write files
 as this user. It listens on one address, the host of its entry in TF_CONFIG, and so
@@ -143,6 +154,7 @@ def _launch(args: argparse.Namespace) -> int:
         [sys.executable, args.script, *args.args],
         num_workers=num_workers,
         num_ps=num_ps,
+        mode=_setting(parser, args.mode, "KERASPS_MODE", _mode, MODES[0]),
         log_dir=log_dir,
         start_timeout=start_timeout,
         max_restarts=max_restarts,
@@ -155,7 +167,9 @@ def _serve(args: argparse.Namespace) -> int:
     from kerasps.cluster import serve, start_anew
 
     bind = _setting(args.parser, args.bind, "KERASPS_BIND", str, None)
-    description = read_tf_config()
+    mode = _setting(args.parser, args.mode, "KERASPS_MODE", _mode, MODES[0])
+    description = read_tf_config(needs_chief=False)
+    has_coordinator = mode == "coordinator" and "chief" in description.jobs
 
     def ready(port: int, address: str | None) -> None:
         print(
@@ -177,7 +191,12 @@ def _serve(args: argparse.Namespace) -> int:
 
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
-        serve(description, bind=bind, on_ready=ready, on_coordinator_gone=coordinator_gone)
+        serve(
+            description,
+            bind=bind,
+            on_ready=ready,
+            on_coordinator_gone=coordinator_gone if has_coordinator else None,
+        )
 
 
 def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
@@ -227,6 +246,7 @@ def _add_launch(commands: Any) -> None:
         metavar="M",
         help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
     )
+    _add_mode(launch, "who drives the steps")
     launch.add_argument(
         "--log-dir",
         metavar="DIR",
@@ -276,11 +296,21 @@ def _add_serve(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.set_defaults(parser=serve)
+    _add_mode(serve, "who drives the steps; with worker, the chief may go and come back")
     serve.add_argument(
         "--bind",
         metavar="ADDRESS",
         help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
         "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
+    )
+
+
+def _add_mode(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument(
+        "--mode",
+        type=_mode,
+        metavar="|".join(MODES),
+        help=f"{what} (default: {MODES[0]}; environment: KERASPS_MODE)",
     )
 
 
@@ -301,6 +331,14 @@ def _setting(
         return convert(text)
     except argparse.ArgumentTypeError as exc:
         parser.error(f"environment variable {variable}: {exc}")
+
+
+def _mode(text: str) -> str:
+    if text not in MODES:
+        raise argparse.ArgumentTypeError(
+            f"Not a mode. Expected: {' or '.join(MODES)}. Received: {text!r}. Give one of these."
+        )
+    return text
 
 
 def _count_or_zero(text: str) -> int:

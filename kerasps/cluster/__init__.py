@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EVALUATOR,
         ClusterDescription,
         check_cluster_resolver,
+        describe_resolver,
         read_tf_config,
         require_chief,
     )
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
+    from kerasps.cluster.local_ps import LocalPS
     from kerasps.cluster.logs import open_log
     from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
         end_with_parent,
     )
     from kerasps.cluster.reachability import unreachable, wait_until_reachable
-    from kerasps.cluster.renewal import start_anew
+    from kerasps.cluster.renewal import AfterTheEnd, start_anew
     from kerasps.cluster.resolver import LocalClusterResolver
     from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, Restart, RestartBudget
     from kerasps.cluster.server import serve
@@ -58,10 +60,12 @@ __all__ = [
     "DEFAULT_MAX_RESTARTS",
     "EVALUATOR",
     "OUT_OF_RANGE",
+    "AfterTheEnd",
     "ClusterDescription",
     "Death",
     "LocalCluster",
     "LocalClusterResolver",
+    "LocalPS",
     "Membership",
     "Notice",
     "Restart",
@@ -80,6 +84,7 @@ __all__ = [
     "connect_to_tasks",
     "connected_strategy",
     "describe_exit_code",
+    "describe_resolver",
     "end_with_parent",
     "fetch",
     "hung_ps_error",
@@ -108,6 +113,7 @@ __all__ = [
 __getattr__ = opened_when_used(
     __name__,
     {
+        "AfterTheEnd": "renewal",
         "COORDINATOR_CPU": "devices",
         "ClusterDescription": "description",
         "DEFAULT_MAX_RESTARTS": "restarts",
@@ -115,6 +121,7 @@ __getattr__ = opened_when_used(
         "Death": "task_watch",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
+        "LocalPS": "local_ps",
         "Membership": "membership",
         "OUT_OF_RANGE": "tf_errors",
         "Notice": "supervision",
@@ -135,6 +142,7 @@ __getattr__ = opened_when_used(
         "tasks_lock": "connection",
         "connected_strategy": "connected",
         "describe_exit_code": "process",
+        "describe_resolver": "description",
         "end_with_parent": "process",
         "fetch": "fetching",
         "hung_ps_error": "tf_errors",

@@ -49,7 +49,12 @@ _MAX_JOINING = 256
 _serving_at: str | None = None
 
 
-def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None) -> None:
+def connect_to_tasks(
+    cluster: ClusterDescription,
+    *,
+    protocol: str | None = None,
+    own_task: tuple[str, int] = ("chief", 0),
+) -> None:
     """Make this process the coordinator of a cluster.
 
     Call when all tasks accept connections. After an error the process may try again.
@@ -57,10 +62,11 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
     Args:
         cluster: the cluster, seen from its chief.
         protocol: TensorFlow's name of the protocol between tasks. Default: gRPC.
+        own_task: what errors call this process, by type and index. Default: the chief.
 
     Raises:
         ClusterConfigError: KERASPS_BIND is no address of this machine.
-        TaskStartError: the port of the chief is in use.
+        TaskStartError: the port of this process is in use.
         TaskUnreachableError: TensorFlow could not set up the tasks.
     """
     context = _compat.eager_context()
@@ -83,7 +89,7 @@ def connect_to_tasks(cluster: ClusterDescription, *, protocol: str | None = None
         listens_on = coordinator_listen_address(cluster)
         server_def = _server_def(own, config, protocol)
         _set_device_filters(server_def, cluster)
-        _start_own_server(context, server_def, listens_on)
+        _start_own_server(context, server_def, listens_on, own_task)
         if resources is not None:
             resources.restore()
     if cluster.is_on_one_machine:
@@ -171,17 +177,22 @@ def _set_device_filters(server_def: tf.train.ServerDef, cluster: ClusterDescript
             filters.tasks[index].device_filters.extend([f"/job:{seen}", f"/job:{COORDINATOR_JOB}"])
 
 
-def _start_own_server(context: Any, server_def: tf.train.ServerDef, listens_on: str | None) -> None:
+def _start_own_server(
+    context: Any,
+    server_def: tf.train.ServerDef,
+    listens_on: str | None,
+    own_task: tuple[str, int],
+) -> None:
     global _serving_at
     address = server_def.cluster.job[0].tasks[0]
-    _check_port(address, listens_on)
+    _check_port(address, listens_on, own_task)
     try:
         with listening_on(listens_on, split_address(address)[1]):
             context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except tf.errors.OpError as exc:
         # TensorFlow has taken note of a server that it does not have, and would not try again.
         context._server_def = None
-        raise _no_server(address, exc.message) from exc
+        raise _no_server(address, exc.message, own_task) from exc
     _serving_at = address
 
 
@@ -250,7 +261,7 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
             )
 
 
-def _check_port(address: str, listens_on: str | None) -> None:
+def _check_port(address: str, listens_on: str | None, own_task: tuple[str, int]) -> None:
     """Raise `TaskStartError` where no server could listen at the port of `address`.
 
     TensorFlow's own error says neither which port it was nor why.
@@ -265,27 +276,32 @@ def _check_port(address: str, listens_on: str | None) -> None:
             probe.bind(place)
         except OSError as exc:
             raise _no_server(
-                address, exc.strerror or str(exc), in_use=exc.errno == errno.EADDRINUSE
+                address,
+                exc.strerror or str(exc),
+                own_task,
+                in_use=exc.errno == errno.EADDRINUSE,
             ) from exc
 
 
-def _no_server(address: str, reason: str, *, in_use: bool = False) -> TaskStartError:
+def _no_server(
+    address: str, reason: str, own_task: tuple[str, int], *, in_use: bool = False
+) -> TaskStartError:
     port = split_address(address)[1]
+    task_type, task_index = own_task
+    name = "the chief" if task_type == "chief" else f"{task_type} {task_index}"
     if in_use:
-        what = f"The port of the chief, {address}, is in use by another process"
+        what = f"The port of {name}, {address}, is in use by another process"
         fix = (
             f"`ss -ltnp 'sport = :{port}'` or `lsof -i :{port}` shows which one holds it, such as "
-            "an earlier run of this script or another notebook. End that, or give the chief "
-            "another port in the cluster's description; then make the strategy again."
+            "an earlier run of this script or another notebook. End that, or give "
+            f"{name} another port in the cluster's description; then make the strategy again."
         )
     else:
-        what = f"The server of the chief, at {address}, could not start"
-        fix = (
-            "Give the chief another port in the cluster's description, and make the strategy again."
-        )
+        what = f"The server of {name}, at {address}, could not start"
+        fix = f"Give {name} another port in the cluster's description, and make the strategy again."
     return TaskStartError(
         f"{what}. Expected: a port on which this process can listen: it serves the workers and ps. "
         f"Received: {reason}. {fix}",
-        task_type="chief",
-        task_index=0,
+        task_type=task_type,
+        task_index=task_index,
     )

@@ -102,11 +102,13 @@ class ClusterDescription:
         }
 
 
-def read_tf_config(text: str | None = None) -> ClusterDescription:
+def read_tf_config(text: str | None = None, *, needs_chief: bool = True) -> ClusterDescription:
     """Read TF_CONFIG and check it.
 
     Args:
         text: the JSON text. None (default) reads the environment variable TF_CONFIG.
+        needs_chief: whether there must be a chief. There need not be one where each worker drives
+            its own steps.
 
     Returns:
         The cluster, and this process's place in it.
@@ -157,7 +159,9 @@ def read_tf_config(text: str | None = None) -> ClusterDescription:
         # Schedulers fill the index in from an environment variable, which leaves it in quotes;
         # TensorFlow accepts that too.
         index = int(index)
-    description = _checked(cluster, task["type"], index, source="TF_CONFIG")
+    description = _checked(
+        cluster, task["type"], index, source="TF_CONFIG", needs_chief=needs_chief
+    )
     num_tasks = len(description.jobs.get(description.task_type, ()))
     if "index" not in task and num_tasks > 1:
         expected = (
@@ -191,6 +195,20 @@ def check_cluster_resolver(resolver: Any) -> ClusterDescription:
         ClusterConfigError: the cluster cannot be used, or this process is not its chief. The
             process that creates a strategy coordinates the training.
     """
+    description = describe_resolver(resolver)
+    return require_chief(description, source=type(resolver).__name__)
+
+
+def describe_resolver(resolver: Any, *, needs_chief: bool = True) -> ClusterDescription:
+    """Return the cluster that a resolver describes, and this process's place in it.
+
+    Args:
+        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
+        needs_chief: as for `read_tf_config`.
+
+    Raises:
+        ClusterConfigError: the cluster cannot be used.
+    """
     name = type(resolver).__name__
     spec = resolver.cluster_spec()
     cluster = spec.as_dict() if spec is not None and hasattr(spec, "as_dict") else None
@@ -201,7 +219,7 @@ def check_cluster_resolver(resolver: Any) -> ClusterDescription:
     # unset means the coordinator.
     task_type = resolver.task_type or "chief"
     task_index = 0 if resolver.task_id is None else resolver.task_id
-    return require_chief(_checked(cluster, task_type, task_index, source=name), source=name)
+    return _checked(cluster, task_type, task_index, source=name, needs_chief=needs_chief)
 
 
 def require_chief(
@@ -260,7 +278,9 @@ def split_address(address: str) -> tuple[str, int]:
     return (host[1:-1] if bracketed else host), int(port)
 
 
-def _checked(cluster: Any, task_type: Any, task_index: Any, *, source: str) -> ClusterDescription:
+def _checked(
+    cluster: Any, task_type: Any, task_index: Any, *, source: str, needs_chief: bool = True
+) -> ClusterDescription:
     if not isinstance(cluster, Mapping):
         _reject(
             f"The cluster in {source} is not an object",
@@ -296,7 +316,7 @@ def _checked(cluster: Any, task_type: Any, task_index: Any, *, source: str) -> C
                 dict(cluster),
                 source=source,
             )
-    if len(jobs.get("chief", ())) != 1:
+    if len(jobs.get("chief", ())) != 1 and (needs_chief or "chief" in jobs):
         problem = "several chiefs" if jobs.get("chief") else "no chief"
         _reject(
             f"The cluster in {source} has {problem}",

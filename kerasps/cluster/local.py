@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -355,12 +355,16 @@ class LocalCluster:
 
     def _start_all(self) -> None:
         deadline = time.monotonic() + self._start_timeout
-        for task_type, task_index in self._description.server_addresses:
+        for task_type, task_index in self._own_tasks():
             self._new_process(task_type, task_index)
         self._wait_until_ready(list(self._processes.values()), deadline)
 
-    def _new_process(self, task_type: str, task_index: int) -> TaskProcess:
-        """Start the process of a task that has none."""
+    def _own_tasks(self) -> Iterable[tuple[str, int]]:
+        """Return the tasks whose processes are the cluster's own."""
+        return self._description.server_addresses
+
+    def _environment_of(self, task_type: str, task_index: int) -> dict[str, str]:
+        """Return the environment of the process of a task, but for TF_CONFIG."""
         env = child_environment(os.environ)
         # Errors only: a server's warnings about this machine's processor fill the log otherwise.
         env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -374,10 +378,14 @@ class LocalCluster:
             gpus = worker_gpus(len(self._description.jobs["worker"]), visible_gpus(os.environ))
             if gpus is not None:
                 env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
+        return env
+
+    def _new_process(self, task_type: str, task_index: int) -> TaskProcess:
+        """Start the process of a task that has none."""
         process = TaskProcess(
             self._description.for_task(task_type, task_index),
             log_file=self._log_dir / f"{task_type}-{task_index}.log",
-            env=env,
+            env=self._environment_of(task_type, task_index),
         )
         self._processes[task_type, task_index] = process
         process.start()

@@ -18,9 +18,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from kerasps.cluster.description import split_address
 from kerasps.cluster.probe import connection_error
 
 # How often the task looks at its connections, in milliseconds. A script takes longer to import
@@ -77,6 +79,32 @@ class CoordinatorWatch:
             return False
         time.sleep(_BETWEEN_PROBES_S)
         return True
+
+
+class AfterTheEnd:
+    """Looks, time and again, whether something is over and nobody is connected any more.
+
+    Args:
+        address: the `"host:port"` of this task.
+        has_come: returns whether it is over.
+        linger_s: how many seconds after that the connections are waited for at most.
+    """
+
+    def __init__(self, address: str, has_come: Callable[[], bool], *, linger_s: float) -> None:
+        self._port = split_address(address)[1]
+        self._has_come = has_come
+        self._linger_s = linger_s
+        self._since: float | None = None
+
+    def is_over(self) -> bool:
+        """Return whether the task may end. Call every `POLL_MS`."""
+        if self._since is None:
+            if not self._has_come():
+                return False
+            self._since = time.monotonic()
+        if can_watch() and not connections_to(self._port):
+            return True
+        return time.monotonic() - self._since > self._linger_s
 
 
 def can_watch() -> bool:

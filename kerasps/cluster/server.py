@@ -51,6 +51,7 @@ def serve(
     on_ready: Callable[[int, str | None], None] | None = None,
     watch_parent: bool = False,
     on_coordinator_gone: Callable[[], NoReturn] | None = None,
+    until: renewal.AfterTheEnd | None = None,
 ) -> NoReturn:
     """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
 
@@ -68,6 +69,7 @@ def serve(
         watch_parent: exit also when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called when the coordinator that this task served was killed. None
             (default) leaves what it made on the task, for ten minutes.
+        until: says when to end without a signal. Default None: never.
 
     Raises:
         ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind` is
@@ -79,10 +81,11 @@ def serve(
     parent = os.getppid()
     woken = _handle_signals(can_leave=description.task_type == "worker" and leaving.can_leave())
     _name_process(f"{description.task_type}-{description.task_index}")
-    server, port = start_server(description, listens_on)
+    # Never deleted: TensorFlow may crash where it deletes a server that has served.
+    _server, port = start_server(description, listens_on)
     if on_ready is not None:
         on_ready(port, listens_on)
-    watch = None
+    watch: renewal.AfterTheEnd | renewal.CoordinatorWatch | None = until
     if on_coordinator_gone is not None and renewal.can_watch():
         watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
     _wait_for_the_end(woken, parent if watch_parent else None, watch)
@@ -90,14 +93,20 @@ def serve(
         leaving.leave(port)
     elif watch is not None and on_coordinator_gone is not None:
         on_coordinator_gone()
-    del server
     _exit()
 
 
 def check_can_serve(description: ClusterDescription) -> None:
     """Raise `ClusterConfigError` where the task runs no server."""
-    if description.task_type in ("worker", "ps"):
+    is_driven = "chief" not in description.jobs
+    if description.task_type == "ps" or (description.task_type == "worker" and not is_driven):
         return
+    if description.task_type == "worker":
+        raise ClusterConfigError(
+            "This task runs no server: the cluster has no chief, so each worker drives its own "
+            "steps. Expected: task type 'ps', or a chief in TF_CONFIG. Received: task type "
+            "'worker', and no chief. Run the training script here, or add the chief."
+        )
     fix = (
         "Run the training script here."
         if description.task_type == "chief"
@@ -215,7 +224,7 @@ def _wait_until_listening(address: str, port: int) -> None:
 
 
 def _wait_for_the_end(
-    woken: int, parent: int | None, watch: renewal.CoordinatorWatch | None
+    woken: int, parent: int | None, watch: renewal.AfterTheEnd | renewal.CoordinatorWatch | None
 ) -> None:
     """Wait until the parent is gone or, where one is watched, the coordinator.
 
@@ -224,7 +233,7 @@ def _wait_for_the_end(
     Args:
         woken: the file descriptor that becomes readable when a signal came.
         parent: the id of the parent process, None to watch none.
-        watch: the watch on the coordinator, None to watch none. A `parent` goes before it.
+        watch: what says when to end, None for nothing. A `parent` goes before it.
     """
     poller = select.poll()
     # A signal that comes between two Python instructions would else be noticed only when the poll

@@ -19,11 +19,6 @@ OUT_OF_RANGE = "kerasps: ids out of range"
 # How gRPC names the task that an error came from.
 _FROM_PS = "GRPC error information from remote target /job:ps"
 
-_START_AGAIN = (
-    "Start the ps again and this script with it, from the last checkpoint: "
-    "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
-)
-
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
 
@@ -113,7 +108,7 @@ def hung_ps_error(strategy: Any, ps: int) -> PSLostError:
         f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
         "with its variables. Expected: ps tasks that answer within KERASPS_HANG_TIMEOUT seconds "
         "(10). Received: silence: its process is stopped, or the network swallows what is sent. "
-        f"{_START_AGAIN}",
+        f"{strategy.after_ps_loss}",
         task_type="ps",
         task_index=ps,
     )
@@ -129,7 +124,7 @@ def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
     raise PSLostError(
         f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
         f"Expected: ps tasks that live as long as the training. Received: {type(cause).__name__}: "
-        f"{first_line}. {_START_AGAIN} The ps's log says why it ended.",
+        f"{first_line}. {strategy.after_ps_loss} The ps's log says why it ended.",
         task_type="ps",
         task_index=lost,
     ) from cause

@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
     from kerasps.evaluator.process import EvaluatorProcess
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
-    from kerasps.evaluator.training_end import TrainingEndMarker
+    from kerasps.evaluator.training_end import TrainingEnd, TrainingEndMarker
+    from kerasps.evaluator.watched import newest_checkpoint
 
 __all__ = [
     "Evaluation",
     "EvaluatorProcess",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
+    "TrainingEnd",
     "TrainingEndMarker",
+    "newest_checkpoint",
 ]
 
 __getattr__ = opened_when_used(
@@ -31,6 +34,8 @@ __getattr__ = opened_when_used(
         "EvaluatorProcess": "process",
         "SidecarEvaluator": "sidecar",
         "SidecarEvaluatorModelExport": "best_model",
+        "TrainingEnd": "training_end",
         "TrainingEndMarker": "training_end",
+        "newest_checkpoint": "watched",
     },
 )

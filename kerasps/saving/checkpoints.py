@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU
+from kerasps.cluster import COORDINATOR_CPU, connected_strategy
 from kerasps.variables import (
     CHUNK_BYTES,
     ShardedStorage,
@@ -254,6 +254,8 @@ def restore_checkpoint(
     """
     if not tf.executing_eagerly() or not _ps_devices(saver):
         return original(saver, file_prefix, options)
+    if not connected_strategy().extended.restores:
+        return {}  # another process does
     prefix = _absolute(file_prefix)
     return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
 

@@ -50,9 +50,11 @@ def step_function(
 
     Its trace builds what is still to be built, as Keras's does.
     """
-    cached = getattr(model, mode.function)  # `compile` clears it
-    if isinstance(cached, TracedStep) and cached.serves(element_spec, fused=fused):
-        return cached
-    function = TracedStep(model, model._distribute_strategy, element_spec, mode.step, fused=fused)
-    setattr(model, mode.function, function)
+    strategy = model._distribute_strategy
+    fused = fused and strategy.extended.may_fuse
+    function = getattr(model, mode.function)  # `compile` clears it
+    if not isinstance(function, TracedStep) or not function.serves(element_spec, fused=fused):
+        function = TracedStep(model, strategy, element_spec, mode.step, fused=fused)
+        setattr(model, mode.function, function)
+    strategy.extended.before_steps(function.variables)
     return function

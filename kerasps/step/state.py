@@ -17,6 +17,9 @@ import tensorflow as tf
 from kerasps.step.packing import Packing
 from kerasps.variables import OPEN_LANE, anonymous_handle
 
+# Keras's seeds are less than this, and positive.
+_MAX_SEED = 2**31 - 1
+
 
 class Header(NamedTuple):
     """What the coordinator sends with an execution: which steps of the training these are.
@@ -38,6 +41,13 @@ class Header(NamedTuple):
         """Return the header as the coordinator sends it: int64 numbers."""
         numbers = [self.first_step, *(n for seed in self.seeds for n in seed)]
         return np.array(numbers, "<i8").tobytes()
+
+    @staticmethod
+    def with_other_seeds(header: bytes, offset: int) -> bytes:
+        """Return a header that `to_bytes` made, with `offset` added to each seed."""
+        numbers = np.frombuffer(header, "<i8").copy()
+        numbers[1::2] = (numbers[1::2] + offset) % _MAX_SEED
+        return numbers.tobytes()
 
     @classmethod
     def from_tensor(cls, tensor: tf.Tensor, num_seeds: int) -> Header:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from kerasps.training.backup import running_fit
 from kerasps.training.coordinator_port import CoordinatorPort
+from kerasps.training.dispatcher import Dispatcher
+from kerasps.training.dispatching import Dispatching
 from kerasps.training.eager import (
     StrategyOfLoop,
     is_running_eagerly,
@@ -15,6 +17,8 @@ from kerasps.training.eager import (
     runs_eagerly,
     without_current,
 )
+from kerasps.training.epoch_events import Execution, Report, SplitPosition
+from kerasps.training.metrics import MetricTotals
 from kerasps.training.on_batch import predict_on_batch, test_on_batch, train_on_batch
 from kerasps.training.scheduled import Parts, ScheduledCalls
 from kerasps.training.staleness import Staleness, StalenessMeter, WorkerStaleness
@@ -22,8 +26,14 @@ from kerasps.training.trainer import evaluate, fit, predict
 
 __all__ = [
     "CoordinatorPort",
+    "Dispatcher",
+    "Dispatching",
+    "Execution",
+    "MetricTotals",
     "Parts",
+    "Report",
     "ScheduledCalls",
+    "SplitPosition",
     "Staleness",
     "StalenessMeter",
     "StrategyOfLoop",

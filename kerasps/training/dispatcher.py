@@ -43,6 +43,7 @@ from kerasps.training.epoch_events import (
 )
 from kerasps.training.epoch_state import EpochState
 from kerasps.training.lanes import WorkerLanes
+from kerasps.training.metrics import MetricTotals
 from kerasps.training.session import (
     EXECUTIONS_AHEAD,
     Session,
@@ -126,6 +127,11 @@ class Dispatcher:
         self._timeout = worker_timeout()
         # What each worker has open, in the pass that there is.
         self._sources: dict[int, WorkerSource] = {}
+
+    @property
+    def num_workers(self) -> int:
+        """The workers that executions are for."""
+        return int(self._membership.num_workers)
 
     @property
     def num_in_flight(self) -> int:
@@ -220,8 +226,9 @@ class Dispatcher:
         self._is_suspended = True
         self._is_suspending = False
 
-    def finish_epoch(self) -> None:
+    def finish_epoch(self, totals: MetricTotals) -> None:
         """End the sessions; executions that no worker could do are dropped."""
+        del totals  # of all workers already
         self._land()
 
     def abandon(self) -> None:

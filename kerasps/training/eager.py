@@ -51,7 +51,9 @@ def run_eagerly(original: Callable[..., Any], model: keras.Model, *args: Any, **
         kwargs: its keyword arguments.
     """
     come_to_rest()
-    adopt_model(strategy_of(model), model)
+    strategy = strategy_of(model)
+    strategy._check_eager_steps()
+    adopt_model(strategy, model)
     _tell(model)
     for name in ("train_function", "test_function", "predict_function"):
         if isinstance(getattr(model, name), TracedStep):  # of a time when steps ran on workers

@@ -11,7 +11,8 @@ import keras
 from kerasps.inputs import Input
 from kerasps.step import TRAIN, ExecutionResult, Mode, TracedStep, TrafficMeter
 from kerasps.training.batch_callbacks import BatchCallbacks, listen_to_batches
-from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER, Dispatcher
+from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER
+from kerasps.training.dispatching import Dispatching
 from kerasps.training.epoch_events import Execution, Report
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.position import CannotResumeError, LoopPosition
@@ -68,10 +69,11 @@ class Loop:
         listens = listen_to_batches(callbacks, mode.name)
         # A callback that is told of a batch finds the model as that batch left it, but for what
         # other workers have done.
-        self._strategy = strategy
         self._max_per_worker = 1 if listens else EXECUTIONS_PER_WORKER
         interval = 0.0 if on_result is not None or listens else COLLECT_INTERVAL_S
-        self._dispatcher = Dispatcher(strategy, function, inputs, collect_interval=interval)
+        self._dispatcher: Dispatching = strategy._dispatcher(
+            model, mode, function, inputs, collect_interval=interval
+        )
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
         limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
@@ -102,7 +104,7 @@ class Loop:
         with dispatcher.hold():
             dispatcher.start_epoch()
             self._run_steps(totals)
-            dispatcher.finish_epoch()
+            dispatcher.finish_epoch(totals)
         self._numbers.settle(self._done)
         if dispatcher.is_at_end:
             self._has_sources = False
@@ -257,7 +259,7 @@ class Loop:
     def _has_room(self) -> bool:
         if self._is_stopped or (self._steps is not None and self._asked >= self._steps):
             return False
-        limit: int = self._max_per_worker * self._strategy.num_workers
+        limit = self._max_per_worker * self._dispatcher.num_workers
         return self._dispatcher.num_in_flight < limit
 
 

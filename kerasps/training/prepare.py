@@ -13,5 +13,5 @@ def prepare(model: keras.Model) -> None:
     Functions that were scheduled before are waited for: they change the variables too.
     """
     strategy = strategy_of(model)
-    strategy._scheduled_calls.settle()
+    strategy._settle_calls()
     adopt_model(strategy, model)

@@ -54,9 +54,8 @@ def fit(
             (x, y, sample_weight), validation_split=validation_split
         )
     strategy = model._distribute_strategy
-    inputs = as_input(
+    inputs = strategy._training_input(
         x,
-        strategy.num_workers,
         y=y,
         sample_weight=sample_weight,
         class_weight=class_weight,
@@ -67,7 +66,12 @@ def fit(
     )
     function = step_for(model, TRAIN, inputs)
     callbacks = _callback_list(
-        model, callbacks, verbose, epochs, steps_per_epoch or inputs.num_batches, add_history=True
+        model,
+        strategy._training_callbacks(callbacks),
+        verbose,
+        epochs,
+        steps_per_epoch or inputs.num_batches,
+        add_history=True,
     )
     validation = None
     if validation_data is not None:
@@ -166,7 +170,7 @@ def evaluate(
     steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
     inputs = as_input(
         x,
-        model._distribute_strategy.num_workers,
+        model._distribute_strategy._num_readers,
         y=y,
         sample_weight=sample_weight,
         batch_size=batch_size,
@@ -218,7 +222,7 @@ class _Validation:
         try:
             self.inputs = as_input(
                 x,
-                model._distribute_strategy.num_workers,
+                model._distribute_strategy._num_readers,
                 y=y,
                 sample_weight=sample_weight,
                 batch_size=None if isinstance(x, DatasetCreator) else batch_size,
@@ -250,7 +254,7 @@ def predict(
     prepare(model)
     strategy = model._distribute_strategy
     steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
-    inputs = as_input(x, strategy.num_workers, batch_size=batch_size, steps=steps, in_order=True)
+    inputs = as_input(x, strategy._num_readers, batch_size=batch_size, steps=steps, in_order=True)
     function = step_for(model, PREDICT, inputs)
     callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     batches: dict[int, Any] = {}

@@ -59,7 +59,7 @@ from kerasps.variables.phase import (
     entering,
     outside_replica,
 )
-from kerasps.variables.placement import Placement, TaskPlacement, text_table
+from kerasps.variables.placement import Placement, PlacementLedger, TaskPlacement, text_table
 from kerasps.variables.placing import Extended, is_ours
 from kerasps.variables.sharding import (
     LAYOUTS,
@@ -105,6 +105,7 @@ __all__ = [
     "OutsideReplicaError",
     "ParameterServerVariable",
     "Placement",
+    "PlacementLedger",
     "Shard",
     "ShardedStorage",
     "Sharding",

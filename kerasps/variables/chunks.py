@@ -119,7 +119,7 @@ def write_rows(storage: Any, rows: range, value: tf.Tensor, device: str | None) 
     sharding = _sharding_of(storage)
     for index, shard in enumerate(shards_of(storage)):
         own = sharding.places(index, rows)
-        if not len(own):
+        if not len(own) or not getattr(shard, "takes_values", True):
             continue
         taken = sharding.rows(index)[own.start : own.stop]
         with tf.device(device):

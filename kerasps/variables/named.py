@@ -46,7 +46,7 @@ class NamedVariable(_compat.ResourceVariable):
         with tf.init_scope():
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
             kind = (dtype.name, tuple(shape))
-            shared_name = NAMES.claim(kind)
+            shared_name = self._claim_name(kind)
             with naming_lost_ps:
                 handle = tf.raw_ops.VarHandleOp(
                     dtype=dtype, shape=shape, container="", shared_name=shared_name
@@ -57,16 +57,30 @@ class NamedVariable(_compat.ResourceVariable):
             _compat.set_handle_data(handle, _compat.create_handle_data(shape, dtype))
             super().__init__(trainable=trainable, shape=shape, dtype=dtype, handle=handle)
             self._distribute_strategy = tf.distribute.get_strategy()
-            if initial_value is not None:
+            self.shared_name = shared_name
+            if initial_value is not None and self._takes_initial_value():
                 value = initial_value()
                 with naming_lost_ps:
                     super().assign(value, read_value=False)
-            self.shared_name = shared_name
             # A graph captures handles and not variables, and is asked for the variables later.
             handle.named_variable = weakref.ref(self)
-            # Not when this process ends: TensorFlow then takes all of the process's resources off
-            # the tasks, and some of these may be gone already.
-            weakref.finalize(self, _destroy, handle, kind, shared_name).atexit = False
+            self._own(kind)
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether what this process assigns outside of steps is written."""
+        return True
+
+    def _claim_name(self, kind: Hashable) -> str:
+        return NAMES.claim(kind)
+
+    def _takes_initial_value(self) -> bool:
+        return True
+
+    def _own(self, kind: Hashable) -> None:
+        # Not when this process ends: TensorFlow then takes all of the process's resources off the
+        # tasks, and some of these may be gone already.
+        weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
 
 
 def _naming_lost_ps(method: Any) -> None:

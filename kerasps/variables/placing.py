@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +42,14 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         shard_layout: `"mod"` or `"div"`.
     """
 
+    # Whether small variables may lie in others while steps run: where one process drives the steps.
+    may_fuse = True
+
+    @property
+    def restores(self) -> bool:
+        """Whether this process brings the values of checkpoints to variables."""
+        return True
+
     def __init__(
         self, strategy: Any, cluster_resolver: Any, variable_partitioner: Any, shard_layout: str
     ) -> None:
@@ -56,6 +64,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         # (`AwayStates`), and what runs one that is being traced.
         self.away: Any = None
         self.replica_runner: Callable[[Callable[..., Any], Any, Any], Any] | None = None
+        self._new_variable: Callable[..., NamedVariable] = NamedVariable
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:
@@ -178,7 +187,27 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             device = placing.beside.device
         else:
             device = ps_device(self.ledger.lightest())
-        return self._create_on(device, _named_variable, kwargs)
+        return self._create_on(device, self._make_variable, kwargs)
+
+    def _make_variable(
+        self,
+        initial_value: Any,
+        shape: Any,
+        dtype: Any,
+        trainable: bool,
+        name: str,
+        **unused: Any,
+    ) -> NamedVariable:
+        """Make a variable with a name on its task, on the current device."""
+        return self._new_variable(
+            initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
+        )
+
+    def before_steps(self, variables: Iterable[Any]) -> None:
+        """Note that steps are about to use these `ParameterServerVariable`s.
+
+        One process makes variables here, and they have their values when they are made.
+        """
 
     def _create_on(self, device: str, creator: Any, kwargs: dict[str, Any]) -> Any:
         with _without_colocation(), tf.device(device):
@@ -212,12 +241,6 @@ def _local(values: Any) -> Any:
     return tf.nest.map_structure(
         lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v, values
     )
-
-
-def _named_variable(
-    initial_value: Any, shape: Any, dtype: Any, trainable: bool, name: str, **unused: Any
-) -> NamedVariable:
-    return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name)
 
 
 def is_ours(strategy: Any) -> bool:

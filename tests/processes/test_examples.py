@@ -74,6 +74,13 @@ def test_movielens_through_kerasps_launch() -> None:
     assert figure(RMSE, output) < 1.1
 
 
+def test_movielens_with_workers_that_drive_their_own_steps() -> None:
+    launch = (sys.executable, "-m", "kerasps", "launch", "--mode", "worker", "--num-workers", "2")
+    output = run(*launch, str(EXAMPLES / "movielens.py"), "--epochs", "2", "--max-steps", "300")
+    assert "Epoch 2/2" in output
+    assert figure(RMSE, output) < 1.0
+
+
 def test_strings_in_csv_files_are_looked_up_on_the_workers() -> None:
     assert figure(RMSE, python("csv_files.py", "--epochs", "1")) < 1.0
 

@@ -28,9 +28,8 @@ def never_connects(monkeypatch):
     def connect(*args, **kwargs):
         pytest.fail("the strategy went on to connect")
 
-    monkeypatch.setattr(
-        "kerasps.strategy._hide_gpus_of_coordinator", connect
-    )  # the first thing once all tasks are there
+    # The first thing once all tasks are there.
+    monkeypatch.setattr(kerasps.ParameterServerStrategy, "_choose_devices", connect)
     monkeypatch.setattr(tf.distribute.ParameterServerStrategy, "__init__", connect)
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.delenv("KERASPS_CONNECT_TIMEOUT", raising=False)

@@ -1,0 +1,93 @@
+"""The signals that come to the launcher, and what it passes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+# Ctrl-C in a terminal reaches the script by itself; a SIGINT that was sent to the launcher alone
+# does not. They look alike, and a second SIGINT would break off what the script does about the
+# first one. So the script is left alone for this long.
+_INTERRUPT_GRACE_S = 5.0
+FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+
+
+class EndedBySignal(BaseException):
+    """Raised by a signal that comes before there is a script to deal with it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def end_with(number: int, frame: FrameType | None) -> None:
+    """End with a signal: a handler."""
+    raise EndedBySignal(number)
+
+
+@contextlib.contextmanager
+def signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """In this context, have `handler` called for the signals that end a process."""
+    before = {}
+    for number in (signal.SIGINT, *FORWARDED):
+        # A signal that is ignored was meant to be, as SIGHUP under nohup.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+class Signals:
+    """The signals that come to the launcher, and which of them the script is to get from it.
+
+    Args:
+        received: all that have come, in their order; it grows.
+    """
+
+    def __init__(self, received: list[signal.Signals]) -> None:
+        self._received = received
+        self._seen = 0
+        self._interrupted_at: float | None = None
+
+    def new(self) -> list[signal.Signals]:
+        """Return those that have come since the last call."""
+        new = self._received[self._seen :]
+        self._seen += len(new)
+        if signal.SIGINT in new and self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+        return new
+
+    def is_interrupt_due(self) -> bool:
+        """Return, once, whether the script is to be interrupted from here."""
+        if (
+            self._interrupted_at is None
+            or time.monotonic() - self._interrupted_at <= _INTERRUPT_GRACE_S
+            or _in_foreground()
+        ):
+            return False
+        self._interrupted_at = float("inf")
+        return True
+
+
+def _in_foreground() -> bool:
+    """Return whether Ctrl-C in a terminal reaches this process.
+
+    It then reaches the script too, which is in the same process group.
+    """
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,182 @@
+"""Runs a script as each worker of a cluster whose workers drive their own steps."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from kerasps.cli.signals import FORWARDED, Signals
+from kerasps.cluster import (
+    Death,
+    LocalPS,
+    RestartBudget,
+    describe_exit_code,
+    end_with_parent,
+    open_log,
+    task_watch_of,
+)
+from kerasps.evaluator import EvaluatorProcess
+
+# How often the launcher looks at the workers: a person does not notice it, and neither does the
+# processor.
+_POLL_INTERVAL_S = 0.05
+# As long as a task of the cluster gets.
+_TERMINATE_GRACE_S = 3.0
+_CHIEF = 0
+
+
+class WorkerRun:
+    """Runs a command as each worker, and starts one again that a signal has ended.
+
+    Worker 0 is the chief, and has the terminal. The others write to log files.
+
+    Args:
+        command: the script's command line.
+        cluster: the ps tasks, and the addresses of the workers.
+        max_restarts: how many times within an hour each worker is started again.
+    """
+
+    def __init__(self, command: Sequence[str], cluster: LocalPS, max_restarts: int) -> None:
+        self._command = command
+        self._cluster = cluster
+        self._budget = RestartBudget(max_restarts)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        # When those that were ended by a signal are started again.
+        self._due: dict[int, float] = {}
+        self._codes: dict[int, int] = {}
+        self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
+        task_watch_of(cluster).on_death = self._deaths.put
+        # Whether nothing is to be started again.
+        self._is_ending = False
+
+    def until_the_end(
+        self, received: list[signal.Signals], evaluator: EvaluatorProcess | None
+    ) -> int:
+        """Run the workers until all have ended, and return the exit code.
+
+        It is that of the chief, or where that is 0, the first of the others that is not.
+
+        Args:
+            received: the signals that have come to the launcher, in their order; it grows.
+            evaluator: the evaluator to watch meanwhile.
+        """
+        signals = Signals(received)
+        for worker in range(len(self._cluster.description.jobs["worker"])):
+            self._start(worker)
+        while self._processes or self._due:
+            for number in signals.new():
+                self._end_begins()
+                if number in FORWARDED:
+                    self._signal_all(number)
+            if signals.is_interrupt_due():
+                self._signal_all(signal.SIGINT)
+            self._look_at_ps()
+            self._look_at_workers()
+            if evaluator is not None:
+                evaluator.watch()
+            time.sleep(_POLL_INTERVAL_S)
+        codes = [self._codes[worker] for worker in sorted(self._codes)]
+        code = next((code for code in codes if code), 0)
+        return 128 - code if code < 0 else code
+
+    def close(self) -> None:
+        """End the workers that run: SIGTERM and, after 3 seconds, SIGKILL."""
+        self._signal_all(signal.SIGTERM)
+        deadline = time.monotonic() + _TERMINATE_GRACE_S
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def __enter__(self) -> WorkerRun:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _start(self, worker: int) -> None:
+        env = self._cluster.worker_environment(worker)
+        if worker == _CHIEF:
+            # What the script says is for the user: no more of it is left out than he wants.
+            env.pop("TF_CPP_MIN_LOG_LEVEL", None)
+            if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+                env["TF_CPP_MIN_LOG_LEVEL"] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
+            self._processes[worker] = subprocess.Popen(
+                self._command, env=env, preexec_fn=end_with_parent()
+            )
+            return
+        with open_log(self._cluster.log_dir / f"worker-{worker}.log") as log:
+            self._processes[worker] = subprocess.Popen(
+                self._command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=end_with_parent(),
+            )
+
+    def _look_at_ps(self) -> None:
+        while not self._deaths.empty():
+            death = self._deaths.get()
+            if not self._is_ending:
+                _say(
+                    f"{death.task[0]} {death.task[1]} {death.what}. Its variables are gone, and "
+                    f"the workers end.\n{death.report}"
+                )
+            self._cluster.keep_logs()
+            self._end_begins()
+
+    def _look_at_workers(self) -> None:
+        for worker, process in list(self._processes.items()):
+            code = process.poll()
+            if code is not None:
+                del self._processes[worker]
+                self._has_ended(worker, code)
+        for worker, due in list(self._due.items()):
+            if self._is_ending or time.monotonic() >= due:
+                del self._due[worker]
+                if not self._is_ending:
+                    self._start(worker)
+
+    def _has_ended(self, worker: int, code: int) -> None:
+        self._codes[worker] = code
+        if code == 0 or self._is_ending:
+            return
+        # A run that its chief has ended is begun by nobody else.
+        is_over = self._codes.get(_CHIEF) == 0
+        restart = None
+        if code < 0 and not is_over:
+            restart = self._budget.grant(("worker", worker), time.monotonic())
+        name = f"worker {worker}" + (", the chief," if worker == _CHIEF else "")
+        how = describe_exit_code(code)
+        if restart is not None:
+            _say(f"{name} died ({how}): {restart}. The others go on.")
+            del self._codes[worker]
+            self._due[worker] = time.monotonic() + restart.pause_s
+            return
+        self._cluster.keep_logs()
+        why = f" {self._budget.refusal()}." if code < 0 and not is_over else ""
+        log = "" if worker == _CHIEF else f" Its log: {self._cluster.log_dir}/worker-{worker}.log"
+        _say(f"{name} failed ({how}).{why}{log}")
+        if worker == _CHIEF:
+            self._end_begins()
+            self._signal_all(signal.SIGTERM)
+
+    def _end_begins(self) -> None:
+        self._is_ending = True
+
+    def _signal_all(self, number: int) -> None:
+        for process in self._processes.values():
+            process.send_signal(number)
+
+
+def _say(what: str) -> None:
+    print(f"kerasps launch: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,104 @@
+"""Small values on a ps that several processes know by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.cluster import fetch, naming_lost_ps
+
+
+class Cell:
+    """A value on a ps. It is not there until a process has set it.
+
+    Args:
+        name: its name on the ps.
+        dtype: its dtype; the shape is `[]`.
+        device: the device of the ps.
+    """
+
+    def __init__(self, name: str, dtype: tf.DType, device: str) -> None:
+        self._dtype = dtype
+        self._device = device
+        with naming_lost_ps, tf.init_scope(), tf.device(device):
+            self._handle = tf.raw_ops.VarHandleOp(
+                dtype=dtype, shape=[], container="", shared_name=name
+            )
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the value is there."""
+        with naming_lost_ps, tf.device(self._device):
+            return bool(fetch([tf.raw_ops.VarIsInitializedOp(resource=self._handle)])[0])
+
+    @property
+    def value(self) -> Any:
+        """The value, as NumPy's. Call when it is set."""
+        with naming_lost_ps, tf.device(self._device):
+            read = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
+            return fetch([read])[0]
+
+    def set(self, value: Any) -> None:
+        """Set the value."""
+        with naming_lost_ps, tf.device(self._device):
+            tf.raw_ops.AssignVariableOp(
+                resource=self._handle, value=tf.constant(value, self._dtype)
+            )
+
+
+class SharedSum:
+    """Numbers on a ps that several processes add to, exactly; zeros at first.
+
+    Args:
+        name: the name on the ps.
+        length: how many numbers.
+        device: the device of the ps.
+        mutex: returns the lock of a device, by the device's name.
+    """
+
+    def __init__(
+        self, name: str, length: int, device: str, mutex: Callable[[str], tf.Tensor]
+    ) -> None:
+        self._length = length
+        self._device = device
+
+        def changed(change: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.device(device):
+                lock = tf.raw_ops.MutexLock(mutex=mutex(device))
+                with tf.control_dependencies([lock]):
+                    handle = tf.raw_ops.VarHandleOp(
+                        dtype=tf.float64, shape=[length], container="", shared_name=name
+                    )
+                    before = tf.cond(
+                        tf.raw_ops.VarIsInitializedOp(resource=handle),
+                        lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64),
+                        lambda: tf.zeros([length], tf.float64),
+                    )
+                    before = tf.ensure_shape(before, [length])
+                    after = change(before)
+                    done = tf.raw_ops.AssignVariableOp(resource=handle, value=after)
+                with tf.control_dependencies([done]):
+                    tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            return before, after
+
+        spec = tf.TensorSpec([length], tf.float64)
+        with naming_lost_ps, tf.init_scope():
+            self._add = tf.function(
+                lambda values: changed(lambda before: before + values)[1], autograph=False
+            ).get_concrete_function(spec)
+            self._take = tf.function(
+                lambda: changed(tf.zeros_like)[0], autograph=False
+            ).get_concrete_function()
+
+    def add(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Add a number to each; return the sums after that."""
+        with naming_lost_ps, tf.device(self._device):
+            return np.asarray(fetch([self._add(tf.constant(values, tf.float64))])[0])
+
+    def take(self) -> np.ndarray:
+        """Return the sums, and put zeros in their place."""
+        with naming_lost_ps, tf.device(self._device):
+            return np.asarray(fetch([self._take()])[0])

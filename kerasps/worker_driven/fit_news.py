@@ -1,0 +1,96 @@
+"""What the workers of a run tell each other while they are in the same `fit`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps.step import ExecutionResult, TracedStep
+from kerasps.training import MetricTotals
+from kerasps.worker_driven.run import Run
+
+# So often a worker tells the chief what its steps add up to, and looks whether the chief has
+# stopped. Each time costs a round trip.
+_INTERVAL_S = 0.5
+
+
+class FitNews:
+    """Brings the metrics of all workers to the chief, and its word to stop to the others.
+
+    A worker adds what its steps add up to, as it goes, to a sum on a ps. The chief takes the sum at
+    the end of each of its epochs, and waits for nobody. So each step counts in one epoch of the
+    chief.
+
+    Args:
+        run: the run.
+        model: the model that is trained.
+        function: its step.
+        number: the number of the `fit`.
+    """
+
+    def __init__(self, run: Run, model: keras.Model, function: TracedStep, number: int) -> None:
+        self._run = run
+        self._model = model
+        self._shapes = [(tuple(v.shape), v.storage.dtype) for v in function.metrics]
+        self._length = 1 + sum(int(np.prod(shape)) for shape, _ in self._shapes)
+        self._sum = run.shared_sum(f"fit {number}/metrics", self._length)
+        self._stop = stop_cell(run, number)
+        self._own = np.zeros(self._length)
+        self._next = time.monotonic() + _INTERVAL_S
+
+    def add(self, result: ExecutionResult) -> None:
+        """Note what steps of this process have added up to."""
+        if self._run.is_chief:
+            return
+        self._own += np.concatenate([[result.steps], *(np.ravel(m) for m in result.metrics)])
+        if time.monotonic() >= self._next:
+            self._tell()
+            if self._stop.is_set:
+                self._model.stop_training = True
+            self._next = time.monotonic() + _INTERVAL_S
+
+    def end_epoch(self, totals: MetricTotals) -> None:
+        """Tell the chief the rest; in the chief, add what the others have told to `totals`."""
+        if not self._run.is_chief:
+            self._tell()
+            return
+        told = self._sum.take()
+        if told[0]:
+            metrics, place = [], 1
+            for shape, dtype in self._shapes:
+                size = int(np.prod(shape))
+                values = told[place : place + size].reshape(shape)
+                metrics.append(values.astype(dtype.as_numpy_dtype))
+                place += size
+            totals.add(ExecutionResult(int(told[0]), metrics, [], totals.last_logs, []))
+
+    def _tell(self) -> None:
+        if self._own[0]:
+            self._sum.add(self._own)
+            self._own = np.zeros(self._length)
+
+
+class TellStop(keras.callbacks.Callback):
+    """Has the other workers stop where a callback of the chief has stopped its `fit`.
+
+    Args:
+        run: the run.
+        number: the number of the `fit`.
+    """
+
+    def __init__(self, run: Run, number: int) -> None:
+        super().__init__()
+        self._stop = stop_cell(run, number)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self.model.stop_training:
+            self._stop.set(True)
+
+
+def stop_cell(run: Run, number: int) -> Any:
+    """Return the cell that is set when the chief has stopped a `fit`."""
+    return run.cell(f"fit {number}/stop", tf.bool)

@@ -1,0 +1,143 @@
+"""Does the executions of a loop in this process, one after the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.inputs import Input, OpenDataset
+from kerasps.step import ExecutionResult, Header, TracedStep
+from kerasps.training import Execution, MetricTotals, Report, SplitPosition
+from kerasps.worker_driven.fit_news import FitNews
+from kerasps.worker_driven.step_budget import StepBudget
+
+# Which of its devices does what is left to TensorFlow: a GPU has the compute phase.
+_THIS_TASK = "/job:localhost/replica:0/task:0"
+
+
+class OwnSteps:
+    """Does executions in this process (see `training.Dispatching`).
+
+    Args:
+        function: the step.
+        inputs: the data.
+        split: which split of the input this process reads.
+        seed_offset: what is added to the seeds of all steps.
+        news: what the workers tell each other in a `fit`; None of other loops.
+        budget: the steps that all workers do together; None without a limit.
+    """
+
+    num_workers = 1
+    has_backlog = False
+
+    def __init__(
+        self,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        split: int,
+        seed_offset: int,
+        news: FitNews | None = None,
+        budget: StepBudget | None = None,
+    ) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._split = split if inputs.num_splits else None
+        self._seed_offset = seed_offset
+        self._news = news
+        self._budget = budget
+        self._queue: deque[Execution] = deque()
+        self._dataset: OpenDataset | None = None
+        self._left: int | None = None
+        self._is_exhausted = False
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._queue)
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._left == 0
+
+    @property
+    def positions(self) -> list[SplitPosition]:
+        return []
+
+    def make_sources(self, epoch: int, *, must_end: bool) -> None:
+        self._inputs.start_pass(epoch, must_end=must_end)
+        self.begin_resumed(())
+
+    def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
+        del positions
+        self._dataset, self._left, self._is_exhausted = None, None, False
+
+    def hold(self) -> threading.Lock:
+        return threading.Lock()
+
+    def start_epoch(self) -> None:
+        self._queue.clear()
+
+    def send(self, execution: Execution) -> None:
+        self._queue.append(execution)
+
+    def settle(self) -> bool:
+        return not self._queue or self._is_exhausted
+
+    def wait(self) -> Report:
+        """Do the next execution."""
+        execution = self._queue.popleft()
+        with tf.device(_THIS_TASK):
+            if self._dataset is None:
+                self._dataset = self._inputs.open(self._split, 0)
+                self._left = self._dataset.left
+            num_steps = self._num_steps(execution)
+            result = self._done(execution, num_steps, self._dataset) if num_steps else None
+        steps = 0 if result is None else result.steps
+        if self._left is not None:
+            self._left -= steps
+        if self._news is not None and result is not None:
+            self._news.add(result)
+        # What the budget lacks is asked for again: more may come of it.
+        self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
+        return Report(execution.num_steps - steps, result, self._split, execution.first_batch)
+
+    def _num_steps(self, execution: Execution) -> int:
+        """Return how many steps of an execution to do, or to try where the data may end."""
+        num_steps = execution.num_steps
+        if self._left is not None:
+            num_steps = min(num_steps, self._left)
+        if self._budget is not None and num_steps:
+            num_steps = self._budget.take(num_steps)
+        return num_steps
+
+    def _done(self, execution: Execution, num_steps: int, dataset: OpenDataset) -> ExecutionResult:
+        """Do the first `num_steps` steps of an execution; return their result."""
+        graph = self._function.step_graph(
+            dataset.spec,
+            num_steps,
+            checked=dataset.is_checked,
+            keeps_totals=False,
+            on_coordinator=True,
+        )
+        source: Any = dataset.resource
+        if execution.batches is not None:
+            source = execution.batches[:num_steps]
+        header = execution.header
+        if self._seed_offset:
+            header = Header.with_other_seeds(header, self._seed_offset)
+        return self._function.run(graph, None, source, header)
+
+    def suspend(self) -> None:
+        """Do nothing: between two calls of `wait` nothing is in flight."""
+
+    def finish_epoch(self, totals: MetricTotals) -> None:
+        self._queue.clear()
+        if self._news is not None:
+            self._news.end_epoch(totals)
+
+    def abandon(self) -> None:
+        self._queue.clear()

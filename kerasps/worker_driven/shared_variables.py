@@ -1,0 +1,141 @@
+"""Variables on ps tasks that each worker's process knows by the same names."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.cluster import ps_device
+from kerasps.variables import Extended, NamedVariable, PlacementLedger, shards_in
+from kerasps.worker_driven.run import Run
+
+
+class SharedVariable(NamedVariable):
+    """A variable on a ps that other processes have too; it outlives them.
+
+    Args:
+        initial_value: as for `NamedVariable`. The chief's is taken.
+        shape: a fully defined shape.
+        dtype: the `tf.DType`.
+        trainable: as for `tf.Variable`.
+        name: its name in messages.
+        run: the run.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        *,
+        shape: Any,
+        dtype: Any,
+        trainable: bool,
+        name: str,
+        run: Run,
+    ) -> None:
+        self._run = run
+        self._given_name = name
+        self._gave_initial_value = self._is_there = False
+        super().__init__(initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name)
+
+    @property
+    def takes_values(self) -> bool:
+        return self._run.writes or self._gave_initial_value
+
+    def _claim_name(self, kind: Hashable) -> str:
+        return self._run.name_of(self._given_name, kind)
+
+    def _takes_initial_value(self) -> bool:
+        run = self._run
+        self._gave_initial_value = run.is_new or (run.is_chief and not run.is_ready(self))
+        return self._gave_initial_value
+
+    def _own(self, kind: Hashable) -> None:
+        """Leave the resource where it is when this object is collected."""
+
+    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_there and tf.executing_eagerly():
+            self._run.wait_for_value(self)
+            self._is_there = True
+        return super()._read_variable_op(*args, **kwargs)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() and not self.takes_values:
+            return self
+        return super().assign(value, *args, **kwargs)
+
+
+class _LastingLedger(PlacementLedger):
+    """Keeps account of all variables that were ever made.
+
+    Python collects what is no longer used when it likes, in each process at another time. The next
+    variable must go to the same ps in each.
+    """
+
+    def __init__(self, num_ps: int) -> None:
+        super().__init__(num_ps)
+        self._all_bytes = [0] * num_ps
+
+    def add(self, variable: tf.Variable) -> None:
+        super().add(variable)
+        spec = tf.DeviceSpec.from_string(variable.device)
+        if spec.job == "ps":
+            self._all_bytes[spec.task] += math.prod(variable.shape) * variable.dtype.size
+
+    def _bytes_and_index(self, ps: int) -> tuple[int, int]:
+        return self._all_bytes[ps], ps
+
+
+class SharedExtended(Extended):
+    """Place variables as `Extended` does, the same in each worker's process.
+
+    Args:
+        strategy: the `WorkerDrivenStrategy` that this belongs to.
+        cluster_resolver: as its constructor got it.
+        variable_partitioner: a callable that returns the number of shards per axis, or None.
+        shard_layout: `"mod"` or `"div"`.
+        run: the run.
+    """
+
+    # Each worker would write its own copy back.
+    may_fuse = False
+
+    def __init__(
+        self,
+        strategy: Any,
+        cluster_resolver: Any,
+        variable_partitioner: Any,
+        shard_layout: str,
+        run: Run,
+    ) -> None:
+        super().__init__(strategy, cluster_resolver, variable_partitioner, shard_layout)
+        self.ledger = _LastingLedger(self._num_ps)
+        self.run = run
+        self._new_variable = functools.partial(SharedVariable, run=run)
+
+    @property
+    def restores(self) -> bool:
+        return self.run.writes
+
+    def before_steps(self, variables: Iterable[Any]) -> None:
+        storages = [shard.storage for shard in shards_in(list(variables))]
+        self.run.begin_steps([s for s in storages if isinstance(s, SharedVariable)])
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        if self._placing.active or "colocate_with" in kwargs:
+            return super()._create_variable(next_creator, **kwargs)
+        # A bare `tf.Variable`, whose shape may follow from its value.
+        initial_value = kwargs["initial_value"]
+        value = initial_value() if callable(initial_value) else initial_value
+        value = tf.convert_to_tensor(value, kwargs.get("dtype"))
+        known = {
+            "initial_value": lambda: value,
+            "shape": value.shape,
+            "dtype": value.dtype,
+            "trainable": kwargs.get("trainable") is not False,
+            "name": kwargs.get("name") or "Variable",
+        }
+        return self._create_on(ps_device(self.ledger.lightest()), self._make_variable, known)

@@ -1,0 +1,160 @@
+"""What `train_and_evaluate` is told: what to train on, what to evaluate on, and where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps.checks import count, seconds
+from kerasps.evaluator import SidecarEvaluatorModelExport
+from kerasps.worker_driven.strategy import WorkerDrivenStrategy
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """What workers train on, and how far.
+
+    ```python
+    def input_fn(input_context):
+        dataset = tf.data.Dataset.from_tensor_slices((np.ones((1000, 64)), np.ones(1000)))
+        dataset = dataset.shard(
+            input_context.num_input_pipelines, input_context.input_pipeline_id
+        )
+        return dataset.shuffle(1000).repeat().batch(32)
+
+    train_spec = kerasps.TrainSpec(input_fn, max_steps=1000)
+    ```
+
+    Args:
+        input_fn: returns the batched `tf.data.Dataset` of a worker. It is called without arguments
+            or, where it has a parameter `input_context`, with a `tf.distribute.InputContext`.
+        max_steps: the steps that all workers do together. Default None: until each worker has come
+            to the end of its data.
+        callbacks: callbacks for `fit`, in each worker. The chief alone gets those that write files
+            or steer the training.
+
+    Raises:
+        TypeError: `input_fn` cannot be called, or `max_steps` is not an integer.
+        ValueError: `max_steps` is not positive.
+
+    Follows `tf.estimator.TrainSpec`.
+    """
+
+    input_fn: Callable[..., tf.data.Dataset]
+    max_steps: int | None = None
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+
+    def __post_init__(self) -> None:
+        _check_input_fn(self.input_fn)
+        if self.max_steps is not None:
+            _check_count("max_steps", self.max_steps)
+
+
+@dataclass(frozen=True)
+class EvalSpec:
+    """What the evaluator evaluates checkpoints on, and what it exports.
+
+    ```python
+    eval_spec = kerasps.EvalSpec(
+        lambda: tf.data.Dataset.from_tensors((np.ones((100, 64)), np.ones(100))),
+        steps=None,
+        exporters=[kerasps.SidecarEvaluatorModelExport("run/best/model.keras")],
+    )
+    ```
+
+    Args:
+        input_fn: returns the batched `tf.data.Dataset` to evaluate on.
+        steps: the batches of an evaluation; None for all. Default 100.
+        exporters: which models to export, each as a `kerasps.SidecarEvaluatorModelExport`.
+        callbacks: callbacks for `evaluate`.
+        start_delay_secs: the seconds to wait before the first evaluation. Default 0.
+        throttle_secs: the seconds from one evaluation to the next, at least. The last checkpoint is
+            not waited for. Default 0: each checkpoint is evaluated.
+
+    Raises:
+        TypeError: an argument is not of its type.
+        ValueError: a number is out of its range.
+
+    Follows `tf.estimator.EvalSpec`.
+    """
+
+    input_fn: Callable[..., tf.data.Dataset]
+    steps: int | None = 100
+    exporters: Sequence[SidecarEvaluatorModelExport] = ()
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    start_delay_secs: float = 0.0
+    throttle_secs: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_input_fn(self.input_fn)
+        if self.steps is not None:
+            _check_count("steps", self.steps)
+        for name in ("start_delay_secs", "throttle_secs"):
+            if getattr(self, name) != 0:
+                _check_seconds(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where a training keeps its files, how often it saves, and its strategy.
+
+    ```python
+    config = kerasps.RunConfig("run", save_checkpoints_steps=500)
+    ```
+
+    Args:
+        model_dir: the directory for checkpoints. All tasks must see it.
+        strategy: makes the strategy, in each worker. Default: `kerasps.WorkerDrivenStrategy`.
+        save_checkpoints_steps: save after so many steps of all workers. Default None.
+        save_checkpoints_secs: save after so many seconds, where `save_checkpoints_steps` is None.
+            Default 600.
+        keep_checkpoint_max: how many checkpoints to keep. Default 5.
+        random_seed: a seed for `keras.utils.set_random_seed` in each task. Default None.
+
+    Raises:
+        TypeError: an argument is not of its type.
+        ValueError: a number is out of its range.
+
+    Follows `tf.estimator.RunConfig`.
+    """
+
+    model_dir: str | os.PathLike[str]
+    strategy: Callable[[], WorkerDrivenStrategy] = WorkerDrivenStrategy
+    save_checkpoints_steps: int | None = None
+    save_checkpoints_secs: float = 600.0
+    keep_checkpoint_max: int = 5
+    random_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.strategy, tf.distribute.Strategy) or not callable(self.strategy):
+            raise TypeError(
+                "Argument `strategy` must be a function that makes the strategy: each worker calls "
+                "it, and a ps and the evaluator do not. Expected: one like "
+                "`lambda: kerasps.WorkerDrivenStrategy()`. Received: "
+                f"strategy={self.strategy!r}. Put a `lambda:` before it."
+            )
+        if self.save_checkpoints_steps is not None:
+            _check_count("save_checkpoints_steps", self.save_checkpoints_steps)
+        _check_seconds("save_checkpoints_secs", self.save_checkpoints_secs)
+        _check_count("keep_checkpoint_max", self.keep_checkpoint_max)
+
+
+def _check_input_fn(value: Any) -> None:
+    if not callable(value):
+        raise TypeError(
+            "Argument `input_fn` must be a function that returns a `tf.data.Dataset`. Received: "
+            f"input_fn={value!r}. Wrap a dataset that you have: `lambda: dataset`."
+        )
+
+
+def _check_count(name: str, value: Any) -> None:
+    count(f"Argument `{name}` is not a count", value, received=f"{name}={value!r}")
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    seconds(f"Argument `{name}` is not a time", value, received=f"{name}={value!r}")

@@ -1,0 +1,67 @@
+"""How many steps all workers of a run do together."""
+
+from __future__ import annotations
+
+import time
+
+import keras
+import tensorflow as tf
+
+from kerasps.worker_driven.run import Run
+
+# When all steps are given out, the chief waits so long for one that is still to come. A worker that
+# was lost with steps of its own makes no more, and the chief does them.
+_PATIENCE_S = 10.0
+_POLL_S = 0.1
+
+
+class StepBudget:
+    """Gives out the steps of a run, each once, up to a number of them.
+
+    Args:
+        run: the run.
+        model: the model that is trained; its optimizer counts the steps of all workers.
+        max_steps: the steps that the optimizer is to have counted in the end.
+    """
+
+    def __init__(self, run: Run, model: keras.Model, max_steps: int) -> None:
+        self._run = run
+        self._model = model
+        self._max_steps = max_steps
+        first = int(run.agreed("first step", lambda: self._done))
+        self._limit = max_steps - first
+        self._given_out = run.shared_sum("steps given out", 1)
+        self._longest_s = 0.0
+        self._taken_at = time.monotonic()
+
+    def take(self, wanted: int) -> int:
+        """Return how many of `wanted` steps to do; 0, and stop `fit`, where all are given out.
+
+        The chief is given 0 when all are done. Those of a worker that was lost are its own to do.
+        """
+        self._longest_s = max(self._longest_s, time.monotonic() - self._taken_at)
+        after = int(self._given_out.add([wanted])[0])
+        taken = min(max(self._limit - (after - wanted), 0), wanted)
+        if not taken and self._run.is_chief:
+            taken = min(wanted, self._missing())
+        if not taken:
+            self._model.stop_training = True
+        self._taken_at = time.monotonic()
+        return taken
+
+    def _missing(self) -> int:
+        """Wait for steps that others do; return how many nobody does."""
+        done, since = self._done, time.monotonic()
+        # An execution of another worker may take as long as one of this one.
+        patience = max(_PATIENCE_S, 3 * self._longest_s)
+        while done < self._max_steps and time.monotonic() - since < patience:
+            time.sleep(_POLL_S)
+            before, done = done, self._done
+            if done != before:
+                since = time.monotonic()
+        return max(0, self._max_steps - done)
+
+    @property
+    def _done(self) -> int:
+        iterations = self._model.optimizer.iterations
+        return int(tf.convert_to_tensor(iterations.storage.read_value()).numpy())

@@ -1,0 +1,209 @@
+"""`train_and_evaluate`: one program for all tasks of a training whose workers drive themselves."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps.cluster import EVALUATOR, AfterTheEnd, ClusterDescription, read_tf_config, serve
+from kerasps.evaluator import (
+    Evaluation,
+    SidecarEvaluator,
+    TrainingEnd,
+    TrainingEndMarker,
+    newest_checkpoint,
+)
+from kerasps.inputs import DatasetCreator
+from kerasps.worker_driven.specs import EvalSpec, RunConfig, TrainSpec
+
+# A ps is there until no worker is connected any more, or for so long after the training's end.
+_LINGER_S = 60.0
+
+
+def train_and_evaluate(
+    model_fn: Callable[[], keras.Model],
+    train_spec: TrainSpec,
+    eval_spec: EvalSpec,
+    *,
+    config: RunConfig,
+) -> keras.callbacks.History | list[Evaluation]:
+    """Train a model with workers that drive their own steps, and evaluate its checkpoints.
+
+    Every task of the cluster calls this, with the same arguments, and does what `TF_CONFIG` says it
+    is. Each call ends by itself:
+
+    * `worker` and `chief` train until `max_steps` steps were done by all together. The chief saves
+      checkpoints into `model_dir`; one that is there is gone on from.
+    * `evaluator` evaluates each new checkpoint, exports models, and ends after the last one.
+    * `ps` holds variables until the training is over and no worker is connected. Its process ends
+      here. `kerasps serve` does as well, and stays.
+
+    ```python
+    def model_fn():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model
+
+    # In each task; TF_CONFIG lists `worker` and `ps` tasks, and says which this is.
+    kerasps.train_and_evaluate(
+        model_fn,
+        kerasps.TrainSpec(train_input_fn, max_steps=1000),
+        kerasps.EvalSpec(eval_input_fn),
+        config=kerasps.RunConfig("run"),
+    )
+    ```
+
+    Args:
+        model_fn: returns the model, built and compiled.
+        train_spec: what to train on, and how far.
+        eval_spec: what to evaluate on.
+        config: where, and how often to save.
+
+    Returns:
+        In a worker the `keras.callbacks.History`, in the evaluator its evaluations.
+
+    Raises:
+        ClusterConfigError: TF_CONFIG is not set or wrong.
+        ValueError: the model is not built or compiled.
+        CheckpointError: in the evaluator, a checkpoint cannot be read.
+
+    Follows `tf.estimator.train_and_evaluate`.
+    """
+    cluster = read_tf_config(needs_chief=False)
+    if config.random_seed is not None:
+        keras.utils.set_random_seed(config.random_seed)
+    if cluster.task_type == "ps":
+        _serve(cluster, Path(config.model_dir))
+    if cluster.task_type == EVALUATOR:
+        return _evaluate(model_fn, eval_spec, Path(config.model_dir))
+    return _train(model_fn, train_spec, config)
+
+
+def _serve(cluster: ClusterDescription, model_dir: Path) -> None:
+    """Serve until the training has ended. Ends the process."""
+    end = TrainingEnd(model_dir)
+    serve(cluster, until=AfterTheEnd(str(cluster.address), end.has_come, linger_s=_LINGER_S))
+
+
+def _evaluate(
+    model_fn: Callable[[], keras.Model], eval_spec: EvalSpec, model_dir: Path
+) -> list[Evaluation]:
+    time.sleep(eval_spec.start_delay_secs)
+    dataset = _call(eval_spec.input_fn, tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
+    if eval_spec.steps is not None:
+        dataset = dataset.take(eval_spec.steps)  # there may be fewer
+    evaluator = _ThrottledEvaluator(
+        model_fn(),
+        dataset,
+        model_dir,
+        callbacks=[*eval_spec.callbacks, *eval_spec.exporters],
+        log_dir=model_dir,
+    )
+    evaluator.throttle_secs = eval_spec.throttle_secs
+    return evaluator.start()
+
+
+def _train(
+    model_fn: Callable[[], keras.Model], train_spec: TrainSpec, config: RunConfig
+) -> keras.callbacks.History:
+    strategy = config.strategy()
+    model_dir = Path(config.model_dir)
+    with strategy.scope():
+        model = model_fn()
+        # Before a checkpoint is read: it has the optimizer's state.
+        model.optimizer.build(model.trainable_variables)
+    callbacks: list[keras.callbacks.Callback] = [*train_spec.callbacks]
+    if strategy.is_chief:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        newest = newest_checkpoint(model_dir) if strategy._begins_run else None
+        if newest is not None:
+            model.load_weights(newest.path)
+        # In this order: the evaluator ends after the last checkpoint that it finds.
+        callbacks += [_SaveCheckpoints(config), TrainingEndMarker(model_dir)]
+
+    def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return _call(train_spec.input_fn, context)
+
+    with strategy._limited_to(train_spec.max_steps):
+        history: keras.callbacks.History = model.fit(
+            DatasetCreator(dataset_fn),
+            epochs=1,
+            steps_per_epoch=train_spec.max_steps,
+            callbacks=callbacks,
+            verbose=2 if strategy.is_chief else 0,
+        )
+    return history
+
+
+def _call(
+    input_fn: Callable[..., tf.data.Dataset], context: tf.distribute.InputContext
+) -> tf.data.Dataset:
+    if "input_context" in inspect.signature(input_fn).parameters:
+        return input_fn(input_context=context)
+    return input_fn()
+
+
+class _ThrottledEvaluator(SidecarEvaluator):
+    """Evaluates no oftener than each `throttle_secs` seconds."""
+
+    throttle_secs = 0.0
+    _last = float("-inf")
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._last >= self.throttle_secs
+
+    def _evaluate(self, *args: Any) -> Evaluation:
+        self._last = time.monotonic()
+        return super()._evaluate(*args)
+
+
+class _SaveCheckpoints(keras.callbacks.Callback):
+    """Saves checkpoints of a model while it is trained, and when it has been.
+
+    Args:
+        config: where, how often, and how many.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self._directory = Path(config.model_dir)
+        self._steps = config.save_checkpoints_steps
+        self._secs = config.save_checkpoints_secs
+        self._keep = config.keep_checkpoint_max
+        self._saved: list[Path] = []
+        self._saved_at = (0, time.monotonic())
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._saved_at = (self._iterations, time.monotonic())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        step, at = self._saved_at
+        if self._steps is None:
+            is_due = time.monotonic() - at >= self._secs
+        else:
+            is_due = self._iterations - step >= self._steps
+        if is_due:
+            self._save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._save()
+
+    def _save(self) -> None:
+        step = self._iterations
+        path = self._directory / f"model-{step}.weights.h5"
+        self.model.save_weights(path)
+        self._saved_at = (step, time.monotonic())
+        self._saved = [*(p for p in self._saved if p != path), path]
+        for old in self._saved[: -self._keep]:
+            old.unlink(missing_ok=True)
+        del self._saved[: -self._keep]
+
+    @property
+    def _iterations(self) -> int:
+        return int(self.model.optimizer.iterations.numpy())

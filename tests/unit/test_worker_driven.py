@@ -1,0 +1,229 @@
+"""Workers that drive their own steps, as far as it goes without a cluster."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import kerasps
+from kerasps.cli.main import main
+from kerasps.cluster import AfterTheEnd, ClusterDescription, LocalClusterResolver, read_tf_config
+from kerasps.cluster.server import check_can_serve
+from kerasps.step import Header
+from kerasps.variables import PlacementLedger
+from kerasps.worker_driven.run import Run
+from kerasps.worker_driven.shared_variables import _LastingLedger
+from kerasps.worker_driven.strategy import _chief_text, _is_chief, _share_of
+
+JOBS = {"worker": ["127.0.0.1:3", "127.0.0.1:5"], "ps": ["127.0.0.1:4"]}
+
+
+def tf_config(task_type, index=0, **jobs):
+    return json.dumps({"cluster": {**JOBS, **jobs}, "task": {"type": task_type, "index": index}})
+
+
+def test_a_cluster_needs_no_chief_where_workers_drive_themselves():
+    description = read_tf_config(tf_config("worker", 1), needs_chief=False)
+    assert description.address == "127.0.0.1:5"
+    with pytest.raises(kerasps.ClusterConfigError, match="has no chief"):
+        read_tf_config(tf_config("worker", 1))
+    with pytest.raises(kerasps.ClusterConfigError, match="has several chiefs"):
+        read_tf_config(tf_config("worker", chief=["a:1", "a:2"]), needs_chief=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "chief", "expected"),
+    [
+        (("worker", 0), [], True),
+        (("worker", 1), [], False),
+        (("chief", 0), ["127.0.0.1:2"], True),
+        (("worker", 0), ["127.0.0.1:2"], False),
+    ],
+)
+def test_worker_0_is_the_chief_unless_there_is_one(task, chief, expected):
+    jobs = {"chief": chief} if chief else {}
+    cluster = read_tf_config(tf_config(*task, **jobs), needs_chief=False)
+    assert _is_chief(cluster) == expected
+    name = "chief 0 at 127.0.0.1:2" if chief else "worker 0 at 127.0.0.1:3"
+    assert _chief_text(cluster) == name
+
+
+@pytest.mark.parametrize(
+    ("task_type", "fix"), [("ps", "Run `kerasps serve` in this ps"), ("evaluator", "no strategy")]
+)
+def test_who_drives_no_steps_is_told_so(monkeypatch, task_type, fix):
+    monkeypatch.setenv("TF_CONFIG", tf_config(task_type))
+    with pytest.raises(kerasps.ClusterConfigError, match="is created by workers") as caught:
+        kerasps.WorkerDrivenStrategy()
+    assert f"Received: task type '{task_type}', index 0." in str(caught.value)
+    assert fix in str(caught.value)
+
+
+def test_a_resolver_is_read_as_tf_config_is():
+    spec = tf.train.ClusterSpec({"worker": ["127.0.0.1:3"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, "worker", 0)
+    resolver.task_type, resolver.task_id = "worker", 0
+    with pytest.raises(kerasps.ClusterConfigError, match="has no ps"):
+        kerasps.WorkerDrivenStrategy(resolver)
+
+
+def test_the_workers_of_a_local_cluster_are_servers():
+    resolver = LocalClusterResolver.__new__(LocalClusterResolver)
+    with pytest.raises(kerasps.ClusterConfigError, match="are servers, and drive no steps"):
+        kerasps.WorkerDrivenStrategy(resolver)
+
+
+def test_ps_that_do_not_answer_are_named():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        ps = f"127.0.0.1:{holder.getsockname()[1]}"
+        spec = tf.train.ClusterSpec({**JOBS, "ps": [ps]})
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, "worker", 1)
+        resolver.task_type, resolver.task_id = "worker", 1
+        with pytest.raises(kerasps.TaskUnreachableError, match=f"ps 0 at {ps}") as caught:
+            kerasps.WorkerDrivenStrategy(resolver, connect_timeout=0.2)
+        # Nobody waits for another worker.
+        assert "worker" not in str(caught.value)
+
+
+def test_a_worker_that_drives_itself_is_not_served():
+    check_can_serve(ClusterDescription(JOBS, "ps", 0))
+    check_can_serve(ClusterDescription({**JOBS, "chief": ("a:1",)}, "worker", 0))
+    with pytest.raises(kerasps.ClusterConfigError, match="each worker drives its own steps"):
+        check_can_serve(ClusterDescription(JOBS, "worker", 0))
+
+
+def test_seeds_are_moved_and_nothing_else():
+    header = Header(7, [[1, 100], [2**31 - 2, 200]]).to_bytes()
+    moved = np.frombuffer(Header.with_other_seeds(header, 5), "<i8")
+    assert moved.tolist() == [7, 6, 100, 4, 200]
+
+
+@pytest.mark.parametrize("ledger", [PlacementLedger, _LastingLedger])
+def test_what_python_has_collected_does_not_move_the_next_variable(ledger):
+    account = ledger(2)
+    for number in range(3):
+        variable = _Stored(number % 2, 100)
+        account.add(variable)
+        del variable
+    # All are gone; by what is left the first ps is the lightest, by what was made the second.
+    assert account.lightest() == (1 if ledger is _LastingLedger else 0)
+
+
+class _Stored:
+    """What a ledger looks at."""
+
+    name, dtype = "stored", tf.float32
+
+    def __init__(self, ps, size):
+        self.device, self.shape = f"/job:ps/replica:0/task:{ps}", (size,)
+
+
+def test_the_same_program_makes_the_same_names():
+    def names():
+        run = Run("a run", is_chief=False, chief="worker 0", timeout=None)
+        kinds = [("kernel", ("float32", (2,))), ("kernel", ("float32", (2,)))]
+        kinds += [("kernel", ("float32", (3,))), ("bias", ("float32", (2,)))]
+        return [run.name_of(*kind) for kind in kinds]
+
+    assert names() == names()
+    assert len(set(names())) == 4
+    assert all(name.startswith("kerasps/a run/") for name in names())
+
+
+def test_a_time_limit_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("KERASPS_CHIEF_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="KERASPS_CHIEF_TIMEOUT is not a time limit"):
+        Run(None, is_chief=True, chief="worker 0", timeout=None)
+
+
+def test_a_worker_is_given_its_share_whoever_asks():
+    seen = []
+
+    def dataset_fn(context):
+        seen.append((context.num_input_pipelines, context.input_pipeline_id))
+        return tf.data.Dataset.range(1)
+
+    _share_of(kerasps.DatasetCreator(dataset_fn), 3, 2)(tf.distribute.InputContext(1, 0, 1))
+    assert seen == [(3, 2)]
+
+
+def test_a_ps_ends_when_all_is_over_and_nobody_is_connected():
+    over = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        end = AfterTheEnd(address, lambda: bool(over), linger_s=1e9)
+        assert not end.is_over()
+        with socket.create_connection(server.getsockname()) as client:
+            connection, _ = server.accept()
+            over.append(True)
+            assert not end.is_over()
+            client.close()
+            connection.close()
+        assert end.is_over()
+        assert AfterTheEnd(address, lambda: True, linger_s=0.0).is_over()
+
+
+def dataset():
+    return tf.data.Dataset.range(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: kerasps.TrainSpec(3), TypeError, "`input_fn` must be a function"),
+        (lambda: kerasps.EvalSpec(3), TypeError, "`input_fn` must be a function"),
+        (lambda: kerasps.TrainSpec(dataset, max_steps=0), ValueError, "`max_steps` is not a count"),
+        (lambda: kerasps.EvalSpec(dataset, steps=1.5), TypeError, "`steps` is not a count"),
+        (
+            lambda: kerasps.EvalSpec(dataset, throttle_secs=-1),
+            ValueError,
+            "`throttle_secs` is not a time",
+        ),
+        (
+            lambda: kerasps.RunConfig("run", save_checkpoints_secs=0),
+            ValueError,
+            "`save_checkpoints_secs` is not a time",
+        ),
+        (
+            lambda: kerasps.RunConfig("run", keep_checkpoint_max=0),
+            ValueError,
+            "`keep_checkpoint_max` is not a count",
+        ),
+        (
+            lambda: kerasps.RunConfig("run", strategy=tf.distribute.get_strategy()),
+            TypeError,
+            "`strategy` must be a function that makes the strategy",
+        ),
+    ],
+)
+def test_a_spec_says_what_is_wrong_with_it(make, error, message):
+    with pytest.raises(error, match=f"Argument {message}.*Received: "):
+        make()
+
+
+def test_train_and_evaluate_asks_for_tf_config(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(kerasps.ClusterConfigError, match="TF_CONFIG is not set"):
+        kerasps.train_and_evaluate(
+            keras.Sequential,
+            kerasps.TrainSpec(dataset),
+            kerasps.EvalSpec(dataset),
+            config=kerasps.RunConfig("run"),
+        )
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_a_mode_that_is_none_is_refused(monkeypatch, capsys, by):
+    monkeypatch.setenv("KERASPS_MODE", "ring" if by == "environment" else "worker")
+    options = ["--mode", "ring"] if by == "argument" else []
+    with pytest.raises(SystemExit):
+        main(["launch", *options, __file__])
+    assert (
+        "Not a mode. Expected: coordinator or worker. Received: 'ring'" in capsys.readouterr().err
+    )
