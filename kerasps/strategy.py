@@ -139,8 +139,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if not isinstance(overlap, bool):
             raise TypeError(
                 "Argument `overlap` must say whether a worker pulls while its push is on the way. "
-                f"Expected: True or False. Received: overlap={overlap!r}. Leave it out where one worker "
-                "is to equal plain Keras."
+                f"Expected: True or False. Received: overlap={overlap!r}. Leave it out where one "
+                "worker is to equal plain Keras."
             )
         if cluster_resolver is None:
             require_chief(read_tf_config())
