@@ -9,18 +9,21 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.cluster import tasks_lock
 from kerasps.step import Compute
-from kerasps.variables import current_phase
+from kerasps.variables import current_phase, is_outside_replica
 
 
 def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`tf.function`'s call: within a step, trace the function as a part of the step.
 
     As a function of its own it would keep the tensors of this trace for the next one, and a
-    GradientTape around it would not see which variables it reads.
+    GradientTape around it would not see which variables it reads. So in a function that is
+    scheduled: how often that calls this one, and what this one pushes, is to be known.
     """
+    is_in_step = isinstance(current_phase(), Compute)
     # Keras has its grouped convolutions compiled by XLA, and a CPU can do them in no other way.
-    is_compiled = self._jit_compile and self.python_function.__module__.startswith("keras.")
-    if is_compiled or not isinstance(current_phase(), Compute):
+    of_keras = self.python_function.__module__.startswith("keras.")
+    is_compiled = self._jit_compile and (of_keras or not is_in_step)
+    if is_compiled or not (is_in_step or is_outside_replica()):
         return original(self, *args, **kwargs)
     function = self.python_function
     if not self._autograph:

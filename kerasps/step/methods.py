@@ -19,10 +19,12 @@ class Method(Protocol):
         may_assign: whether it may assign a bare `tf.Variable`, and have an optimizer train one.
         has_states_away: whether the states of metrics and seed generators are on a ps meanwhile
             (see `variables.AwayStates`); else they are sent and returned.
+        numbers_pushes: whether a push says of which call of a function it is.
     """
 
     may_assign: bool
     has_states_away: bool
+    numbers_pushes: bool
 
     @property
     def name(self) -> str:
@@ -55,6 +57,7 @@ class ModelMethod:
 
     may_assign = False
     has_states_away = False
+    numbers_pushes = False
 
     def __init__(self, model: keras.Model, method: str) -> None:
         self._model = model

@@ -70,6 +70,18 @@ class Calls(Protocol):
     def redone(self) -> PushCounts | None:
         """The counts of a function that is traced to do again what was done in part, else None."""
 
+    def note_push(self, graph: Any, devices: Sequence[str]) -> None:
+        """Note that a call of the function with this graph pushes once to each of `devices`."""
+
+    def lane(self, tables: LookupTables) -> tf.Tensor:
+        """Return a variable on the worker of the call that this thread makes: the worker's lane.
+
+        An int32 scalar. The worker is made ready.
+
+        Args:
+            tables: the lookup tables that the worker needs copies of.
+        """
+
     def ticket(self, tables: LookupTables) -> tf.Tensor:
         """Return the packed ticket of the call that this thread makes, and ready its worker.
 
@@ -124,12 +136,24 @@ def run_in_graph(
         args: its arguments: tensors, iterators, whatever.
         kwargs: its keyword arguments.
     """
-    method = ReplicaFunction(fn, args, kwargs or {})
+    graph, redone = function_graph(), calls.redone
+    # How often a call pushes is known where nothing around may repeat it, or leave it out. Then the
+    # worker keeps the lane, and the call is sent nothing.
+    is_counted = redone is None and graph is tf.compat.v1.get_default_graph() and _is_whole(graph)
+    method = ReplicaFunction(fn, args, kwargs or {}, is_counted=is_counted)
     plan = Tracer(method, strategy, method.specs, fused=False).trace().plan
-    redone = calls.redone
+    if is_counted:
+        calls.note_push(graph, plan.push.devices)
+        handle = graph.capture_call_time_value(
+            lambda: calls.lane(plan.lookup_tables), tf.TensorSpec([], tf.resource)
+        )
+        with tf.device("/device:CPU:0"):
+            lane = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int32)
+            lane.set_shape([])
+        lanes = dict.fromkeys(plan.push.devices, lane)
+        return method.result(_add_step(plan, method.batch, lanes, None))
     if redone is not None:
         plan = plan.redoing
-    graph = function_graph()
     with graph.as_default(), tf.device("/device:CPU:0"):
         packed = graph.capture_call_time_value(
             lambda: calls.ticket(plan.lookup_tables), CallTicket.spec()
@@ -143,11 +167,11 @@ def run_in_graph(
                 ps = ps_index(device)
                 is_applied = sent[ps] < ticket.applied[ps]
                 lanes[device] = tf.where(is_applied, NO_LANE, ticket.lane)
-    return method.result(_add_step(plan, method.batch, lanes, ticket))
+    return method.result(_add_step(plan, method.batch, lanes, ticket.number))
 
 
 def _add_step(
-    plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], ticket: CallTicket
+    plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
 ) -> list[tf.Tensor]:
     """Add the operations of a step to the current graph; return what it has predicted."""
     handles = plan.lookup()
@@ -161,7 +185,7 @@ def _add_step(
     )
     if plan.draw is not None:
         start.update(zip(plan.seeds, plan.draw.add_to(handles), strict=True))
-    step = StepContext(handles, scratch, plan.names, batch, start, lanes, ticket.number)
+    step = StepContext(handles, scratch, plan.names, batch, start, lanes, number)
     for phase in plan.phases:
         phase.add_to(step)
     return step.outputs.predicted
@@ -183,6 +207,11 @@ def function_graph() -> Any:
     return graph
 
 
+def _is_whole(graph: Any) -> bool:
+    """Return whether a graph is that of a function which no other function calls."""
+    return not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
+
+
 class ReplicaFunction:
     """A function that `strategy.run` was given, and its arguments (see `Method`).
 
@@ -190,9 +219,11 @@ class ReplicaFunction:
         fn: the function.
         args: its arguments.
         kwargs: its keyword arguments.
+        is_counted: whether it is known how often a call of the function around it pushes.
 
     Attributes:
         batch: the tensors among the arguments.
+        numbers_pushes: whether a push says of which call it is.
     """
 
     may_assign = True
@@ -201,9 +232,15 @@ class ReplicaFunction:
     jit_compile = False
 
     def __init__(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        is_counted: bool,
     ) -> None:
         self._fn = fn
+        self.numbers_pushes = not is_counted
         self._given = tuple(args), dict(kwargs)
         self._graph = tf.compat.v1.get_default_graph()
         self._iterators: ByIdentity[Any, HoistedIterator] = ByIdentity()

@@ -199,7 +199,7 @@ class Tracer:
             pull.pulls,
             extended.mutex,
             extended.fences,
-            numbered=self._method.has_states_away,
+            numbered=self._method.numbers_pushes,
         )
         outputs = function.structured_outputs.predicted
         return StepPlan(

@@ -1,10 +1,15 @@
 """Functions that users schedule on the `ClusterCoordinator`: their calls, each counted once.
 
 A *call* is what TensorFlow names a closure: a scheduled function with its arguments, on its way to
-a worker. Each worker pushes in a lane of its own (see `variables.Fences`), and a push carries the
-number of its call in that lane. When a call fails because its worker is lost, the lane is closed,
-and each ps says how many of the call's pushes it has applied. Another worker then makes the call
-with a twin of the function that leaves as many out, so that each update is applied once.
+a worker. Each worker pushes in lanes of its own (see `variables.Fences`), which are closed when a
+call fails because the worker is lost. Then each ps says how many of the call's pushes it has
+applied, and another worker makes the call with a twin of the function that leaves as many out. So
+each update is applied once.
+
+A worker has two lanes. In one push functions of which it is known how often each call pushes: the
+ps counts all pushes, and those of calls that are done are taken off. It lies on the worker, since
+to send something with each call costs a millisecond. In the other push functions that loop: what
+they push carries the number of the call, which is sent, and the ps counts those of the last call.
 """
 
 from __future__ import annotations
@@ -13,14 +18,20 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, hung_ps_error, ps_device, tell_supervisor
+from kerasps.cluster import (
+    COORDINATOR_CPU,
+    hung_ps_error,
+    ps_device,
+    ps_index,
+    tell_supervisor,
+)
 from kerasps.errors import WorkerLostError
 from kerasps.step import CallTicket, PushCounts
 from kerasps.training.worker_recovery import WorkerAway
@@ -28,6 +39,7 @@ from kerasps.variables import (
     OPEN_LANE,
     LookupTables,
     OutsideReplicaError,
+    anonymous_handle,
     outside_replica,
     worker_timeout,
 )
@@ -36,25 +48,47 @@ from kerasps.variables import (
 _POLL_S = 0.5
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Call:
     """A call on a worker.
 
     Attributes:
         closure: TensorFlow's object, while it is there.
-        worker: the index of the worker.
-        lane: the lane in which it pushes.
-        number: its number in the lane.
+        lanes: the lanes of the worker.
+        number: its number in the lane of functions that loop.
+        pushes: to each ps, how many pushes it makes in the other lane.
         applied: of each ps, how many of its pushes were applied before it came here.
-        tells: whether it was found out how many were applied here.
     """
 
     closure: weakref.ref[Any]
-    worker: int
-    lane: int
+    lanes: _WorkerLanes
     number: int
+    pushes: tuple[int, ...]
     applied: tuple[int, ...]
-    tells: bool = False
+
+
+class _WorkerLanes:
+    """The lanes of a worker, from when it is ready for calls until one of them fails.
+
+    Args:
+        worker: the index of the worker.
+        counted: the lane of functions of which it is known how often they push.
+        numbered: the lane of those that loop.
+        num_ps: the number of ps.
+
+    Attributes:
+        number: the number of the last call.
+        done: to each ps, how many pushes in the first lane are of calls that are done.
+        handle: the variable on the worker that holds the first lane, once it was asked for.
+    """
+
+    def __init__(self, worker: int, counted: int, numbered: int, num_ps: int) -> None:
+        self.worker = worker
+        self.counted = counted
+        self.numbered = numbered
+        self.number = 0
+        self.done = [0] * num_ps
+        self.handle: tf.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,9 +131,13 @@ class ScheduledCalls:
         self._num_ps = strategy.num_ps
         self._devices = [ps_device(ps) for ps in range(self._num_ps)]
         self._state = _ThreadState()
-        self._lock = threading.Lock()
-        # Of each worker, its lane and the number of its last call in it.
-        self._lanes: dict[int, tuple[int, int]] = {}
+        self._lanes: dict[int, _WorkerLanes] = {}
+        # To each ps, the pushes of a call of a function, by the function's graph.
+        self._pushes: weakref.WeakKeyDictionary[Any, Sequence[int]] = weakref.WeakKeyDictionary()
+        self._keep = tf.function(_keep, autograph=False).get_concrete_function(
+            tf.TensorSpec([], tf.int32)
+        )
+        self._own_handle: tf.Tensor | None = None
         # What each ps has applied of calls that were begun and are to be made again.
         self._applied: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
         # What closures were made of, but those of fixed functions.
@@ -116,6 +154,12 @@ class ScheduledCalls:
     def redone(self) -> PushCounts | None:
         """The counts of a function that is traced to do again what was done in part, else None."""
         return self._state.redone
+
+    def note_push(self, graph: Any, devices: Sequence[str]) -> None:
+        """Note that a call of the function with this graph pushes once to each of `devices`."""
+        before = self._pushes.get(graph, (0,) * self._num_ps)
+        pushed = {ps_index(device) for device in devices}
+        self._pushes[graph] = [count + (ps in pushed) for ps, count in enumerate(before)]
 
     def make(self, closure: Any, parts: Parts) -> None:
         """Make a closure, of which TensorFlow's constructor makes the rest."""
@@ -194,7 +238,7 @@ class ScheduledCalls:
 
         Raises WorkerAway where the worker was lost since, and is to be readied first.
         """
-        self._state.call = None
+        self._finish()
         if closure not in self._made_of:
             return  # no function that was traced
         generation = self._strategy._membership.generation(worker)
@@ -202,17 +246,46 @@ class ScheduledCalls:
             # It was lost and came back while it had nothing to do. What it had of datasets is gone,
             # and made again only where TensorFlow hears of a loss.
             self._generations[worker] = generation
+            self._lanes.pop(worker, None)
             raise WorkerAway
-        applied = self._applied.get(closure, (0,) * self._num_ps)
+        nothing = (0,) * self._num_ps
+        applied = self._applied.get(closure, nothing)
+        pushes = self._pushes.get(closure._concrete_function.graph, nothing)
         if any(applied):
             self._have_redone(closure)
-        with self._lock:
-            lane, number = self._lanes.get(worker, (OPEN_LANE, 0))
-        if lane == OPEN_LANE:
-            lane = self._strategy.extended.fences.open_lane(self._devices)
-        with self._lock:
-            self._lanes[worker] = lane, number + 1
-        self._state.call = _Call(weakref.ref(closure), worker, lane, number + 1, applied)
+            pushes = nothing  # none in the first lane
+        if worker not in self._lanes:
+            fences = self._strategy.extended.fences
+            counted, numbered = (fences.open_lane(self._devices) for _ in range(2))
+            self._lanes[worker] = _WorkerLanes(worker, counted, numbered, self._num_ps)
+        lanes = self._lanes[worker]
+        lanes.number += 1
+        self._state.call = _Call(weakref.ref(closure), lanes, lanes.number, tuple(pushes), applied)
+
+    def _finish(self) -> None:
+        """Note that the call that this thread has made last is done, unless it has failed."""
+        call, self._state.call = self._state.call, None
+        if call is not None:
+            done = call.lanes.done
+            done[:] = [before + more for before, more in zip(done, call.pushes, strict=True)]
+
+    def lane(self, tables: LookupTables) -> tf.Tensor:
+        """Return a variable on the worker of the call that this thread makes: the worker's lane.
+
+        Args:
+            tables: the lookup tables that the worker needs copies of.
+        """
+        call = self._current()
+        if call is None:
+            tables.bring()
+            if self._own_handle is None:
+                with tf.device(COORDINATOR_CPU):
+                    self._own_handle = self._keep(tf.constant(OPEN_LANE))
+            return self._own_handle
+        self._bring(tables, call.lanes.worker)
+        if call.lanes.handle is None:
+            call.lanes.handle = self._keep(tf.constant(call.lanes.counted))
+        return call.lanes.handle
 
     def ticket(self, tables: LookupTables) -> tf.Tensor:
         """Return the packed ticket of the call that this thread makes, and ready its worker.
@@ -220,16 +293,20 @@ class ScheduledCalls:
         Args:
             tables: the lookup tables that the worker needs copies of.
         """
-        call = self._state.call
-        if call is None or _compat.get_current_dispatch_context() is None:  # on the coordinator
+        call = self._current()
+        if call is None:
             tables.bring()
             ticket = CallTicket(OPEN_LANE, 1, (0,) * self._num_ps)
         else:
-            self._bring(tables, call.worker)
-            ticket = CallTicket(call.lane, call.number, call.applied)
+            self._bring(tables, call.lanes.worker)
+            ticket = CallTicket(call.lanes.numbered, call.number, call.applied)
         # Made here, it goes to the worker with the call; made there, in a request of its own.
         with tf.device(COORDINATOR_CPU):
             return tf.constant(ticket.to_bytes())
+
+    def _current(self) -> _Call | None:
+        """Return the call that this thread makes on a worker; None on the coordinator."""
+        return None if _compat.get_current_dispatch_context() is None else self._state.call
 
     def _bring(self, tables: LookupTables, worker: int) -> None:
         """Fill the copies of lookup tables on a worker, once while it is there."""
@@ -244,32 +321,38 @@ class ScheduledCalls:
     def fail(self) -> None:
         """Find out what the call that this thread was making has changed; nothing does from here.
 
-        Call when it has failed, and may be made again.
+        Call when it has failed, and before it is made again.
         """
-        call = self._state.call
-        closure = None if call is None else call.closure()
-        if call is None or call.tells or closure is None:
+        call, self._state.call = self._state.call, None
+        if call is None:
             return
-        call.tells = True
-        with self._lock:
-            if self._lanes.get(call.worker, (OPEN_LANE, 0))[0] == call.lane:
-                del self._lanes[call.worker]
+        lanes, fences = call.lanes, self._strategy.extended.fences
+        if self._lanes.get(lanes.worker) is lanes:
+            del self._lanes[lanes.worker]
+        closure = call.closure()
         # Where a ps is lost, nothing is left that could be counted twice.
         with contextlib.suppress(tf.errors.OpError):
-            here = self._strategy.extended.fences.close_call(call.lane, call.number, self._devices)
-            self._applied[closure] = tuple(map(sum, zip(call.applied, here, strict=True)))
+            in_all = fences.close_lane(lanes.counted, self._devices)
+            of_call = fences.close_call(lanes.numbered, call.number, self._devices)
+            # A fixed function has no twin: all of it is done again.
+            if closure is not None and self._made_of[closure] is not None:
+                self._applied[closure] = tuple(
+                    before + counted - done + numbered
+                    for before, counted, done, numbered in zip(
+                        call.applied, in_all, lanes.done, of_call, strict=True
+                    )
+                )
 
     def _have_redone(self, closure: Any) -> None:
         """Have a closure call the twin of its function, which leaves out what was applied."""
         parts = self._made_of[closure]
-        if parts is None:
-            return
+        assert parts is not None
         function = parts.function
         if function not in self._twins:
             self._twins[function] = tf.function(function.python_function)
         # The closure stays, with what was promised for it.
         twin = object.__new__(_compat.Closure)
-        with self._redoing(), self._strategy.scope():
+        with self._redoing(), outside_replica(), self._strategy.scope():
             replace(parts, function=self._twins[function]).make(twin)
         closure._function = twin._function
 
@@ -280,3 +363,11 @@ class ScheduledCalls:
             yield
         finally:
             self._state.redone = None
+
+
+def _keep(lane: tf.Tensor) -> tf.Tensor:
+    """Return the handle of a variable on the worker that holds a lane."""
+    with tf.device("CPU:0"):
+        handle = anonymous_handle(tf.TensorShape([]), tf.int32)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=lane)
+    return handle

@@ -57,6 +57,7 @@ from kerasps.variables.phase import (
     creating_under,
     current_phase,
     entering,
+    is_outside_replica,
     outside_replica,
 )
 from kerasps.variables.placement import Placement, PlacementLedger, TaskPlacement, text_table
@@ -132,6 +133,7 @@ __all__ = [
     "entering",
     "is_metric_state",
     "is_ours",
+    "is_outside_replica",
     "is_seed_state",
     "keras_variable_of",
     "make_parameter_server_variable",

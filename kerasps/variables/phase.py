@@ -84,10 +84,20 @@ def entering(new_phase: Phase | None) -> contextlib.AbstractContextManager[None]
 class OutsideReplicaError(Exception):
     """Raised in the trace of a function: it does outside a replica what needs to be in one."""
 
+    ag_pass_through = True  # AutoGraph would raise an error of its own instead
+
 
 def outside_replica() -> contextlib.AbstractContextManager[None]:
-    """In this context, a function that is traced raises `OutsideReplicaError` where it trains."""
+    """In this context, a function is traced to be scheduled.
+
+    It raises `OutsideReplicaError` where it trains, and what it calls is a part of it.
+    """
     return _holding("is_outside_replica", True)
+
+
+def is_outside_replica() -> bool:
+    """Return whether this thread traces a function in the context of `outside_replica`."""
+    return _STATE.is_outside_replica and _STATE.phase is None and not tf.executing_eagerly()
 
 
 def check_replica() -> None:
@@ -95,7 +105,7 @@ def check_replica() -> None:
 
     Call where something is done that pushes.
     """
-    if _STATE.is_outside_replica and _STATE.phase is None and not tf.executing_eagerly():
+    if is_outside_replica():
         raise OutsideReplicaError
 
 
