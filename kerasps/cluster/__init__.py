@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kerasps._doors import opened_when_used
 
 if TYPE_CHECKING:
-    from kerasps.cluster.calls import call_apart, call_flat
+    from kerasps.cluster.calls import call_apart, call_flat, persist
     from kerasps.cluster.connected import connected_strategy, remember_connected
     from kerasps.cluster.connection import connect_to_tasks, tasks_lock
     from kerasps.cluster.description import (
@@ -92,6 +92,7 @@ __all__ = [
     "lost_ps",
     "naming_lost_ps",
     "open_log",
+    "persist",
     "processes_listening_on",
     "ps_device",
     "ps_index",
@@ -133,6 +134,7 @@ __getattr__ = opened_when_used(
         "answers": "tf_errors",
         "call_apart": "calls",
         "call_flat": "calls",
+        "persist": "calls",
         "check_cluster_resolver": "description",
         "check_not_forked": "forks",
         "check_ps_of": "tf_errors",

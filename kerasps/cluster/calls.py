@@ -7,12 +7,17 @@ Here arguments are flat already, and as the function takes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from kerasps import _compat
+
+_Returned = TypeVar("_Returned")
+_MAX_TRIES = 3
+_PAUSE_S = 0.05
 
 
 def call_flat(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -47,3 +52,24 @@ def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             name, num_outputs, [*tensors, *function.captured_inputs], attributes, context
         )
     )
+
+
+def persist(call: Callable[[], _Returned]) -> _Returned:
+    """Call, and again where that ends in an error of TensorFlow's; return what it returns.
+
+    What this process deletes of a task that is gone leaves an error, which the next operation ends
+    in, whatever that is and wherever. So what must be done, and may be done twice, is tried again.
+
+    Args:
+        call: what is to be done, on tasks that are there.
+
+    Raises:
+        tf.errors.OpError: it has failed three times in a row.
+    """
+    for _ in range(_MAX_TRIES - 1):
+        try:
+            return call()
+        except tf.errors.OpError:
+            _compat.eager_context().executor.clear_error()
+            time.sleep(_PAUSE_S)
+    return call()

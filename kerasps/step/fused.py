@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import fetch
+from kerasps.cluster import fetch, persist
 from kerasps.step.compute_messages import Update
 from kerasps.step.identity import ByIdentity
 from kerasps.step.optimizers import has_uniform_updates
@@ -212,7 +212,7 @@ def _call_all(functions: Mapping[str, Any]) -> None:
         # Called on its ps, it leaves nothing there when it is deleted; what the coordinator calls
         # there from here would stay.
         with tf.device(device):
-            return function()
+            return persist(function)
 
     for done in [
         attempt(functools.partial(on, device, function)) for device, function in functions.items()

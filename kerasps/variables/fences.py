@@ -13,14 +13,12 @@ chapter 8).
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat
-from kerasps.cluster import call_apart, fetch, sent
+from kerasps.cluster import call_apart, fetch, persist, sent
 from kerasps.variables.lane_table import (
     NUM_LANES,
     TABLE_SIZE,
@@ -32,9 +30,6 @@ from kerasps.variables.lane_table import (
 )
 from kerasps.variables.named import NamedVariable
 
-# How often a ps is asked, where that ends in an error, and the seconds in between.
-_MAX_TRIES = 5
-_PAUSE_S = 0.05
 # The lane of steps that the coordinator does itself. Nobody can lose it.
 OPEN_LANE = 0
 
@@ -125,23 +120,15 @@ class Fences:
     def _call(
         self, name: str, function: Callable[..., tf.Tensor], lane: int, devices: Sequence[str]
     ) -> tuple[int, ...]:
-        tries = 0
-        while True:
-            try:
-                returned: list[tf.Tensor] = []
-                for device in devices:
-                    traced = self._traced(name, function, device)
-                    with tf.device(device):
-                        returned += call_apart(traced, [tf.constant(lane)])
-                return tuple(int(value) for value in fetch(returned))
-            except tf.errors.OpError:
-                # Mostly not of the ps: what this thread deletes of a worker that is gone leaves an
-                # error, which the next operation ends in. To do it twice does no harm.
-                tries += 1
-                if tries == _MAX_TRIES:
-                    raise
-                _compat.eager_context().executor.clear_error()
-                time.sleep(_PAUSE_S)
+        def call() -> tuple[int, ...]:
+            returned: list[tf.Tensor] = []
+            for device in devices:
+                traced = self._traced(name, function, device)
+                with tf.device(device):
+                    returned += call_apart(traced, [tf.constant(lane)])
+            return tuple(int(value) for value in fetch(returned))
+
+        return persist(call)
 
     def _traced(self, name: str, function: Callable[..., tf.Tensor], device: str) -> Any:
         table = self.table(device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,36 @@ from support.documentation import examples
 
 # What other examples go on with: a strategy and a model, and checkpoints.
 FIRST = ["ParameterServerStrategy", "TrainingEndMarker"]
+# What each worker of a cluster runs by itself, and what such an example goes on with.
+IN_EACH_WORKER = {"WorkerDrivenStrategy"}
+BEFORE = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+
+def dataset_fn(context):
+    data = np.ones((100, 64), "float32"), np.ones(100, "float32")
+    return tf.data.Dataset.from_tensor_slices(data).repeat().batch(10)
+
+
+"""
+
+
+def run_in_each_worker(name: str, code: str) -> None:
+    script = Path(f"{name}.py")
+    script.write_text(BEFORE + code)
+    command = ["launch", "--mode", "worker", "--num-workers", "2", "--num-ps", "1", str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "kerasps", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 def run_all(found: dict[str, list[str]]) -> None:
@@ -36,7 +67,10 @@ def run_all(found: dict[str, list[str]]) -> None:
         for code in found[name]:
             namespace = dict(given)
             before = time.monotonic()
-            exec(compile(code, f"<example of {name}>", "exec"), namespace)
+            if name in IN_EACH_WORKER:
+                run_in_each_worker(name, code)
+            else:
+                exec(compile(code, f"<example of {name}>", "exec"), namespace)
             print(f"ran {name} in {time.monotonic() - before:.1f} s", flush=True)
             if name == "ParameterServerStrategy":
                 given |= {key: namespace[key] for key in ("strategy", "model")}
