@@ -9,6 +9,7 @@ generator's goes on there. Whoever looks at the state on the coordinator has it 
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import call_apart, fetch, naming_lost_ps
+from kerasps.cluster import call_apart, fetch, naming_lost_ps, persist
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.phase import entering
 from kerasps.variables.variable import ParameterServerVariable, is_seed_state
@@ -74,7 +75,9 @@ class AwayStates:
             with tf.init_scope(), entering(None), naming_lost_ps:
                 exchange = self._exchange(device, homes)
                 with tf.device(device):
-                    values = fetch(call_apart(exchange, []))
+                    # What fails for the end of another task has taken nothing.
+                    taken = persist(functools.partial(call_apart, exchange, []))
+                    values = persist(functools.partial(fetch, taken))
                 for home, value in zip(homes, values, strict=True):
                     if is_seed_state(home):
                         home._value.assign(value)
