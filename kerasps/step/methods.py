@@ -31,6 +31,10 @@ class Method(Protocol):
         """What it is, for messages."""
 
     @property
+    def whose(self) -> str:
+        """Of what it is a part, for messages; else empty."""
+
+    @property
     def jit_compile(self) -> bool:
         """Whether XLA is to compile it."""
 
@@ -66,7 +70,12 @@ class ModelMethod:
     @property
     def name(self) -> str:
         """What it is, for messages."""
-        return f"`{self._method}` of model '{self._model.name}'"
+        return f"`{self._method}`"
+
+    @property
+    def whose(self) -> str:
+        """Of which model, for messages."""
+        return f" of model '{self._model.name}'"
 
     @property
     def jit_compile(self) -> bool:

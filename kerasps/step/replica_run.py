@@ -229,6 +229,7 @@ class ReplicaFunction:
     may_assign = True
     has_states_away = True
     name = "The function given to `strategy.run`"
+    whose = ""
     jit_compile = False
 
     def __init__(

@@ -94,9 +94,9 @@ class Tracer:
             if trace is not None:
                 return trace
         raise KeraspsError(
-            f"{self._method.name} touched new variables in each of {MAX_TRACES} traces. Expected: "
-            "the same variables in each call. Create variables in `build`, or before, and not in "
-            "each call."
+            f"{self._method.name}{self._method.whose} touched new variables in each of "
+            f"{MAX_TRACES} traces. Expected: the same variables in each call. Create variables in "
+            "`build`, or before, and not in each call."
         )
 
     def _add_expected(self) -> None:
