@@ -243,6 +243,10 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "_cluster", "schedules what runs in a worker's thread, not only a `tf.function`"
         ),
     ),
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:Closure": (
+        PrivateAttribute("_concrete_function", "the traced function, of which pushes are known"),
+        PrivateAttribute("_function", "set to a twin that leaves out what was applied"),
+    ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster": (
         PrivateAttribute("schedule", "as above", ("function", "args", "kwargs")),
         PrivateAttribute("failure_handler", "ours takes the place of TensorFlow's"),

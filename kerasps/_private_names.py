@@ -359,6 +359,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "ShardedVariable",
         "a bare `tf.Variable` in shards, which a tape and an optimizer take apart",
     ),
+    "FuncGraph": PrivateName(
+        "tensorflow.python.framework.func_graph",
+        "FuncGraph",
+        "whether a function that is traced is a part of another one",
+    ),
     "CondBranchFuncGraph": PrivateName(
         "tensorflow.python.ops.control_flow_v2_func_graphs",
         "CondBranchFuncGraph",

@@ -209,7 +209,7 @@ def function_graph() -> Any:
 
 def _is_whole(graph: Any) -> bool:
     """Return whether a graph is that of a function which no other function calls."""
-    return not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
+    return not isinstance(graph.outer_graph, _compat.FuncGraph)
 
 
 class ReplicaFunction:

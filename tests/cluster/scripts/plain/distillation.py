@@ -83,4 +83,4 @@ counts = {
     "distiller": int(distiller.optimizer.iterations),
     "scratch": int(scratch.optimizer.iterations),
 }
-figures = {"accuracy": (accuracy, 0.1), "loss": (history.history["loss"][-1], 0.2)}
+figures = {"accuracy": (accuracy, 0.15), "loss": (history.history["loss"][-1], 0.4)}
