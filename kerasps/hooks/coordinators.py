@@ -38,7 +38,6 @@ def make_closure(
     kwargs: Any = None,
 ) -> None:
     """`Closure.__init__`: trace a function that trains, wherever in it, as a step."""
-
     parts = training.Parts(original, function, cancellation_mgr, args, kwargs)
     strategy = connected_strategy()
     if strategy is None or type(self) is not _compat.Closure:

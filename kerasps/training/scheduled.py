@@ -275,14 +275,12 @@ class ScheduledCalls:
         Args:
             tables: the lookup tables that the worker needs copies of.
         """
-        call = self._current()
+        call = self._readied(tables)
         if call is None:
-            tables.bring()
             if self._own_handle is None:
                 with tf.device(COORDINATOR_CPU):
                     self._own_handle = self._keep(tf.constant(OPEN_LANE))
             return self._own_handle
-        self._bring(tables, call.lanes.worker)
         if call.lanes.handle is None:
             call.lanes.handle = self._keep(tf.constant(call.lanes.counted))
         return call.lanes.handle
@@ -293,20 +291,26 @@ class ScheduledCalls:
         Args:
             tables: the lookup tables that the worker needs copies of.
         """
-        call = self._current()
+        call = self._readied(tables)
         if call is None:
-            tables.bring()
             ticket = CallTicket(OPEN_LANE, 1, (0,) * self._num_ps)
         else:
-            self._bring(tables, call.lanes.worker)
             ticket = CallTicket(call.lanes.numbered, call.number, call.applied)
         # Made here, it goes to the worker with the call; made there, in a request of its own.
         with tf.device(COORDINATOR_CPU):
             return tf.constant(ticket.to_bytes())
 
-    def _current(self) -> _Call | None:
-        """Return the call that this thread makes on a worker; None on the coordinator."""
-        return None if _compat.get_current_dispatch_context() is None else self._state.call
+    def _readied(self, tables: LookupTables) -> _Call | None:
+        """Return the call that this thread makes, once its worker has copies of lookup tables.
+
+        None on the coordinator, which then has them.
+        """
+        call = None if _compat.get_current_dispatch_context() is None else self._state.call
+        if call is None:
+            tables.bring()
+        else:
+            self._bring(tables, call.lanes.worker)
+        return call
 
     def _bring(self, tables: LookupTables, worker: int) -> None:
         """Fill the copies of lookup tables on a worker, once while it is there."""

@@ -96,6 +96,10 @@ class WorkerRecovery:
                 self._recover(worker, exc, on_failure_fn, on_recovery_fn)
             else:
                 raise
+        except Exception:
+            # An error of the call's arguments, say: whether it has pushed is not known.
+            self._calls.fail()
+            raise
         else:
             self._failures.forget(worker)
 
