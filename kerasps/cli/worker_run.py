@@ -27,6 +27,9 @@ from kerasps.evaluator import EvaluatorProcess
 _POLL_INTERVAL_S = 0.05
 # As long as a task of the cluster gets.
 _TERMINATE_GRACE_S = 3.0
+# A ps that dies closes its connections before its memory is freed, and only then is it gone: so a
+# worker may fail before the death is seen that it failed of.
+_DEATH_GRACE_S = 0.5
 _CHIEF = 0
 
 
@@ -123,9 +126,13 @@ class WorkerRun:
                 preexec_fn=end_with_parent(),
             )
 
-    def _look_at_ps(self) -> None:
-        while not self._deaths.empty():
-            death = self._deaths.get()
+    def _look_at_ps(self, wait_s: float = 0.0) -> None:
+        while True:
+            try:
+                death = self._deaths.get(timeout=wait_s) if wait_s else self._deaths.get_nowait()
+            except queue.Empty:
+                return
+            wait_s = 0.0
             if not self._is_ending:
                 _say(
                     f"{death.task[0]} {death.task[1]} {death.what}. Its variables are gone, and "
@@ -148,6 +155,8 @@ class WorkerRun:
 
     def _has_ended(self, worker: int, code: int) -> None:
         self._codes[worker] = code
+        if code > 0 and not self._is_ending:
+            self._look_at_ps(_DEATH_GRACE_S)
         if code == 0 or self._is_ending:
             return
         # A run that its chief has ended is begun by nobody else.
