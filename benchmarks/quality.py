@@ -23,8 +23,8 @@ import kerasps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-import movielens  # noqa: E402
-import ratings  # noqa: E402
+import movielens
+import ratings
 
 EPOCHS = 3
 

@@ -72,7 +72,7 @@ class Tracer:
         self._element_spec = element_spec
         self._method = method
         self._fused = fused
-        self._inventory = Inventory()
+        self._inventory = Inventory(strategy.table_min_bytes)
 
     def trace(self) -> Trace:
         """Trace until a trace meets no news.
@@ -170,6 +170,8 @@ class Tracer:
         self, function: Any, phase: Compute, rounds: list[Round], returned: Returned
     ) -> StepPlan:
         inventory, extended = self._inventory, self._strategy.extended
+        extended.ledger.note_looked_up(inventory.tables, small=False)
+        extended.ledger.note_looked_up(inventory.small, small=True)
         deltas, assigned = phase.state_changes()
         pulled = list(inventory.pulled)
         fused = FusedVariables(
