@@ -66,7 +66,7 @@ def strategy():
     with warnings.catch_warnings():
         # Tests that ran before have made locks and variables with names, and are done with them.
         warnings.filterwarnings("ignore", "Connecting to the cluster ended", RuntimeWarning)
-        connected = kerasps.ParameterServerStrategy(resolver, PARTITIONER)
+        connected = kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0)
     yield connected
     del servers
 
