@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kerasps.training import Staleness, WorkerStaleness
     from kerasps.variables import (
         FixedShardsPartitioner,
+        LookedUp,
         MaxSizePartitioner,
         MinSizePartitioner,
         Placement,
@@ -64,6 +65,7 @@ __all__ = [
     "KeraspsError",
     "LoadReport",
     "LocalCluster",
+    "LookedUp",
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "PSLostError",
@@ -105,6 +107,7 @@ _MODULES = {
     "FixedShardsPartitioner": "variables",
     "LoadReport": "step",
     "LocalCluster": "cluster",
+    "LookedUp": "variables",
     "MaxSizePartitioner": "variables",
     "MinSizePartitioner": "variables",
     "ParameterServerStrategy": "strategy",

@@ -60,7 +60,13 @@ from kerasps.variables.phase import (
     is_outside_replica,
     outside_replica,
 )
-from kerasps.variables.placement import Placement, PlacementLedger, TaskPlacement, text_table
+from kerasps.variables.placement import (
+    LookedUp,
+    Placement,
+    PlacementLedger,
+    TaskPlacement,
+    text_table,
+)
 from kerasps.variables.placing import Extended, is_ours
 from kerasps.variables.sharding import (
     LAYOUTS,
@@ -98,6 +104,7 @@ __all__ = [
     "FixedShardsPartitioner",
     "Flight",
     "LaneRecord",
+    "LookedUp",
     "Lookup",
     "LookupTables",
     "MaxSizePartitioner",
