@@ -17,8 +17,10 @@ from kerasps.cluster import (
     ClusterDescription,
     LocalClusterResolver,
     Membership,
+    WorkerDevices,
     WorkerInfo,
     check_cluster_resolver,
+    checked_device_names,
     connect_to_tasks,
     connected_strategy,
     read_tf_config,
@@ -80,6 +82,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             way, within an execution. A step then costs less of the network's latency, and is worked
             out with values that may lack the worker's own last update. Default False: one worker
             equals plain Keras.
+        worker_devices: the names of the devices that compute on each worker, one replica each, such
+            as `["GPU:0", "GPU:1"]`. A worker with R devices takes R batches for one update: it
+            pulls once, and pushes the sum of their gradients once. Steps are counted in batches.
+            Default: all GPUs of each worker, or its first CPU where it has none.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -89,11 +95,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called, `max_staleness` is not an integer, or
-            `overlap` not a bool.
+        TypeError: `variable_partitioner` cannot be called, `max_staleness` is not an integer,
+            `overlap` not a bool, or `worker_devices` no list of names.
         ValueError: `shard_layout`, `sparse_updates`, `max_staleness` or `connect_timeout` is not
-            one of its values, or an argument differs from that of the strategy which this process
-            has already.
+            one of its values, a worker has not all of `worker_devices`, or an argument differs from
+            that of the strategy which this process has already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -120,6 +126,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         sparse_updates: str = "lazy",
         max_staleness: int | None = None,
         overlap: bool = False,
+        worker_devices: Sequence[str] | None = None,
         connect_timeout: float | None = None,
     ) -> None:
         if max_staleness is not None:
@@ -146,6 +153,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "sparse_updates": sparse_updates,
             "max_staleness": max_staleness,
             "overlap": overlap,
+            "worker_devices": checked_device_names(worker_devices),
         }
         self._set_up(cluster_resolver, description, arguments, connect_timeout)
 
@@ -234,6 +242,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._extended._retrace_functions_for_each_device = (
             theirs._retrace_functions_for_each_device
         )
+        self._devices = self._find_devices()
         self._traffic_meter = TrafficMeter(self.num_ps)
         self._staleness_meter = training.StalenessMeter(self._extended.fences)
         self._watch(cluster_resolver)
@@ -262,6 +271,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return Extended(
             self, cluster_resolver, variable_partitioner, self._arguments["shard_layout"]
         )
+
+    def _find_devices(self) -> WorkerDevices:
+        """Return what knows the devices of workers. Call when connected.
+
+        Raises ValueError where a worker has not all that are wanted.
+        """
+        devices = WorkerDevices(self.worker_devices)
+        devices.check(self._description.jobs["worker"])
+        return devices
 
     def _leave(self) -> None:
         """End what was begun by `_watch`: the process ends."""
@@ -368,6 +386,32 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def overlap(self) -> bool:
         """Whether a worker pulls for its next step while the push of its last is on the way."""
         return bool(self._arguments["overlap"])
+
+    @property
+    def worker_devices(self) -> tuple[str, ...] | None:
+        """The names of the devices that compute on each worker; None for those that it has."""
+        names: tuple[str, ...] | None = self._arguments.get("worker_devices")
+        return names
+
+    def devices_of(self, worker: int) -> tuple[str, ...]:
+        """Return the names of the devices that compute on a worker, one replica each.
+
+        Empty where that is its first GPU, or CPU, as TensorFlow chooses.
+
+        Args:
+            worker: the index of the worker.
+        """
+        names: tuple[str, ...] = self._devices.of(worker)
+        return names
+
+    def devices_of_workers(self) -> list[tuple[str, ...]]:
+        """Return, for each worker, what `devices_of` does."""
+        return [self.devices_of(worker) for worker in range(self.num_workers)]
+
+    @property
+    def compute_device(self) -> str | None:
+        """The name of the first of `worker_devices`; None where TensorFlow chooses."""
+        return self.worker_devices[0] if self.worker_devices else None
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
