@@ -396,20 +396,22 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def devices_of(self, worker: int) -> tuple[str, ...]:
         """Return the names of the devices that compute on a worker, one replica each.
 
-        Empty where that is its first GPU, or CPU, as TensorFlow chooses.
-
         Args:
             worker: the index of the worker.
+
+        Returns:
+            Names such as `"GPU:0"`; none where TensorFlow chooses the only one: the first GPU, else
+            the CPU.
         """
         names: tuple[str, ...] = self._devices.of(worker)
         return names
 
-    def devices_of_workers(self) -> list[tuple[str, ...]]:
+    def _devices_of_workers(self) -> list[tuple[str, ...]]:
         """Return, for each worker, what `devices_of` does."""
         return [self.devices_of(worker) for worker in range(self.num_workers)]
 
     @property
-    def compute_device(self) -> str | None:
+    def _compute_device(self) -> str | None:
         """The name of the first of `worker_devices`; None where TensorFlow chooses."""
         return self.worker_devices[0] if self.worker_devices else None
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         naming_lost_ps,
         translated_errors,
     )
+    from kerasps.cluster.worker_devices import WorkerDevices, checked_device_names
 
 __all__ = [
     "COORDINATOR_CPU",

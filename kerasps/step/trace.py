@@ -86,7 +86,7 @@ class Tracer:
             self._inventory.grew = False
             self._settle_optimizers()
             try:
-                trace = self._trace_once([self._strategy.compute_device])
+                trace = self._trace_once([self._strategy._compute_device])
             except Exception:
                 # A trace that met news may fail for it (a value assigned in a loop, read outside);
                 # the next one may not.
@@ -203,11 +203,7 @@ class Tracer:
         self, arguments: Sequence[Any], devices: Sequence[str | None]
     ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
         """Call the method once for each device; return what came of it, and what leaves."""
-        size = len(ComputeInputs._fields)
-        inputs = [
-            ComputeInputs(*arguments[first : first + size])
-            for first in range(0, len(arguments), size)
-        ]
+        inputs = ComputeInputs.by_replica(arguments, len(devices))
         may_assign = self._method.may_assign
         if len(devices) == 1:
             phase = Compute(self._inventory, inputs[0], trains_bare=may_assign)
