@@ -390,7 +390,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     @property
     def worker_devices(self) -> tuple[str, ...] | None:
         """The names of the devices that compute on each worker; None for those that it has."""
-        names: tuple[str, ...] | None = self._arguments.get("worker_devices")
+        names: tuple[str, ...] | None = self._arguments["worker_devices"]
         return names
 
     def devices_of(self, worker: int) -> tuple[str, ...]:

@@ -18,9 +18,11 @@ import tensorflow as tf
 
 import kerasps
 
+from kerasps.cluster.server import CPU_DEVICES
+
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
-from kerasps.cluster.server import CPU_DEVICES
+from support.compare import SummedApply
 from support.unit_gradients import Ids, Outputs, Sum
 
 NUM_IDS = 40
@@ -76,17 +78,23 @@ OPTIMIZERS = {
 }
 
 
-def differences(strategy, steps_per_execution):
+def differences(strategy, names, steps_per_execution, num_replicas=2):
     """Train with two replicas of 16 here, and plain Keras with 32; return how far they differ."""
+    size = 2 * BATCH // num_replicas
     (ids, x), y = data()
     found = {}
-    for name, optimizer in OPTIMIZERS.items():
+    for name in names:
+        optimizer = OPTIMIZERS[name]
         plain = made(optimizer)
+        plain.optimizer.build(plain.trainable_variables)
+        # As kerasps does with rows, and Keras on its other backends.
+        is_scaled = isinstance(plain.optimizer, keras.optimizers.LossScaleOptimizer)
+        plain.optimizer.apply = SummedApply(plain.optimizer, lazy=not is_scaled)
         with strategy.scope():
             ours = made(optimizer, steps_per_execution=steps_per_execution)
         before = [np.array(w) for w in plain.get_weights()]
         of_plain = plain.fit([ids, x], y, batch_size=2 * BATCH, shuffle=False, verbose=0, epochs=2)
-        of_ours = ours.fit([ids, x], y, batch_size=BATCH, shuffle=False, verbose=0, epochs=2)
+        of_ours = ours.fit([ids, x], y, batch_size=size, shuffle=False, verbose=0, epochs=2)
         pairs = [*zip(plain.get_weights(), ours.get_weights(), strict=True)]
         found[name] = {
             "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
@@ -168,7 +176,6 @@ def counted(strategy, steps_per_execution, kind, num_batches):
         "examples": history["examples"],
         "ids": history["ids"],
         "heard": recorder.batches[-1],
-        # With a loss that is divided by two, a step of two replicas adds half of each row.
         "rows": rows,
         "weights": weights,
         "iterations": int(model.optimizer.iterations.numpy()),
@@ -364,7 +371,10 @@ def one_worker():
         return {
             "devices": [strategy.devices_of(0), strategy.worker_devices],
             "outside": strategy.num_replicas_in_sync,
-            "differences": {str(steps): differences(strategy, steps) for steps in (1, 4)},
+            "differences": {
+                "1": differences(strategy, OPTIMIZERS, 1),
+                "4": differences(strategy, ["adam", "accumulation"], 4),
+            },
             "rows_read": rows_read(strategy),
             "counted": {
                 f"{steps} {kind}": counted(strategy, steps, kind, 23)
@@ -438,7 +448,15 @@ def missing():
         )
 
 
+def gpus():
+    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+        devices = strategy.devices_of(0)
+        return {"devices": devices, **differences(strategy, ["sgd"], 1, len(devices))}
+
+
 SCENARIOS = {
+    "gpus": gpus,
     "one_worker": one_worker,
     "equal": lambda: two_workers((2, 2), worker_devices=DEVICES),
     "unequal": lambda: two_workers((1, 2)),
