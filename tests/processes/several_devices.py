@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-
 from kerasps.cluster.server import CPU_DEVICES
 
 # `tests` is on the path of pytest, and not of a script.
