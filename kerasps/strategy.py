@@ -31,7 +31,14 @@ from kerasps.cluster import (
 )
 from kerasps.errors import KeraspsError
 from kerasps.inputs import Input, as_input
-from kerasps.step import LoadReport, Mode, TracedStep, TrafficMeter, run_in_graph
+from kerasps.step import (
+    DEFAULT_TABLE_MIN_BYTES,
+    LoadReport,
+    Mode,
+    TracedStep,
+    TrafficMeter,
+    run_in_graph,
+)
 from kerasps.variables import LAYOUTS, AwayStates, Extended, Placement
 
 
@@ -74,6 +81,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             the whole table, with gradients of zero in all other rows, as in plain Keras; the ps
             pays for it. The two are the same for SGD without momentum, Adagrad and others that
             leave a row with a gradient of zero alone.
+        table_min_bytes: variables of fewer bytes are no tables: steps read them whole, with all
+            else that is small, and their updates are Keras's own, whatever `sparse_updates` says.
+            With 0, all that steps read by rows only are tables. Default: 32 KiB.
         max_staleness: how many steps of a `fit` a worker may be ahead of the slowest; one that is
             waits. A worker that is lost, or has no data left, is not waited for, and one that joins
             begins where the slowest is. An execution has at most so many steps, whatever
@@ -95,11 +105,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called, `max_staleness` is not an integer,
-            `overlap` not a bool, or `worker_devices` no list of names.
-        ValueError: `shard_layout`, `sparse_updates`, `max_staleness` or `connect_timeout` is not
-            one of its values, a worker has not all of `worker_devices`, or an argument differs from
-            that of the strategy which this process has already.
+        TypeError: `variable_partitioner` cannot be called, `table_min_bytes` or `max_staleness` is
+            not an integer, `overlap` not a bool, or `worker_devices` no list of names.
+        ValueError: `shard_layout`, `sparse_updates`, `table_min_bytes`, `max_staleness` or
+            `connect_timeout` is not one of its values, a worker has not all of `worker_devices`, or
+            an argument differs from that of the strategy which this process has already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -124,6 +134,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         *,
         shard_layout: str = "mod",
         sparse_updates: str = "lazy",
+        table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         max_staleness: int | None = None,
         overlap: bool = False,
         worker_devices: Sequence[str] | None = None,
@@ -151,6 +162,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "variable_partitioner": variable_partitioner,
             "shard_layout": shard_layout,
             "sparse_updates": sparse_updates,
+            "table_min_bytes": table_min_bytes,
             "max_staleness": max_staleness,
             "overlap": overlap,
             "worker_devices": checked_device_names(worker_devices),
@@ -174,6 +186,14 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """
         _check_choice("shard_layout", arguments["shard_layout"], LAYOUTS)
         _check_choice("sparse_updates", arguments["sparse_updates"], ("lazy", "dense"))
+        arguments["table_min_bytes"] = checks.count(
+            "Argument `table_min_bytes` is not a number of bytes",
+            arguments["table_min_bytes"],
+            least=0,
+            received=f"table_min_bytes={arguments['table_min_bytes']!r}",
+            advice="Give the bytes from which on a variable that is read by rows is a table, or 0 "
+            "for all of them.",
+        )
         variable_partitioner = arguments["variable_partitioner"]
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise TypeError(
@@ -375,6 +395,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def sparse_updates(self) -> str:
         """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
         return str(self._arguments["sparse_updates"])
+
+    @property
+    def table_min_bytes(self) -> int:
+        """The bytes from which on a variable that steps read by rows only is a table."""
+        return int(self._arguments["table_min_bytes"])
 
     @property
     def max_staleness(self) -> int | None:

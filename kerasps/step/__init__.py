@@ -9,6 +9,7 @@ somebody else builds.
 from __future__ import annotations
 
 from kerasps.step.compute import Compute
+from kerasps.step.inventory import DEFAULT_TABLE_MIN_BYTES
 from kerasps.step.make_step import step_for, step_function
 from kerasps.step.mode import PREDICT, TEST, TRAIN, Mode
 from kerasps.step.replica_run import CallTicket, PushCounts, run_in_graph
@@ -18,6 +19,7 @@ from kerasps.step.traffic import LoadReport, TaskLoad, TrafficMeter
 from kerasps.step.updating import UpdatePhase
 
 __all__ = [
+    "DEFAULT_TABLE_MIN_BYTES",
     "PREDICT",
     "TEST",
     "TRAIN",

@@ -27,6 +27,7 @@ from kerasps.step.compute_messages import (
 )
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory, ScratchKey, spec_of
+from kerasps.step.lookups import checked
 from kerasps.step.update_recorder import UpdateRecorder
 from kerasps.variables import ParameterServerVariable, is_metric_state, is_seed_state
 
@@ -118,7 +119,7 @@ class Compute:
         if not self.is_table(variable) and self._is_known(variable):
             if self.in_control_flow():
                 self.whole.setdefault(variable, _IN_ANOTHER_WAY)
-            return tf.gather(self._current(_value_of(variable)), ids)
+            return tf.gather(self._current(_value_of(variable)), checked(ids, variable))
         if self.in_control_flow():
             # Ids that only a loop or a condition knows cannot be found ahead of the step.
             self.inventory.read_whole(variable, _IN_ANOTHER_WAY)

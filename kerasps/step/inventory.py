@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # notice.
 _WARN_BYTES = 2**24
 
+# From here on it pays to ask for the rows of a variable, see `benchmarks/small_tables.py`.
+DEFAULT_TABLE_MIN_BYTES = 32 << 10
+
 _READ_AGAIN = "the step reads it again after an update of it"
 
 
@@ -48,6 +51,10 @@ class ScratchKey:
 class Inventory:
     """What the traces of a step have met so far; each can only add to it.
 
+    Args:
+        table_min_bytes: variables of fewer bytes are never tables: to bring one whole, with all
+            else that is small, costs less than to ask for its rows.
+
     Attributes:
         optimizers: those that the step applies.
         optimizer_state: their variables but the iterations: pushed in a way of its own (see
@@ -57,12 +64,14 @@ class Inventory:
         metrics: the states of metrics.
         seeds: the states of seed generators.
         tables: variables that are read by rows only, and in how many look-ups.
+        small: variables that would be tables, and are read whole for being small.
         scratch: the resources that the worker has for a step, and what lies in them.
         coupled: the updates that were traced, by all that they depend on.
         grew: whether there was news since this was last set to False.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table_min_bytes: int = 0) -> None:
+        self._table_min_bytes = table_min_bytes
         self.optimizers: IdentitySet[Any] = IdentitySet()
         self.optimizer_state: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.ahead: IdentitySet[ParameterServerVariable] = IdentitySet()
@@ -70,6 +79,7 @@ class Inventory:
         self.metrics: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.seeds: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.tables: ByIdentity[ParameterServerVariable, int] = ByIdentity()
+        self.small: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.scratch: dict[ScratchKey, tf.TensorSpec] = {}
         self.coupled: dict[Hashable, CoupledUpdate] = {}
         self.grew = False
@@ -98,14 +108,17 @@ class Inventory:
 
     def add_table(self, variable: ParameterServerVariable, num_lookups: int) -> None:
         """Note a variable that the step reads by rows, and how often."""
-        if self.tables.get(variable) != num_lookups:
+        if _num_bytes(variable) < self._table_min_bytes:
+            self.small.add(variable)
+            self.add(variable)
+        elif self.tables.get(variable) != num_lookups:
             self.pulled.discard(variable)
             self.tables[variable] = num_lookups
             self.grew = True
 
     def read_whole(self, table: ParameterServerVariable, reason: str) -> None:
         """Note that a table must be read whole, and warn where that is a lot, saying why."""
-        num_bytes = table.storage.shape.num_elements() * table.storage.dtype.size
+        num_bytes = _num_bytes(table)
         if num_bytes > _WARN_BYTES and table not in self._warned:
             self._warned.add(table)
             warnings.warn(
@@ -154,6 +167,10 @@ class Inventory:
         if key not in self.scratch:
             self.scratch[key] = spec
             self.grew = True
+
+
+def _num_bytes(variable: ParameterServerVariable) -> int:
+    return int(variable.storage.shape.num_elements() * variable.storage.dtype.size)
 
 
 def spec_of(variable: ParameterServerVariable) -> tf.TensorSpec:

@@ -79,8 +79,7 @@ def request_args(table: ParameterServerVariable, ids: Sequence[tf.Tensor]) -> li
         table: the table.
         ids: the ids of each look-up: integer tensors of any shape.
     """
-    dtype = tf.int64 if any(i.dtype.size > 4 or i.dtype == tf.uint32 for i in ids) else tf.int32
-    flat = [tf.reshape(tf.cast(i, dtype), [-1]) for i in ids]
+    flat = [tf.reshape(i, [-1]) for i in _of_one_dtype(ids)]
     unique, positions = tf.unique(flat[0] if len(flat) == 1 else tf.concat(flat, 0))
     unique = _in_range(unique, table)
     places = [unique]
@@ -97,6 +96,20 @@ def request_args(table: ParameterServerVariable, ids: Sequence[tf.Tensor]) -> li
         [tf.size(i) for i in places],
         [positions] if len(flat) == 1 else tf.split(positions, tf.stack(sizes), num=len(flat)),
     ]
+
+
+def checked(ids: tf.Tensor, variable: ParameterServerVariable) -> tf.Tensor:
+    """Return `ids`, integers of any shape, once it is sure that they are rows of `variable`.
+
+    Others end the step in the error that `kerasps.InputError` is made of.
+    """
+    (ids,) = _of_one_dtype([ids])
+    return _in_range(ids, variable)
+
+
+def _of_one_dtype(ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    dtype = tf.int64 if any(i.dtype.size > 4 or i.dtype == tf.uint32 for i in ids) else tf.int32
+    return [tf.cast(i, dtype) for i in ids]
 
 
 def _in_range(ids: tf.Tensor, table: ParameterServerVariable) -> tf.Tensor:

@@ -74,7 +74,7 @@ class Tracer:
         self._element_spec = element_spec
         self._method = method
         self._fused = fused
-        self._inventory = Inventory()
+        self._inventory = Inventory(strategy.table_min_bytes)
 
     def trace(self) -> Trace:
         """Trace until a trace meets no news.
@@ -232,6 +232,8 @@ class Tracer:
         single: StepPlan | None,
     ) -> StepPlan:
         inventory, extended, phase = self._inventory, self._strategy.extended, phases[0]
+        extended.ledger.note_looked_up(inventory.tables, small=False)
+        extended.ledger.note_looked_up(inventory.small, small=True)
         deltas, assigned = phase.state_changes()
         pulled = list(inventory.pulled)
         # What lies end to end, whoever does a step.

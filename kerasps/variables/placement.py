@@ -4,13 +4,45 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import tensorflow as tf
 
 from kerasps.cluster import ps_device
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """The variables that steps read by rows only, with those that they read whole for being small.
+
+    Args:
+        tables: the names of those of which rows are fetched.
+        small: the names of those that are fetched whole, since they are small.
+        table_bytes: the bytes of the tables.
+        small_bytes: the bytes of the small ones.
+    """
+
+    tables: tuple[str, ...] = ()
+    small: tuple[str, ...] = ()
+    table_bytes: int = 0
+    small_bytes: int = 0
+
+    def __str__(self) -> str:
+        lines = []
+        if self.tables:
+            lines.append(f"by rows: {_of(self.tables)}, {self.table_bytes:,} bytes")
+        if self.small:
+            lines.append(
+                f"looked up, and whole for being small: {_of(self.small)}, {self.small_bytes:,} "
+                "bytes"
+            )
+        return "\n".join(lines)
+
+
+def _of(names: tuple[str, ...]) -> str:
+    return f"{len(names)} variable{'s' if len(names) > 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -40,10 +72,15 @@ class Placement(Sequence[TaskPlacement]):
 
     Args:
         tasks: the variables of each ps.
+        looked_up: how steps read those that they look rows up in, as far as steps were traced.
+
+    Attributes:
+        looked_up: as given.
     """
 
-    def __init__(self, tasks: Sequence[TaskPlacement]) -> None:
+    def __init__(self, tasks: Sequence[TaskPlacement], looked_up: LookedUp | None = None) -> None:
         self._tasks = tuple(tasks)
+        self.looked_up = looked_up or LookedUp()
 
     @overload
     def __getitem__(self, index: int) -> TaskPlacement: ...
@@ -81,7 +118,7 @@ class Placement(Sequence[TaskPlacement]):
                     task.device,
                 )
             )
-        return text_table(rows)
+        return "\n".join(filter(None, [text_table(rows), str(self.looked_up)]))
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
@@ -104,6 +141,8 @@ class PlacementLedger:
 
     def __init__(self, num_ps: int) -> None:
         self._variables: list[dict[int, tuple[str, int]]] = [{} for _ in range(num_ps)]
+        # Of variables that steps look rows up in: whether they are small, name and bytes.
+        self._looked_up: dict[int, tuple[bool, str, int]] = {}
 
     def lightest(self) -> int:
         """Return the index of the ps with the fewest bytes; of several, the lowest."""
@@ -127,6 +166,14 @@ class PlacementLedger:
         held[id(variable)] = (variable.name, math.prod(variable.shape) * variable.dtype.size)
         weakref.finalize(variable, held.pop, id(variable), None)
 
+    def note_looked_up(self, variables: Iterable[Any], *, small: bool) -> None:
+        """Note that steps look rows up in Keras variables, and whether they are whole for that."""
+        for variable in variables:
+            num_bytes = math.prod(variable.shape) * variable.storage.dtype.size
+            if id(variable) not in self._looked_up:
+                weakref.finalize(variable, self._looked_up.pop, id(variable), None)
+            self._looked_up[id(variable)] = (small, variable.path, num_bytes)
+
     def placement(self) -> Placement:
         """Return the account as it is now."""
         return Placement(
@@ -138,7 +185,18 @@ class PlacementLedger:
                     tuple(name for name, _ in held.values()),
                 )
                 for ps, held in enumerate(self._variables)
-            ]
+            ],
+            self._all_looked_up(),
+        )
+
+    def _all_looked_up(self) -> LookedUp:
+        known = list(self._looked_up.values())
+        tables, small = ([entry for entry in known if entry[0] is kind] for kind in (False, True))
+        return LookedUp(
+            tuple(name for _, name, _ in tables),
+            tuple(name for _, name, _ in small),
+            sum(num_bytes for *_, num_bytes in tables),
+            sum(num_bytes for *_, num_bytes in small),
         )
 
     def _bytes(self, ps: int) -> int:

@@ -22,7 +22,7 @@ from kerasps.cluster import (
 from kerasps.cluster import connect_to_tasks as connect
 from kerasps.errors import ClusterConfigError, UnsupportedError
 from kerasps.inputs import DatasetCreator, Input, as_input
-from kerasps.step import TRAIN, Mode, TracedStep
+from kerasps.step import DEFAULT_TABLE_MIN_BYTES, TRAIN, Mode, TracedStep
 from kerasps.strategy import ParameterServerStrategy
 from kerasps.training import Dispatching
 from kerasps.worker_driven.fit_news import FitNews, TellStop
@@ -76,6 +76,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         variable_partitioner: as for `ParameterServerStrategy`.
         shard_layout: as for `ParameterServerStrategy`.
         sparse_updates: as for `ParameterServerStrategy`.
+        table_min_bytes: as for `ParameterServerStrategy`.
         run_id: a name that the workers of a run have in common. The ps may serve runs of other
             names at the same time. Default: the environment variable `KERASPS_RUN_ID`, else
             `"run"`.
@@ -91,7 +92,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             not begin the run within `chief_timeout`.
         TaskStartError: this worker's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called.
+        TypeError: `variable_partitioner` cannot be called, or `table_min_bytes` is not an integer.
         ValueError: an argument is not one of its values, or differs from that of the strategy which
             this process has already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
@@ -109,6 +110,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         *,
         shard_layout: str = "mod",
         sparse_updates: str = "lazy",
+        table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         run_id: str | None = None,
         chief_timeout: float | None = None,
         connect_timeout: float | None = None,
@@ -132,6 +134,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             "variable_partitioner": variable_partitioner,
             "shard_layout": shard_layout,
             "sparse_updates": sparse_updates,
+            "table_min_bytes": table_min_bytes,
             "run_id": run_id,
             "chief_timeout": chief_timeout,
             # Workers are far apart, and each by itself.

@@ -97,7 +97,7 @@ def slots(model, steps, passes):
 def main():
     folder, name = Path(sys.argv[1]), sys.argv[2]
     shards = kerasps.FixedShardsPartitioner(2, min_bytes=1024)
-    strategy = kerasps.ParameterServerStrategy(variable_partitioner=shards)
+    strategy = kerasps.ParameterServerStrategy(variable_partitioner=shards, table_min_bytes=0)
     with strategy.scope():
         model = Counting()
         optimizer = {"sgd": keras.optimizers.SGD(1.0), "adam": keras.optimizers.Adam(0.001)}[name]

@@ -140,6 +140,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
         variable_partitioner=kerasps.FixedShardsPartitioner(2),
+        table_min_bytes=0,
         **options.arguments,
     )
     models = [

@@ -76,7 +76,7 @@ parser.add_argument("--interval", type=float, default=0.05)
 options = parser.parse_args()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
-        cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2)
+        cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2), table_min_bytes=0
     )
     model = compiled()
     data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).shuffle(NUM_EXAMPLES).batch(BATCH_SIZE)

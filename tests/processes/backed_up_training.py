@@ -226,7 +226,9 @@ options = parser.parse_args()
 names = options.only or (list(TRAININGS) if options.all else list(TRAININGS)[:3])
 found = []
 with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, PARTITIONER)
+    strategy = kerasps.ParameterServerStrategy(
+        cluster.cluster_resolver, PARTITIONER, table_min_bytes=0
+    )
     for name in names:
         expected, done = options.directory / f"{name}.npz", options.directory / f"{name}.done"
         if done.exists():

@@ -206,7 +206,7 @@ def noted_session(*args):
 
 Dispatcher._session = noted_session
 
-strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=0)
 with strategy.scope():
     if looks_up:  # predicts the number in a word, which it does not unlearn
         lookup = keras.layers.StringLookup(

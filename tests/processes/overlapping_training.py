@@ -110,6 +110,7 @@ with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
         variable_partitioner=kerasps.FixedShardsPartitioner(2),
+        table_min_bytes=0,
         overlap=True,
     )
     report = {

@@ -337,7 +337,7 @@ if ROLE in CLUSTERS:
     with kerasps.LocalCluster(num_workers=1, num_ps=num_ps) as cluster:
         partitioner = kerasps.FixedShardsPartitioner(num_shards, min_bytes=8 << 10)
         strategy = kerasps.ParameterServerStrategy(
-            cluster.cluster_resolver, partitioner, shard_layout=layout
+            cluster.cluster_resolver, partitioner, shard_layout=layout, table_min_bytes=0
         )
         trained, report = run(strategy.scope)
         if ROLE == "two_ps":

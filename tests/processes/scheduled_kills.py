@@ -94,6 +94,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
         variable_partitioner=two_shards_unless_large,
+        table_min_bytes=0,
     )
     coordinator = strategy.coordinator
     function, model, optimizer, metric, steps = make_function(options.kind)

@@ -11,7 +11,7 @@ import kerasps
 
 ROWS, WIDTH = 1_000_000, 64  # 256 MB
 
-strategy = kerasps.ParameterServerStrategy()
+strategy = kerasps.ParameterServerStrategy(table_min_bytes=0)
 with strategy.scope():
     model = keras.Sequential(
         [

@@ -87,8 +87,8 @@ def differences(strategy, names, steps_per_execution, num_replicas=2):
         plain = made(optimizer)
         plain.optimizer.build(plain.trainable_variables)
         # As kerasps does with rows, and Keras on its other backends.
-        is_scaled = isinstance(plain.optimizer, keras.optimizers.LossScaleOptimizer)
-        plain.optimizer.apply = SummedApply(plain.optimizer, lazy=not is_scaled)
+        lazy = name not in ("accumulation", "loss_scale")
+        plain.optimizer.apply = SummedApply(plain.optimizer, lazy=lazy)
         with strategy.scope():
             ours = made(optimizer, steps_per_execution=steps_per_execution)
         before = [np.array(w) for w in plain.get_weights()]
@@ -353,7 +353,10 @@ def refusals(strategy):
         "custom loop": refusal(run),
         "other devices": refusal(
             lambda: kerasps.ParameterServerStrategy(
-                strategy._cluster_resolver, PARTITIONER, worker_devices=["CPU:1"]
+                strategy._cluster_resolver,
+                PARTITIONER,
+                table_min_bytes=1,
+                worker_devices=["CPU:1"],
             )
         ),
     }
@@ -365,7 +368,7 @@ PARTITIONER = kerasps.FixedShardsPartitioner(2)
 def one_worker():
     with LocalCluster(num_workers=1, num_ps=2) as cluster:
         strategy = kerasps.ParameterServerStrategy(
-            cluster.cluster_resolver, PARTITIONER, worker_devices=DEVICES
+            cluster.cluster_resolver, PARTITIONER, table_min_bytes=1, worker_devices=DEVICES
         )
         return {
             "devices": [strategy.devices_of(0), strategy.worker_devices],
@@ -426,7 +429,7 @@ def two_workers(cpu_devices, **arguments):
         worker_devices.WorkerDevices.of = of
     with LocalCluster(num_workers=2, num_ps=2) as cluster:
         strategy = kerasps.ParameterServerStrategy(
-            cluster.cluster_resolver, PARTITIONER, **arguments
+            cluster.cluster_resolver, PARTITIONER, table_min_bytes=1, **arguments
         )
         return {
             "devices": strategy._devices_of_workers(),

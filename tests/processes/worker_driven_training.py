@@ -53,7 +53,9 @@ def endless(context):
 def equal():
     """One worker is plain Keras, with shards and a table, whatever the steps per execution."""
     strategy = kerasps.WorkerDrivenStrategy(
-        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0), sparse_updates="dense"
+        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
+        sparse_updates="dense",
+        table_min_bytes=0,
     )
     _, y = regression_data()
     x = np.random.default_rng(1).integers(0, 50, size=(len(y), 3))

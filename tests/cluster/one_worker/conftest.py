@@ -28,6 +28,8 @@ def strategy():
             PARTITIONER,
             shard_layout=os.environ.get("KERASPS_TEST_SHARD_LAYOUT", "mod"),
             sparse_updates=os.environ.get("KERASPS_TEST_SPARSE_UPDATES", "lazy"),
+            # The tables of these tests are small; see `processes/test_small_tables.py` for others.
+            table_min_bytes=0,
         )
 
 

@@ -17,7 +17,9 @@ def strategy():
     num_workers = int(os.environ.get("KERASPS_TEST_NUM_WORKERS", "2"))
     with kerasps.LocalCluster(num_workers=num_workers, num_ps=3) as cluster:
         yield kerasps.ParameterServerStrategy(
-            cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2, min_bytes=100_000)
+            cluster.cluster_resolver,
+            kerasps.FixedShardsPartitioner(2, min_bytes=100_000),
+            table_min_bytes=0,
         )
 
 
