@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import threading
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -237,7 +236,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             )
         for name, value in arguments.items():
             before = self._arguments[name]
-            if not _are_alike(value, before):
+            if not checks.are_alike(value, before):
                 raise ValueError(
                     f"Argument `{name}` differs from that of the strategy which this process has "
                     f"for this cluster. Expected: {name}={before!r}, which gives that strategy "
@@ -480,30 +479,4 @@ def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
 def _tasks(description: ClusterDescription) -> str:
     return "; ".join(
         f"{job} at {', '.join(addresses)}" for job, addresses in description.jobs.items()
-    )
-
-
-def _are_alike(one: Any, other: Any) -> bool:
-    """Return whether two arguments mean the same.
-
-    A notebook's cell that runs again makes its partitioner, or its function, anew.
-    """
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, types.FunctionType):
-        return _function_parts(one) == _function_parts(other)
-    return bool(one == other) or (hasattr(one, "__dict__") and vars(one) == vars(other))
-
-
-def _function_parts(function: types.FunctionType) -> tuple[Any, ...]:
-    """Return all of a function that tells it from another one."""
-    code = function.__code__
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return (
-        code.co_code,
-        code.co_consts,
-        code.co_names,
-        function.__defaults__,
-        function.__kwdefaults__,
-        cells,
     )

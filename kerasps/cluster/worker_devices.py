@@ -93,8 +93,10 @@ class WorkerDevices:
         if self._wanted is None:
             gpus = tuple(name for name in has if name.startswith("GPU:"))
             return gpus if len(gpus) > 1 else ()
+        if not has:
+            return self._wanted  # it is away
         found = tuple(name for name in self._wanted if name in has)
-        if has and found != self._wanted and (worker, found) not in self._warned:
+        if found != self._wanted and (worker, found) not in self._warned:
             self._warned.add((worker, found))
             _LOGGER.warning(
                 f"Worker {worker} came without all of worker_devices={list(self._wanted)!r}: it "

@@ -305,6 +305,34 @@ def test_what_was_applied_of_a_lost_worker_is_not_applied_again():
     assert applied_again(state, 0, 7, 6) == [(5, (5, 5)), (5, (2, 1))]
 
 
+def test_a_worker_that_takes_two_batches_at_a_time_pushes_once_for_both():
+    state = new_state(2, num_splits=0)
+    for worker, replicas in enumerate((2, 1)):
+        state.handle(SessionBegan(worker, False, replicas=replicas))
+        state.handle(SplitOpened(worker, None))
+    (sent,) = state.handle(StepsAsked(Execution(5, None)))
+    assert (sent.worker, sent.execution.replicas, sent.execution.num_pushes) == (0, 2, 3)
+    assert ask(state, 4, 5) == [(1, 4), (0, 5)]
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    report = next(c for c in state.handle(ResultCollected(0, 5, "sum", at=0.1)) if c.result)
+    assert (report.missing_steps, report.pushes) == (0, 3)
+    # Of its second execution, one ps has two pushes, the other one.
+    (again,) = (c for c in state.handle(WorkerLost(0, (5, 4))) if isinstance(c, Send))
+    assert (again.worker, again.execution.applied) == (1, (2, 1))
+    # In the same pushes, though this worker takes one batch at a time.
+    assert (again.execution.num_steps, again.execution.replicas) == (5, 2)
+
+
+def test_what_no_ps_has_of_a_lost_worker_is_done_as_its_next_worker_does():
+    state = new_state(2, num_splits=0)
+    for worker, replicas in enumerate((2, 1)):
+        state.handle(SessionBegan(worker, False, replicas=replicas))
+        state.handle(SplitOpened(worker, None))
+    state.handle(StepsAsked(Execution(4, None)))
+    (again,) = (c for c in state.handle(WorkerLost(0, (0, 0))) if isinstance(c, Send))
+    assert (again.worker, again.execution.applied, again.execution.replicas) == (1, (), 1)
+
+
 def test_what_was_counted_is_not_taken_for_what_is_done_again():
     state = reading_state(None, None, interval=10.0)
     ask(state, 5, 5, 5)
