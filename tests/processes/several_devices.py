@@ -365,29 +365,34 @@ def refusals(strategy):
 PARTITIONER = kerasps.FixedShardsPartitioner(2)
 
 
-def one_worker():
+def on_one_worker(*measure):
+    """Return what functions of a strategy with two devices find, by name."""
     with LocalCluster(num_workers=1, num_ps=2) as cluster:
         strategy = kerasps.ParameterServerStrategy(
             cluster.cluster_resolver, PARTITIONER, table_min_bytes=1, worker_devices=DEVICES
         )
-        return {
-            "devices": [strategy.devices_of(0), strategy.worker_devices],
-            "outside": strategy.num_replicas_in_sync,
-            "differences": {
-                "1": differences(strategy, OPTIMIZERS, 1),
-                "4": differences(strategy, ["adam", "accumulation"], 4),
-            },
-            "rows_read": rows_read(strategy),
-            "counted": {
-                f"{steps} {kind}": counted(strategy, steps, kind, 23)
-                for steps in (1, 3, 25)
-                for kind in ("known", "unknown", "generator")
-            },
-            "states": states(strategy),
-            "two updates": two_updates(strategy),
-            "evaluated": evaluated(strategy),
-            "refusals": refusals(strategy),
-        }
+        return {function.__name__: function(strategy) for function in measure}
+
+
+def equal_plain_keras(strategy):
+    return {
+        "1": differences(strategy, OPTIMIZERS, 1),
+        "4": differences(strategy, ["adam", "accumulation"], 4),
+    }
+
+
+def ends_of_data(strategy):
+    return {
+        f"{steps} {kind}": counted(strategy, steps, kind, 23)
+        for steps, kind in (
+            *((1, "known"), (1, "unknown"), (3, "generator")),
+            *((3, "unknown"), (25, "known"), (25, "unknown")),
+        )
+    }
+
+
+def devices(strategy):
+    return [strategy.devices_of(0), strategy.worker_devices, strategy.num_replicas_in_sync]
 
 
 def fit_killed(cluster, strategy, *, steps_per_execution, kills=True):
@@ -459,7 +464,9 @@ def gpus():
 
 SCENARIOS = {
     "gpus": gpus,
-    "one_worker": one_worker,
+    "equals": lambda: on_one_worker(devices, equal_plain_keras, rows_read),
+    "counts": lambda: on_one_worker(ends_of_data),
+    "states": lambda: on_one_worker(states, two_updates, evaluated, refusals),
     "equal": lambda: two_workers((2, 2), worker_devices=DEVICES),
     "unequal": lambda: two_workers((1, 2)),
     "paced": lambda: two_workers((2, 2), worker_devices=DEVICES, max_staleness=1),

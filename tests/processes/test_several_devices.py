@@ -23,10 +23,9 @@ def report_of(scenario):
     return run_and_report(SCRIPT, scenario, timeout_s=500)
 
 
-def test_by_default_and_elsewhere_there_is_one_replica():
-    report = report_of("one_worker")
-    assert report["devices"] == [["CPU:0", "CPU:1"], ["CPU:0", "CPU:1"]]
-    assert report["outside"] == 1
+def test_the_devices_that_were_named_compute():
+    names = ["CPU:0", "CPU:1"]
+    assert report_of("equals")["devices"] == [names, names, 1]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def test_by_default_and_elsewhere_there_is_one_replica():
     ],
 )
 def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(optimizer, steps_per_execution):
-    found = report_of("one_worker")["differences"][str(steps_per_execution)][optimizer]
+    found = report_of("equals")["equal_plain_keras"][str(steps_per_execution)][optimizer]
     assert found["moved"] > 0.01
     assert found["weights"] < TOLERANCE
     assert found["logs"] < TOLERANCE
@@ -48,15 +47,20 @@ def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(optimizer, step
 
 def test_rows_are_asked_for_once_per_worker():
     # Three steps, in each of which both replicas look up the same six rows, and share them.
-    rows, steps = report_of("one_worker")["rows_read"]
+    rows, steps = report_of("equals")["rows_read"]
     assert steps == 6
     assert rows == 6 * 6
 
 
-@pytest.mark.parametrize("data", ["known", "unknown", "generator"])
-@pytest.mark.parametrize("steps_per_execution", [1, 3, 25])
+@pytest.mark.parametrize(
+    ("steps_per_execution", "data"),
+    [
+        *((1, "known"), (1, "unknown"), (3, "generator")),
+        *((3, "unknown"), (25, "known"), (25, "unknown")),
+    ],
+)
 def test_data_that_end_within_a_step_are_counted_exactly(data, steps_per_execution):
-    found = report_of("one_worker")["counted"][f"{steps_per_execution} {data}"]
+    found = report_of("counts")["ends_of_data"][f"{steps_per_execution} {data}"]
     assert found == {
         "batches": [23.0],
         "examples": [92.0],
@@ -70,7 +74,7 @@ def test_data_that_end_within_a_step_are_counted_exactly(data, steps_per_executi
 
 
 def test_what_replicas_assign_is_put_together_as_its_aggregation_says():
-    states = report_of("one_worker")["states"]
+    states = report_of("states")["states"]
     assert states["calls"] == 8
     # In batches 1 to 8, of which the first replica sees the odd ones.
     assert states["mean"] == states["unset"] == pytest.approx(36 / 2)
@@ -80,20 +84,20 @@ def test_what_replicas_assign_is_put_together_as_its_aggregation_says():
 
 
 def test_each_replica_draws_what_a_single_one_would_draw_for_its_batch():
-    states = report_of("one_worker")["states"]
+    states = report_of("states")["states"]
     assert states["different_masks"] == 16
     assert states["first_as_plain"]
     assert states["seeds_drawn"] == 16
 
 
 def test_a_step_that_updates_twice_meets_twice():
-    plain, ours = report_of("one_worker")["two updates"]
+    plain, ours = report_of("states")["two_updates"]
     assert ours == pytest.approx(plain, abs=TOLERANCE)
     assert plain[0] != plain[1] != 1.0
 
 
 def test_evaluate_and_predict_equal_plain_keras():
-    found = report_of("one_worker")["evaluated"]
+    found = report_of("states")["evaluated"]
     assert found["logs"] < TOLERANCE
     assert max(found["outputs"]) < TOLERANCE
 
@@ -108,7 +112,7 @@ def test_evaluate_and_predict_equal_plain_keras():
     ],
 )
 def test_what_several_devices_cannot_do_is_refused(what, error, words):
-    refusal = report_of("one_worker")["refusals"][what]
+    refusal = report_of("states")["refusals"][what]
     assert refusal.startswith(f"{error}: ")
     assert words in refusal
 
