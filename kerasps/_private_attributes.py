@@ -168,7 +168,8 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_num_workers", "the number of workers"),
         PrivateAttribute("_num_ps", "the number of ps"),
         PrivateAttribute(
-            "_num_replicas_in_sync", "overridden: workers are not in sync, so a loss is not scaled"
+            "_num_replicas_in_sync",
+            "overridden: workers are not in sync; a loss is scaled by the devices of one",
         ),
         PrivateAttribute("_use_merge_call", "overridden: an optimizer is applied within the step"),
         PrivateAttribute(

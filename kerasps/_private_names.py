@@ -200,6 +200,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "puts them back after an interrupt",
         ("name", "value"),
     ),
+    "global_state": PrivateName(
+        "keras.src.backend.common.global_state",
+        "GLOBAL_STATE_TRACKER",
+        "the thread that traces a replica is in the scopes of the one that traces the step",
+    ),
     "EagerTensor": PrivateName(
         "tensorflow.python.framework.ops",
         "EagerTensor",

@@ -1,4 +1,4 @@
-"""Checks of arguments: counts and time limits, wherever one is given."""
+"""Checks of arguments: counts and time limits wherever one is given, and whether two are alike."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import math
 import operator
 import os
+import types
 from typing import Any
 
 
@@ -105,3 +106,29 @@ def time_limit(limit: float | None, *, variable: str, default: float) -> float:
     except (TypeError, ValueError) as exc:
         # Of one type, whichever way the limit came: an environment variable is always text.
         raise ValueError(str(exc)) from None
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Return whether two arguments mean the same.
+
+    A notebook's cell that runs again makes its partitioner, or its function, anew.
+    """
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, types.FunctionType):
+        return _function_parts(one) == _function_parts(other)
+    return bool(one == other) or (hasattr(one, "__dict__") and vars(one) == vars(other))
+
+
+def _function_parts(function: types.FunctionType) -> tuple[Any, ...]:
+    """Return all of a function that tells it from another one."""
+    code = function.__code__
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return (
+        code.co_code,
+        code.co_consts,
+        code.co_names,
+        function.__defaults__,
+        function.__kwdefaults__,
+        cells,
+    )

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import threading
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +16,10 @@ from kerasps.cluster import (
     ClusterDescription,
     LocalClusterResolver,
     Membership,
+    WorkerDevices,
     WorkerInfo,
     check_cluster_resolver,
+    checked_device_names,
     connect_to_tasks,
     connected_strategy,
     read_tf_config,
@@ -90,6 +91,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             way, within an execution. A step then costs less of the network's latency, and is worked
             out with values that may lack the worker's own last update. Default False: one worker
             equals plain Keras.
+        worker_devices: the names of the devices that compute on each worker, one replica each, such
+            as `["GPU:0", "GPU:1"]`. A worker with R devices takes R batches for one update: it
+            pulls once, and pushes the sum of their gradients once. Steps are counted in batches.
+            Default: all GPUs of each worker, or its first CPU where it has none.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -100,10 +105,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes` or `max_staleness` is
-            not an integer, or `overlap` not a bool.
+            not an integer, `overlap` not a bool, or `worker_devices` no list of names.
         ValueError: `shard_layout`, `sparse_updates`, `table_min_bytes`, `max_staleness` or
-            `connect_timeout` is not one of its values, or an argument differs from that of the
-            strategy which this process has already.
+            `connect_timeout` is not one of its values, a worker has not all of `worker_devices`, or
+            an argument differs from that of the strategy which this process has already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -131,6 +136,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         max_staleness: int | None = None,
         overlap: bool = False,
+        worker_devices: Sequence[str] | None = None,
         connect_timeout: float | None = None,
     ) -> None:
         if max_staleness is not None:
@@ -158,6 +164,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "table_min_bytes": table_min_bytes,
             "max_staleness": max_staleness,
             "overlap": overlap,
+            "worker_devices": checked_device_names(worker_devices),
         }
         self._set_up(cluster_resolver, description, arguments, connect_timeout)
 
@@ -229,7 +236,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             )
         for name, value in arguments.items():
             before = self._arguments[name]
-            if not _are_alike(value, before):
+            if not checks.are_alike(value, before):
                 raise ValueError(
                     f"Argument `{name}` differs from that of the strategy which this process has "
                     f"for this cluster. Expected: {name}={before!r}, which gives that strategy "
@@ -254,6 +261,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._extended._retrace_functions_for_each_device = (
             theirs._retrace_functions_for_each_device
         )
+        self._devices = self._find_devices()
         self._traffic_meter = TrafficMeter(self.num_ps)
         self._staleness_meter = training.StalenessMeter(self._extended.fences)
         self._watch(cluster_resolver)
@@ -282,6 +290,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return Extended(
             self, cluster_resolver, variable_partitioner, self._arguments["shard_layout"]
         )
+
+    def _find_devices(self) -> WorkerDevices:
+        """Return what knows the devices of workers. Call when connected.
+
+        Raises ValueError where a worker has not all that are wanted.
+        """
+        devices = WorkerDevices(self.worker_devices)
+        devices.check(self._description.jobs["worker"])
+        return devices
 
     def _leave(self) -> None:
         """End what was begun by `_watch`: the process ends."""
@@ -395,6 +412,34 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return bool(self._arguments["overlap"])
 
     @property
+    def worker_devices(self) -> tuple[str, ...] | None:
+        """The names of the devices that compute on each worker; None for those that it has."""
+        names: tuple[str, ...] | None = self._arguments["worker_devices"]
+        return names
+
+    def devices_of(self, worker: int) -> tuple[str, ...]:
+        """Return the names of the devices that compute on a worker, one replica each.
+
+        Args:
+            worker: the index of the worker.
+
+        Returns:
+            Names such as `"GPU:0"`; none where TensorFlow chooses the only one: the first GPU, else
+            the CPU.
+        """
+        names: tuple[str, ...] = self._devices.of(worker)
+        return names
+
+    def _devices_of_workers(self) -> list[tuple[str, ...]]:
+        """Return, for each worker, what `devices_of` does."""
+        return [self.devices_of(worker) for worker in range(self.num_workers)]
+
+    @property
+    def _compute_device(self) -> str | None:
+        """The name of the first of `worker_devices`; None where TensorFlow chooses."""
+        return self.worker_devices[0] if self.worker_devices else None
+
+    @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of this strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
@@ -434,30 +479,4 @@ def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
 def _tasks(description: ClusterDescription) -> str:
     return "; ".join(
         f"{job} at {', '.join(addresses)}" for job, addresses in description.jobs.items()
-    )
-
-
-def _are_alike(one: Any, other: Any) -> bool:
-    """Return whether two arguments mean the same.
-
-    A notebook's cell that runs again makes its partitioner, or its function, anew.
-    """
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, types.FunctionType):
-        return _function_parts(one) == _function_parts(other)
-    return bool(one == other) or (hasattr(one, "__dict__") and vars(one) == vars(other))
-
-
-def _function_parts(function: types.FunctionType) -> tuple[Any, ...]:
-    """Return all of a function that tells it from another one."""
-    code = function.__code__
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    return (
-        code.co_code,
-        code.co_consts,
-        code.co_names,
-        function.__defaults__,
-        function.__kwdefaults__,
-        cells,
     )

@@ -59,6 +59,8 @@ environment variables:
   KERASPS_FULL_IMPORT      1: workers and ps import all of TensorFlow, not only its
                            server; or names of modules to import besides, for
                            their custom ops, with commas between them
+  KERASPS_CPU_DEVICES      the CPU devices of each worker (default: 1), to try
+                           `worker_devices` without GPUs
   KERASPS_CONNECT_TIMEOUT  seconds that the script waits for a task (default: 60)
   KERASPS_HANG_TIMEOUT     seconds without an answer after which a task counts as lost
                            (default: 10)
@@ -94,6 +96,8 @@ environment variables:
   KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
                            names of modules to import besides, for their custom
                            ops, with commas between them
+  KERASPS_CPU_DEVICES      the CPU devices of a worker (default: 1), to try
+                           `worker_devices` without GPUs
 
 example:
   TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],

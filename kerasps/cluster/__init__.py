@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         naming_lost_ps,
         translated_errors,
     )
+    from kerasps.cluster.worker_devices import WorkerDevices, checked_device_names
 
 __all__ = [
     "COORDINATOR_CPU",
@@ -72,6 +73,7 @@ __all__ = [
     "RestartBudget",
     "SupervisorPipe",
     "TaskProcess",
+    "WorkerDevices",
     "WorkerInfo",
     "answers",
     "call_apart",
@@ -79,6 +81,7 @@ __all__ = [
     "check_cluster_resolver",
     "check_not_forked",
     "check_ps_of",
+    "checked_device_names",
     "child_environment",
     "comes_from",
     "connect_to_tasks",
@@ -130,6 +133,7 @@ __getattr__ = opened_when_used(
         "RestartBudget": "restarts",
         "SupervisorPipe": "supervision",
         "TaskProcess": "process",
+        "WorkerDevices": "worker_devices",
         "WorkerInfo": "membership",
         "answers": "tf_errors",
         "call_apart": "calls",
@@ -138,6 +142,7 @@ __getattr__ = opened_when_used(
         "check_cluster_resolver": "description",
         "check_not_forked": "forks",
         "check_ps_of": "tf_errors",
+        "checked_device_names": "worker_devices",
         "child_environment": "process",
         "comes_from": "tf_errors",
         "connect_to_tasks": "connection",

@@ -5,6 +5,8 @@ By default a task imports only as much of TensorFlow as the server needs. That t
 time and a third of the memory. Set the environment variable KERASPS_FULL_IMPORT to 1 to import all
 of TensorFlow instead. Or set it to a comma-separated list of modules whose custom ops the server
 must know (`tensorflow_text`); they are imported after TensorFlow.
+KERASPS_CPU_DEVICES is the number of CPU devices that a worker has, to try `worker_devices` without
+GPUs; they share the cores. Default 1.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from kerasps.errors import ClusterConfigError
 
 REPORT_FD_FLAG = "--report-fd"
 WATCH_PARENT_FLAG = "--watch-parent"
+CPU_DEVICES = "KERASPS_CPU_DEVICES"
 
 # From <linux/prctl.h>.
 _PR_SET_NAME = 15
@@ -141,6 +144,8 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
         # Variables live in main memory. A ps that saw a GPU would take all of its memory away from
         # a worker beside it.
         config.device_count["GPU"] = 0
+    else:
+        config.device_count["CPU"] = _cpu_devices()
     try:
         with listening_on(listens_on, port):
             server = server_lib.Server(
@@ -189,6 +194,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             os.close(args.report_fd)
 
     serve(read_tf_config(), on_ready=report, watch_parent=args.watch_parent)
+
+
+def _cpu_devices() -> int:
+    given = os.environ.get(CPU_DEVICES, "1")
+    if not given.isdecimal() or not int(given):
+        raise ClusterConfigError(
+            f"The environment variable {CPU_DEVICES} is no number of devices. Expected: 1 or more. "
+            f"Received: {given!r}. Leave it out, and a worker has one CPU device."
+        )
+    return int(given)
 
 
 def _server_lib() -> Any:

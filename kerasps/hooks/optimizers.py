@@ -40,20 +40,24 @@ def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None)
         if not self.built and trainable_variables is not None:
             with tf.init_scope(), entering(None):
                 self.build(trainable_variables)
-    original(self, grads, trainable_variables)
+        phase.apply_once(lambda sums: original(self, sums, trainable_variables), grads)
+    else:
+        original(self, grads, trainable_variables)
 
 
-def apply_scaled(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+def apply_scaled(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
     """`LossScaleOptimizer.apply`: work in the scope outside a step too.
 
     Keras refuses this under any strategy; here there are no replicas that must agree.
     """
-    strategy = connected_strategy()
-    if tf.distribute.get_strategy() is strategy and tf.distribute.in_cross_replica_context():
+    strategy, phase = connected_strategy(), current_phase()
+    if isinstance(phase, Compute):
+        phase.apply_once(lambda sums: original(self, sums, trainable_variables), grads)
+    elif tf.distribute.get_strategy() is strategy and tf.distribute.in_cross_replica_context():
         with training.without_current(strategy):
-            original(self, *args, **kwargs)
+            original(self, grads, trainable_variables)
     else:
-        original(self, *args, **kwargs)
+        original(self, grads, trainable_variables)
 
 
 def apply_gradients(original: Any, self: Any, grads: Any, trainable_variables: Any) -> None:

@@ -12,8 +12,8 @@ these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -30,6 +30,9 @@ from kerasps.step.inventory import Inventory, ScratchKey, spec_of
 from kerasps.step.lookups import checked
 from kerasps.step.update_recorder import UpdateRecorder
 from kerasps.variables import ParameterServerVariable, is_metric_state, is_seed_state
+
+if TYPE_CHECKING:
+    from kerasps.step.replicas import Replicas
 
 # Seeds to keep between two steps for a generator that draws inside a loop, where the number of
 # draws is unknown.
@@ -49,20 +52,27 @@ class Compute:
 
     Args:
         inventory: what traces before have met; this one adds to it.
-        inputs: the arguments of the graph that is traced.
+        inputs: the arguments of the graph that is traced; of it, this replica's.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
+        replicas: all replicas of the step. Default: this is the only one.
 
     Attributes:
         inputs: the names of those arguments.
         whole: the variables that this trace read whole, and why that was.
         lookups: the ids of each look-up, by the table.
         draws: how many seeds the step draws from each generator.
+        changed: the variables that were given another value since this was last cleared.
     """
 
     hides_constraints = True
 
     def __init__(
-        self, inventory: Inventory, inputs: ComputeInputs, *, trains_bare: bool = False
+        self,
+        inventory: Inventory,
+        inputs: ComputeInputs,
+        *,
+        trains_bare: bool = False,
+        replicas: Replicas | None = None,
     ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self.inventory = inventory
@@ -75,9 +85,11 @@ class Compute:
         self._scratch_reads: dict[ScratchKey, dict[Any, tf.Tensor]] = {}
         self._assigned: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._recorder = UpdateRecorder(self)
+        self._replicas = replicas
         self.whole: ByIdentity[ParameterServerVariable, str] = ByIdentity()
         self.lookups: ByIdentity[ParameterServerVariable, list[tf.Tensor]] = ByIdentity()
         self.draws: ByIdentity[ParameterServerVariable, int] = ByIdentity()
+        self.changed: IdentitySet[ParameterServerVariable] = IdentitySet()
 
     # What variables resolve to
 
@@ -137,6 +149,7 @@ class Compute:
         self.whole.setdefault(variable, _IN_ANOTHER_WAY)
         self._look_ahead(variable)
         self._assigned.add(variable)
+        self.changed.add(variable)
         if is_seed_state(variable):
             self._count_draw(variable)
         self._set(key, spec_of(variable), value)
@@ -179,12 +192,13 @@ class Compute:
         spec = spec_of(variable)
         if variable in self._assigned:
             # What the step itself has changed before is pushed all the same.
-            self._set(_pending_of(variable), spec, self._difference(variable))
+            self._set(_pending_of(variable), spec, self.difference(variable))
+        self.changed.add(variable)
         value = tf.stop_gradient(value)  # an assignment, to a GradientTape
         self._set(_value_of(variable), spec, value)
         self._set(_base_of(variable), spec, value)
 
-    def _difference(self, variable: ParameterServerVariable) -> tf.Tensor:
+    def difference(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return what the step has added to `variable`, beside the updates of optimizers."""
         if variable not in self._initial:  # met in this trace, so there will be another
             return _zeros(variable)
@@ -253,6 +267,22 @@ class Compute:
         """Note an optimizer. Call before it is applied."""
         self.inventory.meet(optimizer)
 
+    def apply_once(self, apply: Callable[[Any], None], gradients: Sequence[Any]) -> None:
+        """Have an optimizer applied: once, to the sums of the gradients of all replicas.
+
+        Args:
+            apply: applies it to gradients.
+            gradients: those of this replica.
+        """
+        if self._replicas is None:
+            apply(gradients)
+        else:
+            self._replicas.apply(self, apply, gradients)
+
+    def share_updates(self, first: Compute) -> None:
+        """Have the first replica record what is applied for all of them."""
+        self._recorder = first._recorder
+
     def apply_gradients(
         self, optimizer: Any, gradients: Sequence[Any], trainable: Sequence[ParameterServerVariable]
     ) -> None:
@@ -285,7 +315,7 @@ class Compute:
         return ComputeOutputs(
             metrics=[self.read(v) for v in self.inventory.metrics],
             updates=[update.tensors for update in self.updates],
-            deltas=[self._difference(v) for v in deltas],
+            deltas=[self.difference(v) for v in deltas],
             assigned=[self._current(_value_of(v), self._initial.get(v)) for v in assigned],
             logs=[],
             predicted=[],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,6 +64,13 @@ class ComputeInputs(NamedTuple):
             ],
             scratch=[tf.TensorSpec([], tf.resource) for _ in inventory.scratch],
         )
+
+    @classmethod
+    def by_replica(cls, arguments: Sequence[Any], num_replicas: int) -> list[ComputeInputs]:
+        """Return the inputs of each replica, given those of the first, then of the second."""
+        size = len(arguments) // num_replicas
+        firsts = range(0, len(arguments), size)
+        return [cls(*arguments[first : first + size]) for first in firsts]
 
     def values(self, inventory: Inventory) -> ByIdentity[ParameterServerVariable, Any]:
         """Return the values that the step starts from, by their variables."""

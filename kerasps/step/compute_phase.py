@@ -16,7 +16,7 @@ from kerasps.step.compute_messages import (
     UpdateTensors,
 )
 from kerasps.step.inventory import Inventory
-from kerasps.step.phases import StepContext
+from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.variables import call_with
 
 
@@ -25,7 +25,8 @@ class ComputePhase:
     """The traced step (see `StepPhase`).
 
     Attributes:
-        function: its concrete function, from `ComputeInputs` to `ComputeOutputs`.
+        function: its concrete function, from the `ComputeInputs` of each replica to
+            `ComputeOutputs`.
         captures: what that captured.
         inventory: the variables that it touches.
         updates: what its optimizers want done.
@@ -46,26 +47,31 @@ class ComputePhase:
 
     def add_to(self, step: StepContext) -> None:
         """Leave `outputs` in the context."""
-        start = start_values(step.values)
-        for key, handle in step.scratch.items():
+        for replica in step.replicas:
+            self._fill_scratch(replica)
+        inputs = [argument for replica in step.replicas for argument in self._inputs(replica)]
+        outputs = call_with(step.handles, self.function, self.captures, *inputs)
+        step.outputs = self._without_padding(outputs, step) if self.pads_rows else outputs
+
+    def _fill_scratch(self, replica: ReplicaInputs) -> None:
+        start = start_values(replica.values)
+        for key, handle in replica.scratch.items():
             spec = self.inventory.scratch[key]
             value = start.get(key)
             if value is None:
                 value = tf.zeros([d or 0 for d in spec.shape], spec.dtype)
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        outputs = call_with(step.handles, self.function, self.captures, *self._inputs(step))
-        step.outputs = self._without_padding(outputs, step) if self.pads_rows else outputs
 
-    def _inputs(self, step: StepContext) -> ComputeInputs:
+    def _inputs(self, replica: ReplicaInputs) -> ComputeInputs:
         inventory = self.inventory
-        tables = [step.tables[table] for table in inventory.tables]
+        tables = [replica.tables[table] for table in inventory.tables]
         return ComputeInputs(
-            batch=step.batch,
-            pulled=[step.values[v] for v in inventory.pulled],
-            metrics=[step.values[v] for v in inventory.metrics],
-            seeds=[step.values[v] for v in inventory.seeds],
+            batch=replica.batch,
+            pulled=[replica.values[v] for v in inventory.pulled],
+            metrics=[replica.values[v] for v in inventory.metrics],
+            seeds=[replica.values[v] for v in inventory.seeds],
             tables=[_padded(own) for own in tables] if self.pads_rows else tables,
-            scratch=[step.scratch[key] for key in inventory.scratch],
+            scratch=[replica.scratch[key] for key in inventory.scratch],
         )
 
     def _without_padding(self, outputs: ComputeOutputs, step: StepContext) -> ComputeOutputs:

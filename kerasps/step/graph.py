@@ -13,49 +13,57 @@ import tensorflow as tf
 
 from kerasps.step.identity import ByIdentity
 from kerasps.step.overlap import Overlap
-from kerasps.step.phases import StepContext
+from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
 from kerasps.step.state import Header, StepState, Ticket, WorkerVariables
-from kerasps.variables import NO_LANE, anonymous_handle
+from kerasps.variables import NO_LANE, ParameterServerVariable, anonymous_handle
 
 
 class StepResult(NamedTuple):
-    """What comes out of one step.
+    """What comes out of one step, or of several.
 
     Attributes:
         state: the state after it.
-        predicted: the tensors that it predicted.
+        predicted: of each batch, the tensors that were predicted.
     """
 
     state: StepState
-    predicted: list[tf.Tensor]
+    predicted: list[list[tf.Tensor]]
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the steps of an execution are laid out.
+    """How the batches of an execution are laid out in steps.
 
     Attributes:
-        spec: of an iterator (`tf.data.IteratorSpec`), or of a list of batches, one per step.
+        spec: of an iterator (`tf.data.IteratorSpec`), or of a list of batches.
         checked: whether the iterator may end within the execution.
         blocks: how many blocks of unrolled steps are looped over.
-        rest: how many steps are unrolled behind the loop.
+        block: how many batches each step of a block takes.
+        rest: likewise, of the steps that are unrolled behind the loop.
     """
 
     spec: Any
     checked: bool
     blocks: int
-    rest: int
+    block: list[int]
+    rest: list[int]
 
     @classmethod
-    def of(cls, plan: StepPlan, spec: Any, num_steps: int, *, checked: bool) -> _Layout:
-        """Choose the layout of `num_steps` steps."""
-        blocks, rest = divmod(num_steps, plan.max_unrolled_steps)
+    def of(cls, plan: StepPlan, spec: Any, num_batches: int, *, checked: bool) -> _Layout:
+        """Choose the layout of `num_batches` batches.
+
+        As many as there are replicas make a step. Those that are left over are steps of their own.
+        """
+        whole, left_over = divmod(num_batches, plan.num_replicas)
+        blocks, rest = divmod(whole, plan.max_unrolled_steps)
         is_list = not isinstance(spec, tf.data.IteratorSpec)
         # What was predicted cannot come out of a loop; nor can a list be indexed in one.
-        if is_list or plan.outputs or (blocks < 2 and num_steps <= MAX_UNROLLED_STEPS):
-            blocks, rest = 0, num_steps
-        return cls(spec, checked, blocks, rest)
+        if is_list or plan.outputs or (blocks < 2 and whole <= MAX_UNROLLED_STEPS):
+            blocks, rest = 0, whole
+        size = plan.num_replicas
+        block = [size] * plan.max_unrolled_steps
+        return cls(spec, checked, blocks, block, [size] * rest + [1] * left_over)
 
     @property
     def reads(self) -> bool:
@@ -66,7 +74,7 @@ class _Layout:
 def build_step_graph(
     plan: StepPlan,
     source_spec: tf.data.IteratorSpec | Any,
-    num_steps: int,
+    num_batches: int,
     *,
     checked: bool,
     variables: WorkerVariables,
@@ -77,21 +85,21 @@ def build_step_graph(
 
     The handles are those of the worker's variables; the coordinator has none. It takes a header
     where something is drawn from it. It returns the state, packed. Where steps
-    predict, it also returns their outputs, end to end, and how long those of each step are, of
-    shape `[num_steps, num_outputs]`; or, where outputs cannot be put end to end, those of its only
-    step.
+    predict, it also returns their outputs, end to end, and how long those of each batch are, of
+    shape `[num_batches, num_outputs]`; or, where outputs cannot be put end to end, those of its
+    only batch.
 
     Args:
         plan: the step.
         source_spec: the spec of an iterator, whose resource is the argument then, or of a list of
             batches, which is.
-        num_steps: steps to do.
+        num_batches: batches to take.
         checked: whether the iterator may end within the execution.
         variables: what the worker keeps: in which lane it pushes, and totals.
         keeps_totals: whether the state stays on the worker, or is returned.
         on_coordinator: whether it is the coordinator that runs it, and not a worker.
     """
-    layout = _Layout.of(plan, source_spec, num_steps, checked=checked)
+    layout = _Layout.of(plan, source_spec, num_batches, checked=checked)
 
     def steps(packed: tf.Tensor, source: Any, *header: tf.Tensor) -> Any:
         step = _Step(plan, Ticket.from_tensor(packed), *header, on_coordinator=on_coordinator)
@@ -133,13 +141,13 @@ def build_step_graph(
 def _all_steps(
     step: _Step, layout: _Layout, source: Any
 ) -> tuple[StepState, list[list[tf.Tensor]]]:
-    """Return the state after all steps, and what each unrolled one has predicted."""
+    """Return the state after all steps, and what was predicted of each batch of unrolled ones."""
     plan = step.plan
     state = plan.state.specs.zeros()
     if layout.blocks:
 
         def block(number: tf.Tensor, state: StepState) -> tuple[tf.Tensor, StepState]:
-            return number + 1, _unrolled(step, layout, source, state, plan.max_unrolled_steps)[0]
+            return number + 1, _unrolled(step, layout, source, state, layout.block)[0]
 
         _, state = tf.while_loop(
             lambda number, _: number < layout.blocks,
@@ -153,23 +161,30 @@ def _all_steps(
 
 
 def _unrolled(
-    step: _Step, layout: _Layout, source: Any, state: StepState, count: int
+    step: _Step, layout: _Layout, source: Any, state: StepState, sizes: list[int]
 ) -> tuple[StepState, list[list[tf.Tensor]]]:
-    """Return the state after `count` steps, laid out one after the other, and their predictions."""
-    if layout.checked and count > 1 and not step.plan.outputs:
-        return step.while_data(source, state, count), []
-    outputs = []
-    for index in range(count):
+    """Return the state after some steps, laid out one after the other, and their predictions.
+
+    `sizes` says how many batches each of them takes.
+    """
+    if layout.checked and len(sizes) > 1 and not step.plan.outputs:
+        return step.while_data(source, state, sizes), []
+    outputs, taken = [], 0
+    for size in sizes:
         if layout.checked:
-            state, predicted = step.if_data(source, state)
+            state, predicted = step.if_data(source, state, size)
         else:
-            state, predicted = step(source.get_next() if layout.reads else source[index], state)
-        outputs.append(predicted)
+            batches = [
+                source.get_next() if layout.reads else source[taken + i] for i in range(size)
+            ]
+            state, predicted = step(batches, state)
+        outputs += predicted
+        taken += size
     return state, outputs
 
 
 def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], Any]:
-    """Return what the steps predicted, end to end, and the lengths of each step's."""
+    """Return what the steps predicted, end to end, and the lengths of each batch's."""
     if not plan.joins_outputs:
         (only,) = outputs
         return only, []
@@ -201,19 +216,28 @@ class _Step:
         self._handles = plan.lookup()
         self.overlap = Overlap(plan) if plan.overlaps else None
         if not on_coordinator:
-            self._handles.update(plan.lookup_tables.handles())
-        self._scratch = {
-            key: anonymous_handle(spec.shape, spec.dtype)
-            for key, spec in plan.inventory.scratch.items()
-        }
+            for own in (plan, plan.single):
+                self._handles.update({} if own is None else own.lookup_tables.handles())
+        self._scratch = [
+            {
+                key: anonymous_handle(spec.shape, spec.dtype)
+                for key, spec in plan.inventory.scratch.items()
+            }
+            for _ in plan.names
+        ]
 
-    def __call__(self, batch: Any, state: StepState) -> StepResult:
-        """Add a step that starts from `state`."""
+    def __call__(self, batches: list[Any], state: StepState) -> StepResult:
+        """Add a step that starts from `state`, with a replica for each batch."""
         plan = self.plan
-        start = ByIdentity(zip(plan.metrics, state.metrics, strict=True))
-        start.update(zip(plan.seeds, self._seeds_at(state.steps), strict=True))
-        lanes = self._lanes_at(state.steps)
-        step = StepContext(self._handles, self._scratch, plan.names, batch, start, lanes)
+        if plan.single is not None and len(batches) == 1:
+            plan = plan.single
+        replicas = [
+            ReplicaInputs(scratch, names, batch, self._start(state, index))
+            for index, (scratch, names, batch) in enumerate(
+                zip(self._scratch, plan.names, batches, strict=False)
+            )
+        ]
+        step = StepContext(self._handles, replicas, self._lanes_at(state.steps))
         if self.overlap is not None:
             self.overlap.before_pull(step)
         plan.pull.add_to(step)
@@ -223,59 +247,123 @@ class _Step:
         plan.push.add_to(step)
         outputs = step.outputs
         after = StepState(
-            steps=state.steps + 1,
+            steps=state.steps + len(batches),
             metrics=outputs.metrics,
             rows=[before + self._rows_asked_for(step) for before in state.rows],
             logs=outputs.logs,
         )
-        return StepResult(after, outputs.predicted)
+        num_outputs = len(plan.outputs)
+        predicted = [
+            outputs.predicted[index * num_outputs : (index + 1) * num_outputs]
+            for index in range(len(batches))
+        ]
+        return StepResult(after, predicted)
 
-    def if_data(self, iterator: Any, state: StepState) -> StepResult:
-        """Add a step that is done if the iterator has a batch left."""
-        batch = iterator.get_next_as_optional()
+    def if_data(self, iterator: Any, state: StepState, size: int) -> StepResult:
+        """Add a step of `size` batches that is done if the iterator has so many left.
 
+        If it has fewer, each is a step of its own.
+        """
+        batches = [iterator.get_next_as_optional() for _ in range(size)]
+        if size == 1:
+            return self._if_value(batches[0], state)
+
+        def one_by_one() -> StepResult:
+            after, predicted = state, []
+            for batch in batches:
+                after, own = self._if_value(batch, after)
+                predicted += own
+            return StepResult(after, predicted)
+
+        result: StepResult = tf.cond(
+            batches[-1].has_value(),
+            lambda: self([batch.get_value() for batch in batches], state),
+            one_by_one,
+        )
+        return result
+
+    def _if_value(self, batch: Any, state: StepState) -> StepResult:
         def skip() -> StepResult:
             nothing = [
                 tf.zeros([] if s.shape.rank is None else [d or 0 for d in s.shape], s.dtype)
                 for s in self.plan.outputs
             ]
-            return StepResult(tf.nest.map_structure(tf.identity, state), nothing)
+            return StepResult(tf.nest.map_structure(tf.identity, state), [nothing])
 
         result: StepResult = tf.cond(
-            batch.has_value(), lambda: self(batch.get_value(), state), skip
+            batch.has_value(), lambda: self([batch.get_value()], state), skip
         )
         return result
 
-    def while_data(self, iterator: Any, state: StepState, count: int) -> StepState:
-        """Return the state after `count` steps, or after as many as the iterator has batches left.
+    def while_data(self, iterator: Any, state: StepState, sizes: list[int]) -> StepState:
+        """Return the state after some steps, or after as many as the iterator has batches left.
 
         One look for all of them: to decide takes a transfer to every task that a step asks. Where
         the last batch is there, the steps are laid out one after the other; else those that are
         there, once in an epoch, are looped over.
+
+        Args:
+            iterator: the iterator.
+            state: the state before.
+            sizes: how many batches each step takes, the largest first.
         """
-        batches = [iterator.get_next_as_optional() for _ in range(count)]
+        batches = [iterator.get_next_as_optional() for _ in range(sum(sizes))]
 
         def all_steps() -> StepState:
-            after = state
-            for batch in batches:
-                after = self(batch.get_value(), after).state
+            after, taken = state, 0
+            for size in sizes:
+                own = batches[taken : taken + size]
+                after = self([batch.get_value() for batch in own], after).state
+                taken += size
             return after
 
         def steps_left() -> StepState:
             batch_at = _indexed(batches, tf.OptionalSpec(iterator.element_spec))
-            _, after = tf.while_loop(
-                lambda index, _: batch_at(index).has_value(),
-                lambda index, state: (index + 1, self(batch_at(index).get_value(), state).state),
-                (tf.constant(0), state),
-                parallel_iterations=1,
-            )
-            return StepState(*after)
+            after = tf.constant(0), state
+            for size in sorted({*sizes, 1}, reverse=True):
+                after = self._while_batches(batch_at, len(batches), size, *after)
+            return after[1]
 
         after: StepState = tf.cond(batches[-1].has_value(), all_steps, steps_left)
         return after
 
+    def _while_batches(
+        self,
+        batch_at: Callable[[tf.Tensor], Any],
+        num_batches: int,
+        size: int,
+        index: tf.Tensor,
+        state: StepState,
+    ) -> tuple[tf.Tensor, StepState]:
+        """Return index and state behind all steps of `size` batches for which there are enough.
+
+        The last of the `num_batches` batches is not there.
+        """
+
+        def is_there(index: tf.Tensor, _: Any) -> tf.Tensor:
+            last = index if size == 1 else tf.minimum(index + size - 1, num_batches - 1)
+            return batch_at(last).has_value()
+
+        def step(index: tf.Tensor, state: StepState) -> Any:
+            own = [batch_at(index + i if i else index).get_value() for i in range(size)]
+            return index + size, self(own, state).state
+
+        index, after = tf.while_loop(is_there, step, (index, state), parallel_iterations=1)
+        return index, StepState(*after)
+
+    def _start(
+        self, state: StepState, index: int
+    ) -> ByIdentity[ParameterServerVariable, tf.Tensor]:
+        """Return what metrics and seeds the replica of that index starts from."""
+        plan = self.plan
+        metrics = [tf.zeros_like(value) for value in state.metrics] if index else state.metrics
+        start = ByIdentity(zip(plan.metrics, metrics, strict=True))
+        steps = state.steps + index if index else state.steps
+        start.update(zip(plan.seeds, self._seeds_at(steps), strict=True))
+        return start
+
     def _seeds_at(self, steps: tf.Tensor) -> list[tf.Tensor]:
-        """Return the states of the generators when `steps` steps of the execution are done."""
+        """Return the states of the generators when `steps` batches of the execution are done."""
         return [
             tf.cast(tf.stack([seed, counter + steps * draws]), variable.storage.dtype)
             for variable, (seed, counter), draws in zip(
@@ -284,11 +372,14 @@ class _Step:
         ]
 
     def _lanes_at(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the lane for each ps when `steps` steps of the execution are done."""
+        """Return the lane for each ps when `steps` batches of the execution are done."""
         if not self.plan.push.redoes:
             return dict.fromkeys(self.plan.push.devices, self._ticket.lane)
+        size = self.plan.num_replicas
         with tf.device("/device:CPU:0"):
             done = tf.cast(steps, tf.int32)
+            if size > 1:  # batches that are left over are pushed one by one
+                done = done // size + done % size
             return {
                 device: tf.where(done < applied, NO_LANE, self._ticket.lane)
                 for device, applied in zip(

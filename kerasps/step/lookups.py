@@ -169,7 +169,10 @@ class MustReadWhole:
 
 
 def plan_rounds(
-    compute: Any, names: InputNames, lookups: _Lookups, pulled: Sequence[ParameterServerVariable]
+    compute: Any,
+    names: Sequence[InputNames],
+    lookups: _Lookups,
+    pulled: Sequence[ParameterServerVariable],
 ) -> list[Round] | MustReadWhole:
     """Plan the rounds in which the rows of a step are asked for.
 
@@ -184,8 +187,9 @@ def plan_rounds(
 
     Args:
         compute: the concrete function of the compute phase.
-        names: the names of its inputs.
-        lookups: the ids of each look-up, tensors of that graph, by the table.
+        names: the names of its inputs, by replica.
+        lookups: the ids of each look-up, tensors of that graph, by the table; those of the first
+            replica, then those of the second.
         pulled: the variables that are read whole.
     """
     graph = _ComputeGraph(compute)
@@ -196,8 +200,8 @@ def plan_rounds(
         return MustReadWhole(reasons)
     needed = ByIdentity((table, graph.inputs_of(ids)) for table, ids in lookups.items())
     # Batch, metrics and seeds are there from the start, what is dense after the first round trip.
-    known = dict.fromkeys([*names.batch, *names.values.values()], 0)
-    known.update((names.values[variable], 1) for variable in pulled)
+    known = dict.fromkeys([n for own in names for n in [*own.batch, *own.values.values()]], 0)
+    known.update((own.values[variable], 1) for own in names for variable in pulled)
     rounds: ByIdentity[ParameterServerVariable, int] = ByIdentity()
     while len(rounds) < len(needed):
         found = [
@@ -215,7 +219,8 @@ def plan_rounds(
             )
         for table, number in found:
             rounds[table] = number
-            known.update(dict.fromkeys(names.tables[table], number + 1))
+            of_table = [name for own in names for name in own.tables[table]]
+            known.update(dict.fromkeys(of_table, number + 1))
     return [
         graph.round([(t, lookups[t]) for t in needed if rounds[t] == number])
         for number in range(max(rounds.values(), default=0) + 1)

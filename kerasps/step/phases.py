@@ -8,7 +8,7 @@ it has found. Nothing else passes between phases, so each can be read, and chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -36,58 +36,33 @@ class StepPhase(Protocol):
         """Add the operations of one step to the step graph that is being built."""
 
 
-class StepContext:
-    """The tensors of one step in a step graph.
+class ReplicaInputs:
+    """What one replica of a step starts from, in a step graph.
 
     Args:
-        handles: what stands for captured handles in the step graph (see `variables.call_with`).
         scratch: the handles of the scratch resources.
         names: the names of the inputs of the compute phase.
         batch: the batch.
-        start: the values of metrics and seed generators that the step starts from.
-        lanes: the lane in which each ps is sent the step's push, by the device of the ps.
-        number: the number of the call that the step is of, where pushes carry one.
+        start: the values of metrics and seed generators that it starts from.
 
     Attributes:
-        pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
-        before_pull: operations that the pull from each ps waits for, by the device of the ps.
-        pushes: the operations that have pushed, likewise. From the push.
-        values: the value of each variable that the step starts from. The pull adds those of dense
+        values: the value of each variable that it starts from. The pull adds those of dense
             variables.
-        known: the same, batch and tables too, by the names of the compute phase's inputs.
-        requests: the rows of each table that the step asks for. From the pull.
-        messages: what each `DevicePull` has asked its ps for, packed: the push sends gradients for
-            the same rows. From the pull.
         tables: what each table is. From the pull.
-        clocks: what the clock of each ps was when the step began to pull from it, by the device of
-            the ps. From the pull.
-        outputs: what the step has worked out. From the compute phase.
     """
 
     def __init__(
         self,
-        handles: dict[int, tf.Tensor],
         scratch: Mapping[ScratchKey, tf.Tensor],
         names: InputNames,
         batch: Any,
         start: ByIdentity[ParameterServerVariable, tf.Tensor],
-        lanes: Mapping[str, tf.Tensor],
-        number: tf.Tensor | None = None,
     ) -> None:
-        self.handles = self.pull_handles = handles
-        self.before_pull: Mapping[str, list[tf.Operation]] = {}
-        self.pushes: dict[str, list[tf.Operation]] = {}
-        self.lanes = lanes
-        self.number = number
         self.scratch = scratch
         self.batch = batch
         self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
-        self.known = dict(zip(names.batch, leaves_of(batch), strict=True))
-        self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
-        self.messages: dict[Any, list[tf.Tensor]] = {}
         self.tables: ByIdentity[ParameterServerVariable, TableRows] = ByIdentity()
-        self.clocks: dict[str, tf.Tensor] = {}
-        self.outputs: ComputeOutputs
+        self.known = dict(zip(names.batch, leaves_of(batch), strict=True))
         self._names = names
         self.add_values(start.items())
 
@@ -98,6 +73,78 @@ class StepContext:
             self.known[self._names.values[variable]] = value
 
     def add_table(self, table: ParameterServerVariable, own: TableRows) -> None:
-        """Add what a table is in this step."""
+        """Add what a table is."""
         self.tables[table] = own
         self.known.update(zip(self._names.tables[table], leaves_of(own), strict=True))
+
+
+class StepContext:
+    """The tensors of one step in a step graph.
+
+    Args:
+        handles: what stands for captured handles in the step graph (see `variables.call_with`).
+        replicas: what each replica starts from.
+        lanes: the lane in which each ps is sent the step's push, by the device of the ps.
+        number: the number of the call that the step is of, where pushes carry one.
+
+    Attributes:
+        pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
+        before_pull: operations that the pull from each ps waits for, by the device of the ps.
+        pushes: the operations that have pushed, likewise. From the push.
+        requests: the rows of each table that the step asks for. From the pull.
+        messages: what each `DevicePull` has asked its ps for, packed: the push sends gradients for
+            the same rows. From the pull.
+        clocks: what the clock of each ps was when the step began to pull from it, by the device of
+            the ps. From the pull.
+        outputs: what the step has worked out. From the compute phase.
+    """
+
+    def __init__(
+        self,
+        handles: dict[int, tf.Tensor],
+        replicas: Sequence[ReplicaInputs],
+        lanes: Mapping[str, tf.Tensor],
+        number: tf.Tensor | None = None,
+    ) -> None:
+        self.handles = self.pull_handles = handles
+        self.before_pull: Mapping[str, list[tf.Operation]] = {}
+        self.pushes: dict[str, list[tf.Operation]] = {}
+        self.lanes = lanes
+        self.number = number
+        self.replicas = replicas
+        self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
+        self.messages: dict[Any, list[tf.Tensor]] = {}
+        self.clocks: dict[str, tf.Tensor] = {}
+        self.outputs: ComputeOutputs
+
+    @property
+    def values(self) -> ByIdentity[ParameterServerVariable, tf.Tensor]:
+        """The values of variables that the first replica starts from; pulled ones are of all."""
+        return self.replicas[0].values
+
+    @property
+    def known(self) -> dict[str, tf.Tensor]:
+        """What is known so far, by the names of the compute phase's inputs."""
+        return {name: tensor for own in self.replicas for name, tensor in own.known.items()}
+
+    def add_values(self, values: Iterable[tuple[ParameterServerVariable, tf.Tensor]]) -> None:
+        """Add the values of variables, for all replicas."""
+        values = list(values)
+        for replica in self.replicas:
+            replica.add_values(values)
+
+    def add_table(
+        self, table: ParameterServerVariable, rows: tf.Tensor, positions: Sequence[tf.Tensor]
+    ) -> None:
+        """Add what a table is in this step.
+
+        Args:
+            table: the table.
+            rows: the rows that were asked for.
+            positions: of each look-up, those of the first replica before those of the second, the
+                place of each id among `rows`.
+        """
+        num_lookups = len(positions) // len(self.replicas)
+        for index, replica in enumerate(self.replicas):
+            own = positions[index * num_lookups : (index + 1) * num_lookups]
+            replica.add_table(table, TableRows(rows, list(own)))

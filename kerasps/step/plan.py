@@ -38,7 +38,7 @@ class StepPlan:
         pull: the first phase.
         compute: the second.
         push: the third.
-        names: the names of the inputs of the compute phase's graph.
+        names: the names of the inputs of the compute phase's graph, by replica.
         fused: the fused variables.
         lookup: finds by name, in a step graph, what the phases have captured.
         lookup_tables: those that the compute phase has captured.
@@ -48,12 +48,13 @@ class StepPlan:
         outputs: the specs of the tensors that it predicted.
         joins_outputs: whether those of several steps can be put end to end.
         overlaps: whether a step is pulled for while the push of the one before is on its way.
+        single: of a step of several replicas, the step of one, for what is left over; else None.
     """
 
     pull: PullPhase
     compute: ComputePhase
     push: PushPhase
-    names: InputNames
+    names: list[InputNames]
     fused: FusedVariables
     lookup: Lookup
     lookup_tables: LookupTables
@@ -63,6 +64,12 @@ class StepPlan:
     outputs: list[tf.TensorSpec]
     joins_outputs: bool
     overlaps: bool
+    single: StepPlan | None = None
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas a step has, each of which takes a batch."""
+        return len(self.names)
 
     @property
     def phases(self) -> list[StepPhase]:
@@ -72,7 +79,8 @@ class StepPlan:
     @cached_property
     def redoing(self) -> StepPlan:
         """The plan of steps that may have been applied on some ps before."""
-        return replace(self, push=self.push.redoing())
+        single = None if self.single is None else self.single.redoing
+        return replace(self, push=self.push.redoing(), single=single)
 
     @property
     def inventory(self) -> Inventory:

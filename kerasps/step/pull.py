@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasps.step.compute_messages import TableRows
 from kerasps.step.fused import FusedVariable
 from kerasps.step.inventory import rows_spec
 from kerasps.step.lookups import Round, RowRequest
@@ -227,7 +226,7 @@ class RoundPull:
         for table, request in requests.items():
             rows = [values[shard] for shard in shards_in([table])]
             joined = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
-            step.add_table(table, TableRows(joined, request.positions))
+            step.add_table(table, joined, request.positions)
 
 
 class PullPhase:
@@ -272,7 +271,7 @@ class PullPhase:
         return [captured for pull in self.pulls for captured in pull.captures]
 
     def add_to(self, step: StepContext) -> None:
-        """Leave `values`, `tables`, `requests` and `messages` in the context."""
+        """Leave `requests` and `messages` in the context; values and tables in its replicas."""
         for own in self.rounds:
             own.add_to(step)
 

@@ -20,7 +20,7 @@ from kerasps import _compat
 from kerasps.cluster import ps_index
 from kerasps.errors import UnsupportedError
 from kerasps.step.identity import ByIdentity
-from kerasps.step.phases import StepContext
+from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.step.plan import StepPlan
 from kerasps.step.returned import Returned
 from kerasps.step.trace import Tracer
@@ -136,6 +136,12 @@ def run_in_graph(
         args: its arguments: tensors, iterators, whatever.
         kwargs: its keyword arguments.
     """
+    if strategy.worker_devices is not None and len(strategy.worker_devices) > 1:
+        raise UnsupportedError(
+            "A function of a custom loop computes on one device of its worker. Expected: at most "
+            f"one of `worker_devices`. Received: worker_devices={list(strategy.worker_devices)!r}. "
+            "Train with `model.fit`, which uses several; or leave the argument out, or name one."
+        )
     graph, redone = function_graph(), calls.redone
     # How often a call pushes is known where nothing around may repeat it, or leave it out. Then the
     # worker keeps the lane, and the call is sent nothing.
@@ -185,7 +191,8 @@ def _add_step(
     )
     if plan.draw is not None:
         start.update(zip(plan.seeds, plan.draw.add_to(handles), strict=True))
-    step = StepContext(handles, scratch, plan.names, batch, start, lanes, number)
+    replica = ReplicaInputs(scratch, plan.names[0], batch, start)
+    step = StepContext(handles, [replica], lanes, number)
     for phase in plan.phases:
         phase.add_to(step)
     return step.outputs.predicted

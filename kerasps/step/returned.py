@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,20 +95,32 @@ def noting_results(metrics: Iterable[keras.Metric]) -> Iterator[Results]:
 @contextlib.contextmanager
 def _noting(metric: keras.Metric, results: Results) -> Iterator[None]:
     original, own = metric.result, vars(metric)
-
-    def result() -> Any:
-        returned = original()
-        results.add(metric, returned)
-        return returned
+    if isinstance(own.get("result"), _Noted):
+        yield  # for the first of several replicas, which are traced at the same time
+        return
 
     before = own.get("result")
-    own["result"] = result
+    own["result"] = _Noted(metric, original, results)
     try:
         yield
     finally:
         del own["result"]
         if before is not None:
             own["result"] = before
+
+
+class _Noted:
+    """Stands in for `result` of a metric, and notes what it returns."""
+
+    def __init__(self, metric: keras.Metric, original: Callable[[], Any], results: Results) -> None:
+        self._metric = metric
+        self._original = original
+        self._results = results
+
+    def __call__(self) -> Any:
+        returned = self._original()
+        self._results.add(self._metric, returned)
+        return returned
 
 
 def _scalars(logs: Any) -> dict[str, Any]:

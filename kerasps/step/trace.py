@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from kerasps.step.plan import StepPlan
 from kerasps.step.pull import PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
+from kerasps.step.replicas import Replicas, mean_logs
 from kerasps.step.returned import MetricResult, Returned
 from kerasps.step.seed_draw import SeedDraw
 from kerasps.variables import (
@@ -84,7 +86,7 @@ class Tracer:
             self._inventory.grew = False
             self._settle_optimizers()
             try:
-                trace = self._trace_once()
+                trace = self._trace_once([self._strategy._compute_device])
             except Exception:
                 # A trace that met news may fail for it (a value assigned in a loop, read outside);
                 # the next one may not.
@@ -98,6 +100,33 @@ class Tracer:
             f"{MAX_TRACES} traces. Expected: the same variables in each call. Create variables in "
             "`build`, or before, and not in each call."
         )
+
+    def trace_replicas(self, single: StepPlan, devices: Sequence[str]) -> StepPlan:
+        """Trace once more, for several replicas; return their plan. Call after `trace`.
+
+        Args:
+            single: the plan of the step on one device.
+            devices: the device of each replica.
+
+        Raises UnsupportedError where the step cannot be done by several replicas.
+        """
+        if self._method.jit_compile:
+            raise UnsupportedError(
+                "XLA compiles a step for one device, and the workers use several. Expected: "
+                "jit_compile=False, or one device per worker. Received: jit_compile=True with "
+                f'{", ".join(devices)}. Give `jit_compile=False` or "auto" to `compile`, or one '
+                "device as `worker_devices`."
+            )
+        self._inventory.grew = False
+        trace = self._trace_once(devices, single)
+        if trace is None:
+            raise UnsupportedError(
+                f"{self._method.name}{self._method.whose} touches other variables where a worker "
+                f"has several devices. Expected: the same ones. Received: {len(devices)} devices. "
+                "Do not have it depend on `num_replicas_in_sync`, or give one device as "
+                "`worker_devices`."
+            )
+        return trace.plan
 
     def _add_expected(self) -> None:
         """Note what a step mostly reads, to spare traces."""
@@ -120,42 +149,70 @@ class Tracer:
                 if optimizer.built:
                     move_slots(optimizer)
 
-    def _trace_once(self) -> Trace | None:
-        """Trace once; return None where that met news."""
+    def _trace_once(
+        self, devices: Sequence[str | None], single: StepPlan | None = None
+    ) -> Trace | None:
+        """Trace once, for a replica on each device; return None where that met news.
+
+        Args:
+            devices: the devices; of the only one, None for any.
+            single: the plan for one device, where there are several.
+        """
         inventory = self._inventory
-        traced: list[tuple[Compute, Returned]] = []
+        traced: list[tuple[list[Compute], Returned]] = []
 
         def compute(*arguments: Any) -> ComputeOutputs:
-            inputs = ComputeInputs(*arguments)
-            phase = Compute(inventory, inputs, trains_bare=self._method.may_assign)
-            returned = self._call_method(phase, inputs.batch)
-            traced.append((phase, returned))
-            outputs = phase.outputs()
+            phases, returned, outputs = self._compute(arguments, devices)
+            traced.append((phases, returned[0]))
             if self._method.has_states_away:
                 outputs = outputs._replace(deltas=[*outputs.deltas, *outputs.metrics])
             return outputs._replace(
-                logs=returned.logs,
-                predicted=tf.nest.flatten(returned.predicted, expand_composites=True),
+                logs=returned[0].logs if len(returned) == 1 else mean_logs(returned),
+                predicted=[
+                    leaf
+                    for own in returned
+                    for leaf in tf.nest.flatten(own.predicted, expand_composites=True)
+                ],
             )
 
         function = tf.function(
             compute, autograph=False, jit_compile=self._method.jit_compile
-        ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory))
-        phase, returned = traced[-1]  # TensorFlow traces twice where variables are made
+        ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory) * len(devices))
+        phases, returned = traced[-1]  # TensorFlow traces twice where variables are made
+        phase = phases[0]
         inventory.settle(phase)
         if inventory.grew:
             return None
         if not self._method.may_assign:
             _check_assigned(function.graph, self._method.name)
         _check_python_calls(function.graph, self._method.name)
-        lookups = ByIdentity((table, phase.lookups[table]) for table in inventory.tables)
-        rounds = plan_rounds(function, phase.inputs, lookups, list(inventory.pulled))
+        lookups = ByIdentity(
+            (table, [ids for own in phases for ids in own.lookups[table]])
+            for table in inventory.tables
+        )
+        names = [own.inputs for own in phases]
+        rounds = plan_rounds(function, names, lookups, list(inventory.pulled))
         if isinstance(rounds, MustReadWhole):
             for table, why in rounds.reasons.items():
                 inventory.read_whole(table, why)
             return None
-        plan = self._make_plan(function, phase, rounds, returned)
+        plan = self._make_plan(function, phases, rounds, returned, single)
         return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
+
+    def _compute(
+        self, arguments: Sequence[Any], devices: Sequence[str | None]
+    ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
+        """Call the method once for each device; return what came of it, and what leaves."""
+        inputs = ComputeInputs.by_replica(arguments, len(devices))
+        may_assign = self._method.may_assign
+        if len(devices) == 1:
+            phase = Compute(self._inventory, inputs[0], trains_bare=may_assign)
+            with tf.device(devices[0]) if devices[0] else contextlib.nullcontext():
+                returned = self._call_method(phase, inputs[0].batch)
+                return [phase], [returned], phase.outputs()
+        replicas = Replicas(self._strategy, self._inventory, inputs, trains_bare=may_assign)
+        of_all = replicas.call(self._method.call, devices)
+        return replicas.phases, of_all, replicas.outputs()
 
     def _call_method(self, phase: Compute, batch: Any) -> Returned:
         """Call the method, in `phase`."""
@@ -167,18 +224,20 @@ class Tracer:
             return self._method.call(batch)
 
     def _make_plan(
-        self, function: Any, phase: Compute, rounds: list[Round], returned: Returned
+        self,
+        function: Any,
+        phases: Sequence[Compute],
+        rounds: list[Round],
+        returned: Returned,
+        single: StepPlan | None,
     ) -> StepPlan:
-        inventory, extended = self._inventory, self._strategy.extended
+        inventory, extended, phase = self._inventory, self._strategy.extended, phases[0]
         extended.ledger.note_looked_up(inventory.tables, small=False)
         extended.ledger.note_looked_up(inventory.small, small=True)
         deltas, assigned = phase.state_changes()
         pulled = list(inventory.pulled)
-        fused = FusedVariables(
-            phase.updates if self._fused else [],
-            inventory.pulled,
-            IdentitySet([*deltas, *assigned]),
-        )
+        # What lies end to end, whoever does a step.
+        fused = single.fused if single is not None else self._fuse(phase)
         draws = [phase.draws.get(generator, 0) for generator in inventory.seeds]
         draw = None
         if self._method.has_states_away:
@@ -203,7 +262,11 @@ class Tracer:
             extended.fences,
             numbered=self._method.numbers_pushes,
         )
+        captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
+        if single is not None:
+            captures += [*single.pull.captures, *single.push.captures]
         outputs = function.structured_outputs.predicted
+        outputs = outputs[: len(outputs) // len(phases)]  # of the first replica
         return StepPlan(
             pull=pull,
             compute=ComputePhase(
@@ -214,11 +277,9 @@ class Tracer:
                 pads_rows=self._method.jit_compile,
             ),
             push=push,
-            names=phase.inputs,
+            names=[own.inputs for own in phases],
             fused=fused,
-            lookup=Lookup(
-                [*pull.captures, *push.captures, *(draw.captures if draw else [])], extended.mutex
-            ),
+            lookup=Lookup(captures, extended.mutex),
             lookup_tables=LookupTables(function),
             draws=draws,
             draw=draw,
@@ -227,6 +288,15 @@ class Tracer:
             joins_outputs=_can_join(returned.predicted),
             # Steps that push nothing never wait for a push.
             overlaps=self._strategy.overlap and bool(changes.devices),
+            single=single,
+        )
+
+    def _fuse(self, phase: Compute) -> FusedVariables:
+        deltas, assigned = phase.state_changes()
+        return FusedVariables(
+            phase.updates if self._fused else [],
+            self._inventory.pulled,
+            IdentitySet([*deltas, *assigned]),
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from kerasps.cluster import COORDINATOR_CPU, call_flat, fetch, sent
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.methods import ModelMethod
+from kerasps.step.plan import StepPlan
 from kerasps.step.returned import MetricResult
 from kerasps.step.state import Ticket, WorkerVariables
 from kerasps.step.trace import Tracer
@@ -61,10 +64,11 @@ class TracedStep:
         self._element_spec = element_spec
         self._lock = threading.Lock()
         self._step_graphs: dict[Any, Any] = {}
-        self._trace = Tracer(
-            ModelMethod(model, method), strategy, element_spec, fused=fused
-        ).trace()
+        self._tracer = Tracer(ModelMethod(model, method), strategy, element_spec, fused=fused)
+        self._trace = self._tracer.trace()
         self._plan = self._trace.plan
+        # By the devices of a worker that has several.
+        self._plans: dict[tuple[str, ...], StepPlan] = {}
         self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
         self._state = _state_of(model)
 
@@ -145,27 +149,33 @@ class TracedStep:
         keeps_totals: bool,
         redoes: bool = False,
         on_coordinator: bool = False,
+        replicas: int = 1,
+        devices: Sequence[str] = (),
     ) -> Any:
-        """Return the step graph of an execution of `num_steps` steps: a concrete function.
+        """Return the step graph of an execution of `num_steps` batches: a concrete function.
 
         It is built at the first call for its arguments. Thread: any.
 
         Args:
             source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a list of
-                batches, one per step.
-            num_steps: steps to do.
+                batches.
+            num_steps: batches to take.
             checked: whether the data may end within the execution.
             keeps_totals: whether what the steps add up to stays on the worker until `collect`, or
                 is returned.
             redoes: whether it goes by what the ticket says was applied before; others do all.
             on_coordinator: whether it is the coordinator that runs it, and not a worker.
+            replicas: how many batches a step takes, each on a device of its own. What is left over
+                is taken one by one. `num_replicas` was asked before.
+            devices: the devices of the worker.
         """
-        key = (source_spec, num_steps, checked, keeps_totals, redoes, on_coordinator)
+        plan = self._plan_for(min(replicas, num_steps), replicas, tuple(devices))
+        key = (source_spec, num_steps, checked, keeps_totals, redoes, on_coordinator, id(plan))
         with self._lock:
             if key not in self._step_graphs:
                 spec = [self._element_spec] * num_steps if source_spec is None else source_spec
                 built = build_step_graph(
-                    self._plan.redoing if redoes else self._plan,
+                    plan.redoing if redoes else plan,
                     spec,
                     num_steps,
                     checked=checked,
@@ -175,6 +185,38 @@ class TracedStep:
                 )
                 self._step_graphs[key] = KEPT_GRAPHS.shared(built)
             return self._step_graphs[key]
+
+    def trace_replicas(self, devices_of_workers: Iterable[Sequence[str]]) -> None:
+        """Trace the step for each number of devices that workers compute on.
+
+        Call before the first execution is sent. Thread: `fit`'s.
+
+        Raises UnsupportedError where the step cannot be done by several replicas.
+        """
+        for devices in {tuple(devices) for devices in devices_of_workers}:
+            if len(devices) > 1 and devices not in self._plans:
+                self._plans[devices] = self._tracer.trace_replicas(self._plan, devices)
+
+    def num_replicas(self, devices: Sequence[str]) -> int:
+        """Return how many batches a step takes on a worker with these devices.
+
+        Those of a worker that came after `trace_replicas`, and is unlike the others, are not used.
+        """
+        return len(devices) if tuple(devices) in self._plans else 1
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches make whole steps on each worker, whichever it is."""
+        return math.lcm(*(plan.num_replicas for plan in self._plans.values()))
+
+    def _plan_for(self, size: int, replicas: int, devices: tuple[str, ...]) -> StepPlan:
+        if size < replicas or replicas == 1:
+            return self._plan  # no whole step
+        if len(devices) == replicas and devices in self._plans:
+            return self._plans[devices]
+        # What a lost worker has done in part is done again in the same steps; TensorFlow takes
+        # other devices for those that are not there.
+        return next(plan for plan in self._plans.values() if plan.num_replicas == replicas)
 
     def load(self) -> None:
         """Copy small variables into the fused ones on each ps.

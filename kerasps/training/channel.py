@@ -134,17 +134,15 @@ class Sessions:
         """Whether nothing more is to begin."""
         return self._is_over
 
-    def enter(self, worker: int, *, is_open: bool, applied: tuple[int, ...] = ()) -> Mailbox | None:
-        """Begin a session; return its mailbox, or None when the flight is over before.
-
-        `is_open` and `applied` are those of `SessionBegan`.
-        """
+    def enter(self, event: SessionBegan) -> Mailbox | None:
+        """Begin a session; return its mailbox, or None when the flight is over before."""
+        worker = event.worker
         with self._news:
             if self._is_over:
                 return None
             mailbox: Mailbox = queue.SimpleQueue()
             self._channel.mailboxes[worker] = mailbox
-            self._channel.handle(SessionBegan(worker, is_open, applied))
+            self._channel.handle(event)
             self._at_work.append((worker, mailbox))
             return mailbox
 

@@ -36,6 +36,7 @@ from kerasps.training.epoch_events import (
     Execution,
     PassBegan,
     Report,
+    SessionBegan,
     SessionEnded,
     SplitPosition,
     StepsAsked,
@@ -104,6 +105,9 @@ class Dispatcher:
         self._function = function
         self._inputs = inputs
         self._keeps_totals = collect_interval > 0
+        max_ahead = None
+        if strategy.max_staleness and function.devices:
+            max_ahead = strategy.max_staleness * function.batches_per_step
         self._state = EpochState(
             self._port.num_workers,
             # A worker that was lost before is not there to read its split of the input.
@@ -112,7 +116,7 @@ class Dispatcher:
             executions_ahead=EXECUTIONS_PER_WORKER if self._keeps_totals else 1,
             collect_interval=collect_interval,
             # Who changes nothing waits for nobody.
-            max_ahead=strategy.max_staleness if function.devices else None,
+            max_ahead=max_ahead,
         )
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._name_of)
@@ -390,7 +394,9 @@ class Dispatcher:
         applied: tuple[int, ...] = ()
         if not source.is_open and self._channel.holds_results(worker):
             applied = self._close(self._lanes.lane(worker))
-        mailbox = sessions.enter(worker, is_open=source.is_open, applied=applied)
+        source.devices = self._strategy.devices_of(worker)
+        replicas = self._function.num_replicas(source.devices)
+        mailbox = sessions.enter(SessionBegan(worker, source.is_open, applied, replicas))
         if mailbox is None:
             return
         post = functools.partial(sessions.post, mailbox)

@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """The order to do some steps in one go.
+    """The order to do some steps in one go. A step is counted for each batch.
 
     Args:
         num_steps: how many.
         header: what the step graph is given beside the data: the number of the first step, seeds.
         batches: those to do the steps on, where the coordinator reads the data; else None.
         first_batch: the place in the input of the first of `batches`.
-        applied: for each ps that steps push to, how many of the first steps were applied there
+        applied: for each ps that steps push to, how many of the first pushes were applied there
             before, by a worker that was lost: these are done again for what they return alone.
             Empty for none.
+        replicas: how many batches the worker takes at a time, for one push. What is left over it
+            takes one by one.
     """
 
     num_steps: int
@@ -25,6 +27,16 @@ class Execution:
     batches: list[Any] | None = None
     first_batch: int = 0
     applied: tuple[int, ...] = ()
+    replicas: int = 1
+
+    def pushes_of(self, num_steps: int) -> int:
+        """Return how many pushes the first `num_steps` steps make."""
+        return num_steps // self.replicas + num_steps % self.replicas
+
+    @property
+    def num_pushes(self) -> int:
+        """How many pushes all of its steps make."""
+        return self.pushes_of(self.num_steps)
 
 
 class SplitPosition(NamedTuple):
@@ -77,12 +89,14 @@ class SessionBegan:
     """The session of a worker takes commands.
 
     `is_open`: its dataset, from before, is alive. If it is not, then `applied` counts, for each ps,
-    the pushes that the worker had applied there since its dataset was opened.
+    the pushes that the worker had applied there since its dataset was opened. `replicas`: how many
+    batches the worker takes at a time.
     """
 
     worker: int
     is_open: bool
     applied: tuple[int, ...] = ()
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -220,13 +234,15 @@ class Report:
     """Tell `fit`'s thread what is new: a `result`, steps that are missing, or just that it is.
 
     `missing_steps` must be asked for again: a worker's data ended before. Of a result, `split` and
-    `first_batch` say which batches it is of, where each execution returns its own.
+    `first_batch` say which batches it is of, where each execution returns its own, and `pushes` how
+    many each ps was sent for it.
     """
 
     missing_steps: int = 0
     result: Any = None
     split: int | None = None
     first_batch: int = 0
+    pushes: int = 0
 
 
 Command = Open | Send | Collect | Report

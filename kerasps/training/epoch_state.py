@@ -170,6 +170,7 @@ class EpochState:
             case ResultsWanted():
                 return [c for i in range(len(self._workers)) for c in self._collect(i)]
             case SessionBegan():
+                self._workers[event.worker].replicas = event.replicas
                 return self._begin_session(event.worker, event.is_open, event.applied)
             case SplitOpened():
                 return self._begin_reading(event)
@@ -249,14 +250,14 @@ class EpochState:
         self._lost.discard(event.worker)
         execution = worker.running.popleft()
         self._pace.finish(event.worker, execution.num_steps)
-        worker.count([execution], event.steps)
+        pushes = worker.count([execution], event.steps)
         missing = execution.num_steps - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
         first = execution.first_batch
         if worker.split is not None:
             first += self._splits.confirm(worker.split, event.steps)
         source = None if worker.split is None else self._splits.source(worker.split)
-        report = Report(missing, event.result, source, first)
+        report = Report(missing, event.result, source, first, pushes)
         return [report, *self._go_on(event.worker)]
 
     def _count_collected(self, event: ResultCollected) -> list[Command]:
@@ -264,13 +265,14 @@ class EpochState:
         # Where only reading finds the end of the data, steps beyond it have done nothing.
         missing = sum(execution.num_steps for execution in worker.uncollected) - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
-        worker.count(worker.uncollected, event.steps)
+        pushes = worker.count(worker.uncollected, event.steps)
         worker.uncollected.clear()
         worker.is_collecting = False
         worker.collect_at = event.at + self._collect_interval
         if worker.split is not None:
             self._splits.confirm(worker.split, event.steps)
-        return [Report(missing, event.result), *self._go_on(event.worker)]
+        report = Report(missing, event.result, pushes=pushes)
+        return [report, *self._go_on(event.worker)]
 
     def _lose(self, index: int, applied: tuple[int, ...]) -> list[Command]:
         self._lost.add(index)
@@ -424,6 +426,9 @@ class EpochState:
                 commands.append(Report(missing_steps=execution.num_steps - left))
                 execution = replace(execution, num_steps=left)
             self._splits.give_out(worker.split, execution.num_steps)
+        if execution.replicas != worker.replicas and not any(execution.applied):
+            # What was done in part is done again in the same steps.
+            execution = replace(execution, replicas=worker.replicas)
         self._pace.give(index, execution.num_steps)
         worker.running.append(execution)
         return [*commands, Send(index, execution)]
@@ -457,7 +462,7 @@ class EpochState:
         executions = []
         for execution in [*worker.uncollected, *worker.running]:
             before = execution.applied or (0,) * len(left)
-            new = [min(n, execution.num_steps - b) for n, b in zip(left, before, strict=True)]
+            new = [min(n, execution.num_pushes - b) for n, b in zip(left, before, strict=True)]
             left = [n - taken for n, taken in zip(left, new, strict=True)]
             total = tuple(b + taken for b, taken in zip(before, new, strict=True))
             executions.append(replace(execution, applied=total) if any(new) else execution)

@@ -66,6 +66,8 @@ class Loop:
             # this one.
             self._meter = TrafficMeter(strategy.num_ps)
             self._meter.start(function.traffic)
+        function.trace_replicas(strategy._devices_of_workers())
+        self._per_step = function.batches_per_step
         listens = listen_to_batches(callbacks, mode.name)
         # A callback that is told of a batch finds the model as that batch left it, but for what
         # other workers have done.
@@ -77,12 +79,14 @@ class Loop:
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
         limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
-        limits = [
-            model.steps_per_execution,
-            limit,
-            strategy.max_staleness if function.devices else None,
-        ]
-        self._per_execution = min(steps for steps in limits if steps is not None)
+        per_execution = model.steps_per_execution
+        if strategy.max_staleness and function.devices:
+            per_execution = min(per_execution, strategy.max_staleness)
+        per_execution *= self._per_step
+        if limit is not None and limit < per_execution:
+            # As many whole steps as there may be.
+            per_execution = max(limit - limit % self._per_step, min(limit, self._per_step))
+        self._per_execution = per_execution
         # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
         self._asked = self._done = 0
         self._totals: MetricTotals | None = None
@@ -240,7 +244,7 @@ class Loop:
         if result is None or not result.steps:
             return
         totals.add(result)
-        self._meter.add(result.steps, result.rows)
+        self._meter.add(report.pushes, result.rows)
         if self._on_result is not None:
             self._on_result(result, report.split, report.first_batch)
         first = self._done
@@ -249,7 +253,8 @@ class Loop:
             return  # who has asked to stop hears no more of what was in flight
         # As in Keras, the last execution of an epoch counts as if it were whole.
         is_last = self._steps is None or self._done >= self._steps
-        counted = max(result.steps, self._per_execution) if is_last else result.steps
+        whole = self._per_execution if is_last and self._per_step == 1 else 0
+        counted = max(result.steps, whole)
         callbacks.add(first, first + counted - 1, result)
 
     @property

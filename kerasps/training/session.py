@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,10 +40,12 @@ class WorkerSource:
     def __init__(self) -> None:
         self._dataset: OpenDataset | None = None
         self._resource: tf.Tensor | None = None
-        self._graphs: dict[tuple[int, bool], Any] = {}
+        self._graphs: dict[tuple[int, bool, int], Any] = {}
         self._generation: int | None = None
         # What the worker keeps from execution to execution; None before it is made ready.
         self.handles: list[tf.Tensor] | None = None
+        # The devices that it computes on, where they are several.
+        self.devices: Sequence[str] = ()
 
     def belongs_to(self, generation: int) -> None:
         """Forget all where the worker was taken back since: another, or itself without memory."""
@@ -74,7 +76,7 @@ class WorkerSource:
     def step_graph(self, function: TracedStep, execution: Execution, *, keeps_totals: bool) -> Any:
         """Return the step graph of an execution on this source."""
         assert self._dataset is not None  # `Open` comes before `Send`
-        key = execution.num_steps, bool(execution.applied)
+        key = execution.num_steps, bool(execution.applied), execution.replicas
         if key not in self._graphs:
             self._graphs[key] = function.step_graph(
                 self._dataset.spec,
@@ -82,6 +84,8 @@ class WorkerSource:
                 checked=self._dataset.is_checked,
                 keeps_totals=keeps_totals,
                 redoes=bool(execution.applied),
+                replicas=execution.replicas,
+                devices=self.devices,
             )
         return self._graphs[key]
 

@@ -37,17 +37,25 @@ class WorkerState:
     uncollected: list[Execution] = field(default_factory=list)
     is_collecting: bool = False
     collect_at: float = 0.0
-    # Since it was made ready: steps whose results came back, and how many of those each ps was not
+    # How many batches it takes at a time.
+    replicas: int = 1
+    # Since it was made ready: pushes whose results came back, and how many of those each ps was not
     # to apply.
     counted: int = 0
     not_applied: tuple[int, ...] = ()
 
-    def count(self, executions: Iterable[Execution], steps: int) -> None:
-        """Count `steps` steps of executions whose results came back."""
-        self.counted += steps
+    def count(self, executions: Iterable[Execution], steps: int) -> int:
+        """Count `steps` steps of executions whose results came back; return their pushes."""
+        pushes = 0
         for execution in executions:
+            # Where data end, the executions behind that have done nothing.
+            done = min(steps, execution.num_steps)
+            steps -= done
+            pushes += execution.pushes_of(done)
             if execution.applied:
                 before = self.not_applied or (0,) * len(execution.applied)
                 self.not_applied = tuple(
                     b + n for b, n in zip(before, execution.applied, strict=True)
                 )
+        self.counted += pushes
+        return pushes

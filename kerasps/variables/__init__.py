@@ -51,6 +51,7 @@ from kerasps.variables.partitioners import (
 )
 from kerasps.variables.phase import (
     OutsideReplicaError,
+    as_replica,
     before_access,
     check_replica,
     come_to_rest,
@@ -128,6 +129,7 @@ __all__ = [
     "anonymous_handle",
     "apply_if_in_lane",
     "apply_in_lane",
+    "as_replica",
     "before_access",
     "call_with",
     "check_optimizer",

@@ -53,6 +53,7 @@ class Phase(Protocol):
 class _ThreadState(threading.local):
     phase: Phase | None = None
     is_outside_replica: bool = False
+    num_replicas: int = 1
     before_access: Callable[[], None] | None = None
     strategy: Any = None
 
@@ -79,6 +80,16 @@ def _holding(name: str, value: Any) -> Iterator[None]:
 def entering(new_phase: Phase | None) -> contextlib.AbstractContextManager[None]:
     """In this context, resolve variables through `new_phase` in this thread; None: to storages."""
     return _holding("phase", new_phase)
+
+
+def as_replica(num_replicas: int) -> contextlib.AbstractContextManager[None]:
+    """In this context, this thread traces one of so many replicas of a step."""
+    return _holding("num_replicas", num_replicas)
+
+
+def num_replicas() -> int:
+    """Return how many replicas the step has that this thread traces; 1 outside a step."""
+    return _STATE.num_replicas
 
 
 class OutsideReplicaError(Exception):

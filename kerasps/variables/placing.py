@@ -14,7 +14,7 @@ from kerasps import _compat
 from kerasps.cluster import COORDINATOR_CPU, ps_device
 from kerasps.variables.fences import Fences
 from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
-from kerasps.variables.phase import current_phase
+from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.sharding import ShardedStorage, Sharding
 
@@ -143,7 +143,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return 1
+        return num_replicas()
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         if tf.executing_eagerly() or current_phase() is not None or self.replica_runner is None:

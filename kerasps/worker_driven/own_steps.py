@@ -103,7 +103,8 @@ class OwnSteps:
             self._news.add(result)
         # What the budget lacks is asked for again: more may come of it.
         self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
-        return Report(execution.num_steps - steps, result, self._split, execution.first_batch)
+        missing = execution.num_steps - steps
+        return Report(missing, result, self._split, execution.first_batch, pushes=steps)
 
     def _num_steps(self, execution: Execution) -> int:
         """Return how many steps of an execution to do, or to try where the data may end."""

@@ -140,6 +140,8 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             # Workers are far apart, and each by itself.
             "max_staleness": None,
             "overlap": False,
+            # Each worker computes where TensorFlow chooses.
+            "worker_devices": None,
         }
         if not hasattr(self, "_cluster"):  # else it is in use already, maybe for another cluster
             self._cluster: ClusterDescription = cluster

@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from kerasps.cluster.gpus import visible_gpus
+from support.process_checks import run_and_report
 
 SCRIPT = Path(__file__).with_name("placed_training.py")
 PS_CPU = "/job:ps/replica:0/task:0/device:CPU:0"
 MIB_OF_A_CUDA_CONTEXT = 100
 
-NO_GPU = not visible_gpus(os.environ)  # asks the driver, and does not import TensorFlow
+GPUS = visible_gpus(os.environ)  # asks the driver, and does not import TensorFlow
+NO_GPU = not GPUS
 ON_GPU = pytest.param(
     "GPU",
     marks=[
@@ -91,6 +93,17 @@ def test_training_equals_plain_keras(report, kind):
     assert (
         report["difference"] < {"CPU": 1e-5, "GPU": 1e-2}[kind]
     )  # GPUs multiply in TensorFloat-32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(len(GPUS) < 2, reason=f"this machine has {len(GPUS)} GPUs, and this takes two")
+def test_a_worker_uses_all_gpus():
+    script = SCRIPT.with_name("several_devices.py")
+    visible = ",".join(GPUS[:2])
+    report = run_and_report(script, "gpus", CUDA_VISIBLE_DEVICES=visible)
+    assert report["devices"] == ["GPU:0", "GPU:1"]
+    assert report["sgd"]["moved"] > 0.01
+    assert report["sgd"]["weights"] < 1e-2  # GPUs multiply in TensorFloat-32
 
 
 @pytest.mark.parametrize("kind", [ON_GPU], indirect=True)

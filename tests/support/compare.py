@@ -61,7 +61,7 @@ def train_both(
         # (ScheduleFreeAdamW) is lost.
         plain.optimizer.build(plain.trainable_variables)
     if sum_repeated_ids or lazy:
-        plain.optimizer.apply = _SummedApply(plain.optimizer, lazy)
+        plain.optimizer.apply = SummedApply(plain.optimizer, lazy)
     first = FirstStep()
     plain.fit(
         dataset(data),
@@ -92,7 +92,7 @@ def _of_first_worker(
     return dataset if context.input_pipeline_id == 0 else dataset.take(0)
 
 
-class _SummedApply:
+class SummedApply:
     """`Optimizer.apply` with the gradients of each id summed; if `lazy`, then only on the rows that
     have some.
     """

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
 from kerasps.step.compute import SEEDS_PER_STEP_OF_A_LOOP, Compute
-from kerasps.step.compute_messages import ComputeInputs, TableRows
+from kerasps.step.compute_messages import ComputeInputs
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.identity import ByIdentity
 from kerasps.step.inventory import Inventory
-from kerasps.step.phases import StepContext
+from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.variables import anonymous_handle, entering
 from support.local_variables import local_variable, make_optimizer_local, patch_optimizers
 
@@ -73,10 +73,11 @@ class Traced:
                 (v, v._value.read_value())
                 for v in [*inventory.pulled, *inventory.metrics, *inventory.seeds]
             )
-            step = StepContext({}, scratch, phase.inputs, self._batch, start, {})
+            replica = ReplicaInputs(scratch, phase.inputs, self._batch, start)
+            step = StepContext({}, [replica], {})
             for table in inventory.tables:
                 rows, positions = tf.unique(tf.constant(ids))
-                step.add_table(table, TableRows(tf.gather(table._value, rows), [positions]))
+                step.add_table(table, tf.gather(table._value, rows), [positions])
             compute.add_to(step)
             return step.outputs
 

@@ -95,7 +95,7 @@ def test_results_are_collected_at_intervals():
     ask(state, 5, 5, 5)
     assert kinds(state.handle(ExecutionsDone(0, 1, at=100.0))) == [Report, Collect]
     assert kinds(state.handle(ExecutionsDone(0, 1, at=100.1))) == [Report]  # asked for already
-    assert state.handle(ResultCollected(0, 10, "sum", at=100.2)) == [Report(0, "sum")]
+    assert state.handle(ResultCollected(0, 10, "sum", at=100.2)) == [Report(0, "sum", pushes=10)]
     assert kinds(state.handle(ExecutionsDone(0, 1, at=110.1))) == [Report]
     assert state.has_results_due
     assert state.handle(ResultsWanted()) == [Collect(0)]
@@ -117,7 +117,7 @@ def test_data_that_end_unseen_leave_steps_missing():
     ask(state, 10)
     state.handle(ExecutionsDone(0, 1, at=5.0))
     commands = state.handle(ResultCollected(0, 4, "sum", at=5.1))
-    assert commands[0] == Report(6, "sum")
+    assert commands[0] == Report(6, "sum", pushes=4)
     assert ask(state, 10) == [(1, 10)]
 
 
@@ -284,9 +284,9 @@ def test_a_result_that_returns_says_which_batches_it_is_of():
     state = reading_state(None, interval=0.0)
     assert ask(state, 4, 4) == [(0, 4)]
     report, sent = state.handle(ResultReturned(0, 4, "one"))
-    assert (report, type(sent)) == (Report(0, "one", 0, 0), Send)
+    assert (report, type(sent)) == (Report(0, "one", 0, 0, 4), Send)
     report, *_ = state.handle(ResultReturned(0, 3, "two"))
-    assert report == Report(1, "two", 0, 4)
+    assert report == Report(1, "two", 0, 4, 3)
 
 
 def applied_again(state, worker, *pushes):
@@ -303,6 +303,34 @@ def test_what_was_applied_of_a_lost_worker_is_not_applied_again():
     assert ask(state, 5, 5, 5) == [(0, 5), (1, 5), (0, 5)]
     # One ps has a push more than the other.
     assert applied_again(state, 0, 7, 6) == [(5, (5, 5)), (5, (2, 1))]
+
+
+def test_a_worker_that_takes_two_batches_at_a_time_pushes_once_for_both():
+    state = new_state(2, num_splits=0)
+    for worker, replicas in enumerate((2, 1)):
+        state.handle(SessionBegan(worker, False, replicas=replicas))
+        state.handle(SplitOpened(worker, None))
+    (sent,) = state.handle(StepsAsked(Execution(5, None)))
+    assert (sent.worker, sent.execution.replicas, sent.execution.num_pushes) == (0, 2, 3)
+    assert ask(state, 4, 5) == [(1, 4), (0, 5)]
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    report = next(c for c in state.handle(ResultCollected(0, 5, "sum", at=0.1)) if c.result)
+    assert (report.missing_steps, report.pushes) == (0, 3)
+    # Of its second execution, one ps has two pushes, the other one.
+    (again,) = (c for c in state.handle(WorkerLost(0, (5, 4))) if isinstance(c, Send))
+    assert (again.worker, again.execution.applied) == (1, (2, 1))
+    # In the same pushes, though this worker takes one batch at a time.
+    assert (again.execution.num_steps, again.execution.replicas) == (5, 2)
+
+
+def test_what_no_ps_has_of_a_lost_worker_is_done_as_its_next_worker_does():
+    state = new_state(2, num_splits=0)
+    for worker, replicas in enumerate((2, 1)):
+        state.handle(SessionBegan(worker, False, replicas=replicas))
+        state.handle(SplitOpened(worker, None))
+    state.handle(StepsAsked(Execution(4, None)))
+    (again,) = (c for c in state.handle(WorkerLost(0, (0, 0))) if isinstance(c, Send))
+    assert (again.worker, again.execution.applied, again.execution.replicas) == (1, (), 1)
 
 
 def test_what_was_counted_is_not_taken_for_what_is_done_again():
@@ -344,7 +372,7 @@ def test_a_worker_that_leaves_finishes_what_it_has_and_hands_its_split_on():
     assert ask(state, 2, 2) == [(1, 2)]  # the other waits for room
     assert not state.has_let_go(0)
     assert kinds(state.handle(ExecutionsDone(0, 2, at=0.1))) == [Report, Collect]
-    assert Report(0, "sum") in state.handle(ResultCollected(0, 4, "sum", at=0.2))
+    assert Report(0, "sum", pushes=4) in state.handle(ResultCollected(0, 4, "sum", at=0.2))
     assert state.has_let_go(0)
     assert state.splits.confirmed(0) == 4
     # Another at its place goes on there.

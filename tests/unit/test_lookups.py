@@ -21,7 +21,7 @@ def table(rows=10, num_shards=1, layout="mod", name="table"):
 def plan(tables, ids, pulled=()):
     inventory = inventory_of(pulled, tables)
     function, names, lookups = compute_graph(inventory, BATCH, ids)
-    return plan_rounds(function, names, lookups, list(inventory.pulled)), names
+    return plan_rounds(function, [names], lookups, list(inventory.pulled)), names
 
 
 def next_ids(rows):

@@ -13,7 +13,7 @@ from kerasps.step.fused import FusedVariables
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.lookups import Round, plan_rounds
 from kerasps.step.packing import Packing
-from kerasps.step.phases import StepContext
+from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.step.pull import PullMessage, PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
@@ -78,7 +78,7 @@ class Lanes(dict):
 
 
 def context(inventory, names, batch, lane=OPEN_LANE):
-    return StepContext({}, {}, names, batch, ByIdentity(), Lanes(lane))
+    return StepContext({}, [ReplicaInputs({}, names, batch, ByIdentity())], Lanes(lane))
 
 
 def push(changes, outputs, pulls=(), step=None, fences=None):
@@ -177,7 +177,7 @@ def test_a_pull_brings_dense_values_and_the_rows_that_are_looked_up(num_shards, 
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda i: [[i.batch], [i.batch // 2]]
     )
-    rounds = plan_rounds(function, names, lookups, dense)
+    rounds = plan_rounds(function, [names], lookups, dense)
     pull = PullPhase(dense, rounds, [], {})
     batch = np.array([9, 4, 9, 0], np.int64)
     step = context(inventory, names, tf.constant(batch))
@@ -185,7 +185,7 @@ def test_a_pull_brings_dense_values_and_the_rows_that_are_looked_up(num_shards, 
     for variable, expected in zip(dense, values_of(SHAPES), strict=True):
         np.testing.assert_array_equal(step.values[variable], expected)
     for table, whole, ids in zip(tables, wholes, [batch, batch // 2], strict=True):
-        own = step.tables[table]
+        own = step.replicas[0].tables[table]
         assert len(own.rows) == len(np.unique(ids))
         np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[ids])
 
@@ -201,7 +201,7 @@ def test_a_pull_takes_the_values_of_fused_variables_from_where_they_lie():
     only.values.assign(only.values * 2.0)
     inventory = inventory_of(dense)
     function, names, lookups = compute_graph(inventory, None, lambda inputs: [])
-    pull = PullPhase(dense, plan_rounds(function, names, lookups, dense), fused.all, {})
+    pull = PullPhase(dense, plan_rounds(function, [names], lookups, dense), fused.all, {})
     step = context(inventory, names, None)
     pull.add_to(step)
     for variable, value in zip(dense, values, strict=True):
@@ -261,12 +261,12 @@ def test_a_push_of_rows_updates_them_as_the_optimizer_does(name, sparse_updates,
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
     )
-    pull = PullPhase([], plan_rounds(function, names, lookups, []), [], {})
+    pull = PullPhase([], plan_rounds(function, [names], lookups, []), [], {})
     ids = np.array([7, 2, 7, 4], np.int64)
     step = context(inventory, names, tf.constant(ids))
     pull.add_to(step)
     weights = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
-    own = step.tables[table]
+    own = step.replicas[0].tables[table]
     gradient = tf.math.unsorted_segment_sum(weights, own.positions[0], tf.shape(own.rows)[0])
     update = update_of(ours, [gradient])
     changes = changes_of(update, tables=[table], sparse_updates=sparse_updates)
@@ -290,7 +290,7 @@ def test_rows_that_no_step_touched_keep_or_lose_their_momentum(sparse_updates, m
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
     )
-    pull = PullPhase([], plan_rounds(function, names, lookups, []), [], {})
+    pull = PullPhase([], plan_rounds(function, [names], lookups, []), [], {})
     step = context(inventory, names, tf.constant([1], tf.int64))
     pull.add_to(step)
     update = update_of(ours, [tf.ones([1, 2])])

@@ -1,0 +1,112 @@
+"""The devices of workers: which there are, and which of them compute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_LOGGER = logging.getLogger("kerasps")
+
+
+def checked_device_names(names: Any) -> tuple[str, ...] | None:
+    """Return the names that a user has given as `worker_devices`, in short: "GPU:0".
+
+    Raises:
+        TypeError: it is not a list of strings.
+        ValueError: it is empty, names a device twice, or holds what is no name of a device.
+    """
+    if names is None:
+        return None
+    expected = 'Expected: such as ["GPU:0", "GPU:1"].'
+    received = f"Received: worker_devices={names!r}."
+    is_list = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"Argument `worker_devices` is a list of names of devices. {expected} {received} Put "
+            "the names into a list, or leave it out to use all GPUs of each worker."
+        )
+    short = [_short(name) for name in names]
+    if not short or None in short or len(set(short)) < len(short):
+        raise ValueError(
+            "Argument `worker_devices` holds the names of devices of a worker, at least one and "
+            f"each once. {expected} {received} A device has a type and a number, and no task: the "
+            "names are the same for all workers. Leave it out to use all GPUs of each worker."
+        )
+    return tuple(name for name in short if name is not None)
+
+
+def _short(name: str) -> str | None:
+    """Return the name of a device in short; None where it is no name, or that of a task's."""
+    try:
+        spec = tf.DeviceSpec.from_string(name)
+    except ValueError:
+        return None
+    if spec.device_type is None or spec.job is not None or spec.task is not None:
+        return None
+    return f"{spec.device_type}:{spec.device_index or 0}"
+
+
+class WorkerDevices:
+    """Knows which devices of the connected workers compute.
+
+    Args:
+        wanted: the short names of the devices; None for all GPUs of each worker.
+    """
+
+    def __init__(self, wanted: tuple[str, ...] | None) -> None:
+        self._wanted = wanted
+        self._warned: set[tuple[int, tuple[str, ...]]] = set()
+
+    def check(self, addresses: Sequence[str]) -> None:
+        """Check that every worker has what is wanted.
+
+        TensorFlow, with its soft placement, would take other devices for those that are missing.
+
+        Args:
+            addresses: those of the workers, for the message.
+
+        Raises:
+            ValueError: one has not.
+        """
+        for worker, address in enumerate(addresses):
+            has = _devices_of(worker)
+            missing = [name for name in self._wanted or () if name not in has]
+            if missing:
+                raise ValueError(
+                    f"Argument `worker_devices` names devices that worker {worker} at {address} "
+                    f"does not have. Expected: names among {', '.join(has)}. Received: "
+                    f"worker_devices={list(self._wanted or ())!r}. Name those that every worker "
+                    "has; or leave it out, and each uses all GPUs that it has. What CUDA hides "
+                    "from a worker (CUDA_VISIBLE_DEVICES), or does not find, is not there."
+                )
+
+    def of(self, worker: int) -> tuple[str, ...]:
+        """Return the short names of the devices that compute on a worker.
+
+        Empty where TensorFlow chooses: by default, on a worker with fewer than two GPUs. Of one
+        that came later, without all that is wanted, those that it has.
+        """
+        has = _devices_of(worker)
+        if self._wanted is None:
+            gpus = tuple(name for name in has if name.startswith("GPU:"))
+            return gpus if len(gpus) > 1 else ()
+        if not has:
+            return self._wanted  # it is away
+        found = tuple(name for name in self._wanted if name in has)
+        if found != self._wanted and (worker, found) not in self._warned:
+            self._warned.add((worker, found))
+            _LOGGER.warning(
+                f"Worker {worker} came without all of worker_devices={list(self._wanted)!r}: it "
+                f"has {', '.join(has)}. It computes on one device."
+            )
+        return found
+
+
+def _devices_of(worker: int) -> list[str]:
+    """Return the short names of the devices of a connected worker, as TensorFlow knows them."""
+    prefix = f"/job:worker/replica:0/task:{worker}/device:"
+    names = [device.name for device in tf.config.list_logical_devices()]
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
