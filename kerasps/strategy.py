@@ -7,7 +7,7 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -80,6 +80,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             way, within an execution. A step then costs less of the network's latency, and is worked
             out with values that may lack the worker's own last update. Default False: one worker
             equals plain Keras.
+        update_mode: when an update is made. `"async"` (the default): when a worker's gradients
+            arrive. `"sync"`: when those of every worker's step are in, of their mean; so two
+            workers equal one process that trains on both batches at a time. A worker that is lost,
+            or has no data left, is not waited for.
+        num_backup_workers: how many workers, the slowest of each step, a synchronous update does
+            not wait for. What they bring is dropped. Default: 0.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -89,11 +95,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called, `max_staleness` is not an integer, or
-            `overlap` not a bool.
-        ValueError: `shard_layout`, `sparse_updates`, `max_staleness` or `connect_timeout` is not
-            one of its values, or an argument differs from that of the strategy which this process
-            has already.
+        TypeError: `variable_partitioner` cannot be called, `max_staleness` or `num_backup_workers`
+            is not an integer, or `overlap` not a bool.
+        ValueError: `shard_layout`, `sparse_updates`, `max_staleness`, `update_mode`,
+            `num_backup_workers` or `connect_timeout` is not one of its values, two of them do not
+            go together, or an argument differs from that of the strategy which this process has
+            already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -120,6 +127,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         sparse_updates: str = "lazy",
         max_staleness: int | None = None,
         overlap: bool = False,
+        update_mode: str = "async",
+        num_backup_workers: int = 0,
         connect_timeout: float | None = None,
     ) -> None:
         if max_staleness is not None:
@@ -146,7 +155,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "sparse_updates": sparse_updates,
             "max_staleness": max_staleness,
             "overlap": overlap,
+            "update_mode": update_mode,
+            "num_backup_workers": num_backup_workers,
         }
+        _check_update_mode(arguments, len(description.jobs["worker"]))
         self._set_up(cluster_resolver, description, arguments, connect_timeout)
 
     def _set_up(
@@ -370,6 +382,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return bool(self._arguments["overlap"])
 
     @property
+    def update_mode(self) -> str:
+        """`"async"`, or `"sync"` where an update is made of the gradients of all workers."""
+        return str(self._arguments["update_mode"])
+
+    @property
+    def num_backup_workers(self) -> int:
+        """How many workers, the slowest, a synchronous update does not wait for."""
+        return int(self._arguments["num_backup_workers"])
+
+    @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of this strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
@@ -404,6 +426,40 @@ def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
             f"Argument `{argument}` is not one of its values. Expected: {expected}. Received: "
             f"{argument}={value!r}."
         )
+
+
+def _check_update_mode(arguments: Mapping[str, Any], num_workers: int) -> None:
+    """Check what says when updates are made, and that nothing else says otherwise."""
+    update_mode = arguments["update_mode"]
+    _check_choice("update_mode", update_mode, ("async", "sync"))
+    num_backups = checks.count(
+        "Argument `num_backup_workers` is not a number of workers",
+        arguments["num_backup_workers"],
+        least=0,
+        received=f"num_backup_workers={arguments['num_backup_workers']!r}",
+        advice="Give how many workers an update does not wait for; 0 waits for all.",
+    )
+    if num_backups and update_mode != "sync":
+        raise ValueError(
+            "Argument `num_backup_workers` says whom synchronous updates do not wait for, and "
+            "others wait for nobody. Expected: 0, or update_mode='sync'. Received: "
+            f"num_backup_workers={num_backups!r} with update_mode={update_mode!r}. Leave one out."
+        )
+    if num_backups >= num_workers:
+        raise ValueError(
+            "Argument `num_backup_workers` leaves no worker to wait for. Expected: less than the "
+            f"{num_workers} workers of the cluster. Received: num_backup_workers={num_backups!r}. "
+            "Give fewer."
+        )
+    if update_mode == "sync":
+        for name, default in (("max_staleness", None), ("overlap", False)):
+            if arguments[name] != default:
+                raise ValueError(
+                    f"Argument `{name}` is about updates that workers make each by itself. "
+                    f"Expected: {name}={default!r} with update_mode='sync', where all workers "
+                    f"start from the same values. Received: {name}={arguments[name]!r}. Leave one "
+                    "out."
+                )
 
 
 def _tasks(description: ClusterDescription) -> str:

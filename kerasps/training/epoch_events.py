@@ -68,6 +68,11 @@ class StepsAsked:
 
 
 @dataclass(frozen=True)
+class AllAsked:
+    """No more steps will be asked for, unless some are reported missing."""
+
+
+@dataclass(frozen=True)
 class ResultsWanted:
     """Nothing more is asked for now: what the workers hold is to be fetched at once."""
 
@@ -96,6 +101,13 @@ class SplitOpened:
     left: int | None
     is_endless: bool = False
     has_order: bool = True
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    """A worker takes part in synchronous updates: each waits for it."""
+
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -174,9 +186,11 @@ Event = (
     PassBegan
     | EpochBegan
     | StepsAsked
+    | AllAsked
     | ResultsWanted
     | SessionBegan
     | SplitOpened
+    | WorkerJoined
     | ExecutionsDone
     | ResultReturned
     | ResultCollected
@@ -198,6 +212,20 @@ class Open:
     worker: int
     split: int | None
     skip: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """Have the worker take part in synchronous updates."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Have synchronous updates not wait for the worker any more; nothing runs there."""
+
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -229,4 +257,4 @@ class Report:
     first_batch: int = 0
 
 
-Command = Open | Send | Collect | Report
+Command = Open | Join | Leave | Send | Collect | Report

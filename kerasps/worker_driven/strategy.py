@@ -137,6 +137,8 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             # Workers are far apart, and each by itself.
             "max_staleness": None,
             "overlap": False,
+            "update_mode": "async",
+            "num_backup_workers": 0,
         }
         if not hasattr(self, "_cluster"):  # else it is in use already, maybe for another cluster
             self._cluster: ClusterDescription = cluster
