@@ -165,7 +165,10 @@ class _Aside:
         for rows in self._ids:
             places[rows.shard], place_of[rows.shard] = tf.unique(rows.all())
         slots = leaves_of(self._slots)
-        means = [slot.mean(count, place_of.get(getattr(slot, "shard", None))) for slot in slots]
+        means = [
+            slot.mean(count, place_of[slot.shard] if isinstance(slot, _Rows) else None)
+            for slot in slots
+        ]
         apply(self._changes, filled(self._slots, means), places)
         for slot in [*slots, *self._ids]:
             slot.clear()
@@ -397,9 +400,7 @@ class Joints:
 
 def _variable(shape: Any, dtype: tf.DType, initial_value: Callable[[], Any]) -> NamedVariable:
     with tf.init_scope():
-        return NamedVariable(
-            initial_value, shape=shape, dtype=dtype, trainable=False, name="joint"
-        )
+        return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=False, name="joint")
 
 
 def _divided(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

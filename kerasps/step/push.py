@@ -181,9 +181,7 @@ class PushPhase:
 
     def redoing(self) -> PushPhase:
         """Return the push of steps that may have been applied on some ps before."""
-        return PushPhase(
-            *self._given, redoes=True, numbered=self._numbered, joints=self.joints
-        )
+        return PushPhase(*self._given, redoes=True, numbered=self._numbered, joints=self.joints)
 
     @property
     def devices(self) -> list[str]:

@@ -260,9 +260,7 @@ class Tracer:
         if joints is not None:
             return {device: own.read_number for device, own in joints.on.items()}
         tables = {d: self._strategy.extended.fences.table(d) for d in changes.devices}
-        return {
-            device: functools.partial(_read_clock, table) for device, table in tables.items()
-        }
+        return {device: functools.partial(_read_clock, table) for device, table in tables.items()}
 
 
 def _read_clock(table: NamedVariable) -> tf.Tensor:

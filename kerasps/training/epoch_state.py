@@ -436,8 +436,7 @@ class EpochState:
         commands: list[Command] = []
         for index, worker in enumerate(self._workers):
             has_unfinished = (
-                worker.split is not None
-                and self._splits.next_unfinished(worker.split) is not None
+                worker.split is not None and self._splits.next_unfinished(worker.split) is not None
             )
             has_work = bool(self._queue) or has_unfinished
             if has_work and self._has_room(worker) and self._joints.should_join(index):
