@@ -128,7 +128,7 @@ report = {"problems": [], "calls": collections.Counter(), "kills": 0}
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
-        variable_partitioner=kerasps.FixedShardsPartitioner(2),
+        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
         update_mode="sync",
     )
     models = [compiled(steps) for steps in (1, 7)]

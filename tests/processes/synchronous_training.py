@@ -101,7 +101,7 @@ options = parser.parse_args()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
-        variable_partitioner=kerasps.FixedShardsPartitioner(2),
+        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
         sparse_updates="dense",
         update_mode="sync",
     )
