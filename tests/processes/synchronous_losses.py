@@ -132,7 +132,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         update_mode="sync",
     )
     models = [compiled(steps) for steps in (1, 7)]
-    killer = Killer(cluster, random.Random(options.seed + 1), most_between=3, most_away=1.5)
+    killer = Killer(cluster, random.Random(options.seed + 1), most_between=8, most_away=1.5)
     if options.kills:
         killer.start()
     while (

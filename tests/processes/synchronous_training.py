@@ -28,6 +28,14 @@ NUM_IDS, BATCH_SIZE, BATCHES = 40, 8, 24
 
 # Updates that are not elementwise, and conditions, are refused (see test_strategy.py).
 NAMES = [n for n in OPTIMIZERS if n not in NOT_ELEMENTWISE and n != "loss_scale"]
+MAKERS = {
+    **{name: OPTIMIZERS[name] for name in NAMES},
+    "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3),
+    "ema": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=5),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.9
+    ),
+}
 
 
 def data():
@@ -54,7 +62,7 @@ def compare(name, steps_per_execution):
     x, y = data()
     keras.utils.set_random_seed(1)
     plain = make_model()
-    plain.compile(OPTIMIZERS[name](), "mse")
+    plain.compile(MAKERS[name](), "mse")
     # Traced with the first step, what `build` assigns would be assigned in every step.
     plain.optimizer.build(plain.trainable_variables)
     with strategy.scope():
@@ -62,7 +70,7 @@ def compare(name, steps_per_execution):
         # Before there is an optimizer, which may begin with what it finds.
         model.set_weights(plain.get_weights())
         model.compile(
-            OPTIMIZERS[name](), "mse", metrics=[Batches()], steps_per_execution=steps_per_execution
+            MAKERS[name](), "mse", metrics=[Batches()], steps_per_execution=steps_per_execution
         )
     # The k-th batches of the workers are halves of the k-th batch of twice the size.
     plain.fit(x, y, batch_size=2 * BATCH_SIZE, shuffle=False, epochs=2, verbose=0)
@@ -96,7 +104,7 @@ def difference(pairs):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps-per-execution", type=int, default=1)
-parser.add_argument("--optimizers", nargs="*", default=NAMES)
+parser.add_argument("--optimizers", nargs="*", default=MAKERS)
 options = parser.parse_args()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(

@@ -43,9 +43,7 @@ def test_two_workers_equal_one_process_on_batches_of_twice_the_size(steps_per_ex
 
 
 def test_nothing_is_lost_or_hangs_where_data_end_unevenly():
-    report = run_and_report(
-        HERE / "synchronous_losses.py", "--kills", 0, "--calls", 6, "--seed", 4
-    )
+    report = run_and_report(HERE / "synchronous_losses.py", "--kills", 0, "--calls", 6, "--seed", 4)
     assert report["problems"] == []
     assert report["calls"]["uneven"] >= 1
 
