@@ -206,15 +206,16 @@ class TracedStep:
         """
         self._plan.lookup_tables.bring()
         ticket = Ticket(lane, [0] * len(self.devices))
-        handles: list[tf.Tensor] = self._variables.make(sent(tf.constant(ticket.to_array())))
-        return handles
+        return call_flat(self._variables.make, [sent(tf.constant(ticket.to_array()))])
 
     def give_ticket(self, handles: list[tf.Tensor], ticket: Ticket) -> None:
         """Have the worker on whose device this runs go by `ticket`.
 
         Call when nothing runs there.
         """
-        self._variables.give(handles, sent(tf.constant(ticket.to_array())))
+        # Flat, since to check an argument that the worker was lost with ends in an error which
+        # does not say so.
+        call_flat(self._variables.give, [*handles, sent(tf.constant(ticket.to_array()))])
 
     def run(
         self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes

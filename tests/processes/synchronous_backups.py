@@ -1,4 +1,4 @@
-"""Stops one of two workers for a while, where updates are synchronous and may have to do without the
+"""Stops one of two workers for a while, where updates are synchronous and may do without the
 slowest; run as a process of its own by test_sync.py.
 
     python tests/processes/synchronous_backups.py --backups 1
