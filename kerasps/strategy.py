@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -91,6 +91,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             way, within an execution. A step then costs less of the network's latency, and is worked
             out with values that may lack the worker's own last update. Default False: one worker
             equals plain Keras.
+        update_mode: when an update is made. `"async"` (the default): when a worker's gradients
+            arrive. `"sync"`: when those of every worker's step are in, of their mean; so two
+            workers equal one process that trains on both batches at a time. A worker that is lost,
+            or has no data left, is not waited for.
+        num_backup_workers: how many workers, the slowest of each step, a synchronous update does
+            not wait for. What they bring is dropped. Default: 0.
         worker_devices: the names of the devices that compute on each worker, one replica each, such
             as `["GPU:0", "GPU:1"]`. A worker with R devices takes R batches for one update: it
             pulls once, and pushes the sum of their gradients once. Steps are counted in batches.
@@ -104,11 +110,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called, `table_min_bytes` or `max_staleness` is
-            not an integer, `overlap` not a bool, or `worker_devices` no list of names.
-        ValueError: `shard_layout`, `sparse_updates`, `table_min_bytes`, `max_staleness` or
-            `connect_timeout` is not one of its values, a worker has not all of `worker_devices`, or
-            an argument differs from that of the strategy which this process has already.
+        TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
+            `num_backup_workers` is not an integer, `overlap` not a bool, or `worker_devices` no
+            list of names.
+        ValueError: `shard_layout`, `sparse_updates`, `table_min_bytes`, `max_staleness`,
+            `update_mode`, `num_backup_workers` or `connect_timeout` is not one of its values, two
+            of them do not go together, a worker has not all of `worker_devices`, or an argument
+            differs from that of the strategy which this process has already.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -136,6 +144,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         max_staleness: int | None = None,
         overlap: bool = False,
+        update_mode: str = "async",
+        num_backup_workers: int = 0,
         worker_devices: Sequence[str] | None = None,
         connect_timeout: float | None = None,
     ) -> None:
@@ -164,8 +174,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "table_min_bytes": table_min_bytes,
             "max_staleness": max_staleness,
             "overlap": overlap,
+            "update_mode": update_mode,
+            "num_backup_workers": num_backup_workers,
             "worker_devices": checked_device_names(worker_devices),
         }
+        _check_update_mode(arguments, len(description.jobs["worker"]))
         self._set_up(cluster_resolver, description, arguments, connect_timeout)
 
     def _set_up(
@@ -440,6 +453,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return self.worker_devices[0] if self.worker_devices else None
 
     @property
+    def update_mode(self) -> str:
+        """`"async"`, or `"sync"` where an update is made of the gradients of all workers."""
+        return str(self._arguments["update_mode"])
+
+    @property
+    def num_backup_workers(self) -> int:
+        """How many workers, the slowest, a synchronous update does not wait for."""
+        return int(self._arguments["num_backup_workers"])
+
+    @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of this strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
@@ -474,6 +497,40 @@ def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
             f"Argument `{argument}` is not one of its values. Expected: {expected}. Received: "
             f"{argument}={value!r}."
         )
+
+
+def _check_update_mode(arguments: Mapping[str, Any], num_workers: int) -> None:
+    """Check what says when updates are made, and that nothing else says otherwise."""
+    update_mode = arguments["update_mode"]
+    _check_choice("update_mode", update_mode, ("async", "sync"))
+    num_backups = checks.count(
+        "Argument `num_backup_workers` is not a number of workers",
+        arguments["num_backup_workers"],
+        least=0,
+        received=f"num_backup_workers={arguments['num_backup_workers']!r}",
+        advice="Give how many workers an update does not wait for; 0 waits for all.",
+    )
+    if num_backups and update_mode != "sync":
+        raise ValueError(
+            "Argument `num_backup_workers` says whom synchronous updates do not wait for, and "
+            "others wait for nobody. Expected: 0, or update_mode='sync'. Received: "
+            f"num_backup_workers={num_backups!r} with update_mode={update_mode!r}. Leave one out."
+        )
+    if num_backups >= num_workers:
+        raise ValueError(
+            "Argument `num_backup_workers` leaves no worker to wait for. Expected: less than the "
+            f"{num_workers} workers of the cluster. Received: num_backup_workers={num_backups!r}. "
+            "Give fewer."
+        )
+    if update_mode == "sync":
+        for name, default in (("max_staleness", None), ("overlap", False)):
+            if arguments[name] != default:
+                raise ValueError(
+                    f"Argument `{name}` is about updates that workers make each by itself. "
+                    f"Expected: {name}={default!r} with update_mode='sync', where all workers "
+                    f"start from the same values. Received: {name}={arguments[name]!r}. Leave one "
+                    "out."
+                )
 
 
 def _tasks(description: ClusterDescription) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kerasps._doors import opened_when_used
 
 if TYPE_CHECKING:
-    from kerasps.cluster.calls import call_apart, call_flat, persist
+    from kerasps.cluster.calls import apart, call_apart, call_flat, persist
     from kerasps.cluster.connected import connected_strategy, remember_connected
     from kerasps.cluster.connection import connect_to_tasks, tasks_lock
     from kerasps.cluster.description import (
@@ -76,6 +76,7 @@ __all__ = [
     "WorkerDevices",
     "WorkerInfo",
     "answers",
+    "apart",
     "call_apart",
     "call_flat",
     "check_cluster_resolver",
@@ -136,6 +137,7 @@ __getattr__ = opened_when_used(
         "WorkerDevices": "worker_devices",
         "WorkerInfo": "membership",
         "answers": "tf_errors",
+        "apart": "calls",
         "call_apart": "calls",
         "call_flat": "calls",
         "persist": "calls",

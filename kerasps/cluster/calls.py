@@ -7,8 +7,9 @@ Here arguments are flat already, and as the function takes them.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -52,6 +53,21 @@ def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             name, num_outputs, [*tensors, *function.captured_inputs], attributes, context
         )
     )
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """In this context, have this thread's operations wait for nothing that was sent before.
+
+    They go through an executor of their own, each to its end.
+    """
+    context = _compat.eager_context()
+    before = context.executor
+    context.executor = _compat.new_executor(False)
+    try:
+        yield
+    finally:
+        context.executor = before
 
 
 def persist(call: Callable[[], _Returned]) -> _Returned:

@@ -241,6 +241,8 @@ class _Step:
         if self.overlap is not None:
             self.overlap.before_pull(step)
         plan.pull.add_to(step)
+        if plan.push.joints is not None:
+            plan.push.joints.after_pull(step)
         if self.overlap is not None:
             self.overlap.after_pull(step)
         plan.compute.add_to(step)
@@ -380,8 +382,11 @@ class _Step:
             done = tf.cast(steps, tf.int32)
             if size > 1:  # batches that are left over are pushed one by one
                 done = done // size + done % size
+            # To a joint a worker comes all the same: the others wait for it.
+            joins = self.plan.push.joints is not None
+            without = -1 - self._ticket.lane if joins else NO_LANE
             return {
-                device: tf.where(done < applied, NO_LANE, self._ticket.lane)
+                device: tf.where(done < applied, without, self._ticket.lane)
                 for device, applied in zip(
                     self.plan.push.devices, self._ticket.applied, strict=True
                 )

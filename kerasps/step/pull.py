@@ -6,7 +6,7 @@ comes from several ps and is put together on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,11 +17,9 @@ from kerasps.step.lookups import Round, RowRequest
 from kerasps.step.packing import Packing, brought_to
 from kerasps.step.phases import StepContext
 from kerasps.variables import (
-    NamedVariable,
     ParameterServerVariable,
     Shard,
     call_with,
-    read_clock,
     shards_in,
 )
 
@@ -77,8 +75,8 @@ class PullReply(NamedTuple):
             each shard where it is received.
         dense: the values of other shards that are pulled whole.
         rows: the rows of each shard of a table.
-        clock: how many pushes the ps had applied before it read any of these, an int64 scalar; None
-            where the step will not push to it.
+        clock: how many pushes, or joints, the ps had applied before it read any of these, an int64
+            scalar; None where the step will not push to it.
     """
 
     fused: list[Any]
@@ -95,7 +93,7 @@ class DevicePull:
         dense: what is read whole.
         tables: the shards of tables of which rows are read.
         fused: the fused variables, which hold some of `dense`.
-        lanes: the table of lanes of the ps, to bring its clock; None for no clock.
+        clock: reads the clock of the ps, there; None for no clock.
     """
 
     def __init__(
@@ -104,22 +102,21 @@ class DevicePull:
         dense: list[Shard],
         tables: list[Shard],
         fused: Sequence[FusedVariable],
-        lanes: NamedVariable | None = None,
+        clock: Callable[[], tf.Tensor] | None = None,
     ) -> None:
         in_fused = {shard for own in fused for shard in own.shards}
         self.device = device
         self.tables = tables
         self._fused = list(fused)
         self._dense = [shard for shard in dense if shard not in in_fused]
-        self._lanes = lanes
-        clock = None if lanes is None else tf.TensorSpec([], tf.int64)
+        self._clock = clock
+        clock_spec = None if clock is None else tf.TensorSpec([], tf.int64)
         rows = [rows_spec(shard.variable) for shard in tables]
         single = [shard.spec for shard in self._dense]
         # Two structures of the same flat tensors: the ps sends what lies end to end already.
-        sent = Packing(PullReply([own.spec for own in fused], single, rows, clock))
-        self.received = Packing(
-            PullReply([[shard.spec for shard in own.shards] for own in fused], single, rows, clock)
-        )
+        sent = Packing(PullReply([own.spec for own in fused], single, rows, clock_spec))
+        of_shards = [[shard.spec for shard in own.shards] for own in fused]
+        self.received = Packing(PullReply(of_shards, single, rows, clock_spec))
 
         def hand_out(messages: list[tf.Tensor]) -> list[tf.Tensor]:
             with tf.device(device):
@@ -132,7 +129,7 @@ class DevicePull:
     @property
     def brings_clock(self) -> bool:
         """Whether it brings the clock of the ps."""
-        return self._lanes is not None
+        return self._clock is not None
 
     @property
     def message_specs(self) -> list[tf.TensorSpec]:
@@ -149,7 +146,7 @@ class DevicePull:
 
     def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
         """Read what is asked for. Runs on the ps."""
-        clock = None if self._lanes is None else read_clock(self._lanes.handle)
+        clock = None if self._clock is None else self._clock()
         # No push is missed that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
             rows = [
@@ -191,7 +188,8 @@ class RoundPull:
         dense: variables that are pulled whole.
         fused: those that hold some of `dense`.
         found: the row requests of the round.
-        lanes: the tables of lanes of those ps whose clock is to be brought, by device.
+        clocks: for each ps whose clock is to be brought, what reads it, by device.
+        devices: the ps that are to be asked for no more than their clocks.
     """
 
     def __init__(
@@ -199,7 +197,8 @@ class RoundPull:
         dense: Sequence[ParameterServerVariable],
         fused: Sequence[FusedVariable],
         found: Round,
-        lanes: Mapping[str, NamedVariable],
+        clocks: Mapping[str, Callable[[], tf.Tensor]],
+        devices: Iterable[str] = (),
     ) -> None:
         self.round = found
         self._dense = list(dense)
@@ -210,9 +209,9 @@ class RoundPull:
                 [shard for shard in held if shard.device == device],
                 [shard for shard in rows if shard.device == device],
                 [own for own in fused if own.device == device],
-                lanes.get(device),
+                clocks.get(device),
             )
-            for device in sorted({shard.device for shard in [*held, *rows]})
+            for device in sorted({shard.device for shard in [*held, *rows]} | {*devices})
         ]
 
     def add_to(self, step: StepContext) -> None:
@@ -236,7 +235,8 @@ class PullPhase:
         dense: the variables that are pulled whole; they come with the first round.
         rounds: the rounds in which rows are asked for.
         fused: the fused variables, which hold some of `dense`.
-        lanes: the tables of lanes of the ps that the step pushes to, by device.
+        clocks: for each ps that the step pushes to, what reads its clock, by device.
+        needs_clocks: whether a ps is asked for its clock too of which nothing is read.
     """
 
     def __init__(
@@ -244,12 +244,16 @@ class PullPhase:
         dense: Sequence[ParameterServerVariable],
         rounds: Sequence[Round],
         fused: Sequence[FusedVariable],
-        lanes: Mapping[str, NamedVariable],
+        clocks: Mapping[str, Callable[[], tf.Tensor]],
+        *,
+        needs_clocks: bool = False,
     ) -> None:
         self.rounds: list[RoundPull] = []
-        unread = dict(lanes)
+        unread = dict(clocks)
         for found in rounds:
-            self.rounds.append(RoundPull(dense, fused, found, unread))
+            is_last = found is rounds[-1]
+            devices = unread if needs_clocks and is_last else ()
+            self.rounds.append(RoundPull(dense, fused, found, unread, devices))
             for pull in self.rounds[-1].pulls:
                 unread.pop(pull.device, None)
             dense = fused = ()  # which come with the first round

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.step.joints import DeviceJoints, Joints
 from kerasps.step.packing import Packing, brought_to
 from kerasps.step.phases import StepContext
 from kerasps.step.pull import DevicePull
@@ -33,6 +34,7 @@ class DevicePush:
         fences: the lanes on the ps tasks.
         redoes: whether it may have to leave out what was applied before.
         numbered: whether it carries the number of the call that it is of.
+        joints: those of the ps, where the push is for one; None to apply it at once.
 
     Attributes:
         tables: the shards of which it sends gradients of rows.
@@ -49,6 +51,7 @@ class DevicePush:
         *,
         redoes: bool,
         numbered: bool,
+        joints: DeviceJoints | None,
     ) -> None:
         self.device = device
         self.tables = changes.tables
@@ -61,6 +64,9 @@ class DevicePush:
         self._received: Packing[PushMessage] = Packing(changes.received_specs(**kinds))
         self._lanes = fences.table(device)
         self._apply_in_lane = apply_if_in_lane if redoes else apply_in_lane
+        self._joints = joints
+        if joints is not None:
+            joints.hold(changes, self._received.specs)
 
         def take_in(messages: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
             with tf.device(device):
@@ -101,18 +107,25 @@ class DevicePush:
             lock = tf.raw_ops.MutexLock(mutex=mutex(self.device))
         graph = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
+        joint = None
         with tf.control_dependencies([lock]):
-            self._apply_in_lane(
-                self._lanes.handle,
-                message.lane,
-                message.clock,
-                lambda: apply(self._changes, message, ids),
-                message.number,
-            )
+            if self._joints is not None:
+                joint = self._joints.take_in(self._lanes.handle, message, ids)
+            else:
+                self._apply_in_lane(
+                    self._lanes.handle,
+                    message.lane,
+                    message.clock,
+                    lambda: apply(self._changes, message, ids),
+                    message.number,
+                )
         # All that changes something must be done before another push may begin.
         done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
         with tf.control_dependencies(done):
-            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        if self._joints is not None:
+            with tf.control_dependencies([unlocked]):
+                self._joints.wait(joint)
 
 
 class PushPhase:
@@ -125,6 +138,7 @@ class PushPhase:
         fences: the lanes on the ps tasks.
         redoes: whether steps may have been applied on some ps before.
         numbered: whether pushes carry the number of the call that they are of.
+        joints: the joints that pushes are for; None where each is applied at once.
 
     Attributes:
         changes: what the step changes.
@@ -139,11 +153,13 @@ class PushPhase:
         *,
         redoes: bool = False,
         numbered: bool = False,
+        joints: Joints | None = None,
     ) -> None:
         self.changes = changes
         self.redoes = redoes
         self._given = changes, pulls, mutex, fences
         self._numbered = numbered
+        self.joints = joints
         self.pushes = [
             DevicePush(
                 device,
@@ -153,6 +169,7 @@ class PushPhase:
                 fences,
                 redoes=redoes,
                 numbered=numbered,
+                joints=None if joints is None else joints.on[device],
             )
             for device in changes.devices
         ]
@@ -164,7 +181,7 @@ class PushPhase:
 
     def redoing(self) -> PushPhase:
         """Return the push of steps that may have been applied on some ps before."""
-        return PushPhase(*self._given, redoes=True, numbered=self._numbered)
+        return PushPhase(*self._given, redoes=True, numbered=self._numbered, joints=self.joints)
 
     @property
     def devices(self) -> list[str]:

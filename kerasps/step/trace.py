@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory
+from kerasps.step.joints import Joints
 from kerasps.step.lookups import MustReadWhole, Round, plan_rounds
 from kerasps.step.methods import Method
 from kerasps.step.plan import StepPlan
@@ -28,12 +30,15 @@ from kerasps.step.push_message import StepChanges
 from kerasps.step.replicas import Replicas, mean_logs
 from kerasps.step.returned import MetricResult, Returned
 from kerasps.step.seed_draw import SeedDraw
+from kerasps.step.synchronous import check_synchronous
 from kerasps.variables import (
     Lookup,
     LookupTables,
+    NamedVariable,
     ParameterServerVariable,
     entering,
     move_slots,
+    read_clock,
     shards_in,
 )
 
@@ -253,14 +258,21 @@ class Tracer:
             self._strategy.sparse_updates,
             fused.all,
         )
-        lanes = {device: extended.fences.table(device) for device in changes.devices}
-        pull = PullPhase(pulled, rounds, fused.all, lanes)
+        joints = single.push.joints if single is not None else self._joints(phase, changes)
+        pull = PullPhase(
+            pulled,
+            rounds,
+            fused.all,
+            self._clocks(changes, joints),
+            needs_clocks=joints is not None,
+        )
         push = PushPhase(
             changes,
             pull.pulls,
             extended.mutex,
             extended.fences,
             numbered=self._method.numbers_pushes,
+            joints=joints,
         )
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
         if single is not None:
@@ -298,6 +310,33 @@ class Tracer:
             self._inventory.pulled,
             IdentitySet([*deltas, *assigned]),
         )
+
+    def _joints(self, phase: Compute, changes: StepChanges) -> Joints | None:
+        """Return the joints of the step; None where each push is applied at once."""
+        if self._strategy.update_mode != "sync":
+            return None
+        is_scheduled = self._method.has_states_away
+        check_synchronous(
+            self._method.name, phase.updates, self._inventory, is_scheduled=is_scheduled
+        )
+        if is_scheduled or not changes.devices:
+            return None
+        return Joints(
+            changes.devices, self._strategy.extended.mutex, self._strategy.num_backup_workers
+        )
+
+    def _clocks(
+        self, changes: StepChanges, joints: Joints | None
+    ) -> dict[str, Callable[[], tf.Tensor]]:
+        """Return what reads the clock of each ps that the step pushes to."""
+        if joints is not None:
+            return {device: own.read_number for device, own in joints.on.items()}
+        tables = {d: self._strategy.extended.fences.table(d) for d in changes.devices}
+        return {device: functools.partial(_read_clock, table) for device, table in tables.items()}
+
+
+def _read_clock(table: NamedVariable) -> tf.Tensor:
+    return read_clock(table.handle)
 
 
 def _first_device(updates: Sequence[Update], changed: Sequence[ParameterServerVariable]) -> str:

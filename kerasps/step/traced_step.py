@@ -248,15 +248,16 @@ class TracedStep:
         """
         self._plan.lookup_tables.bring()
         ticket = Ticket(lane, [0] * len(self.devices))
-        handles: list[tf.Tensor] = self._variables.make(sent(tf.constant(ticket.to_array())))
-        return handles
+        return call_flat(self._variables.make, [sent(tf.constant(ticket.to_array()))])
 
     def give_ticket(self, handles: list[tf.Tensor], ticket: Ticket) -> None:
         """Have the worker on whose device this runs go by `ticket`.
 
         Call when nothing runs there.
         """
-        self._variables.give(handles, sent(tf.constant(ticket.to_array())))
+        # Flat, since to check an argument that the worker was lost with ends in an error which
+        # does not say so.
+        call_flat(self._variables.give, [*handles, sent(tf.constant(ticket.to_array()))])
 
     def run(
         self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes
@@ -306,13 +307,42 @@ class TracedStep:
         self._call(graph, handles, source, header)
 
     def _call(self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes) -> Any:
-        headers = [tf.constant(header)] if self.seeds else []
+        headers = [self._header(header)] if self.seeds else []
         if isinstance(source, list):
             return graph(*([] if handles is None else [handles]), sent(source), *headers)
         outputs = call_flat(graph, [*(handles or []), source, *headers])
         if not self._plan.outputs:
             return outputs
         return tf.nest.pack_sequence_as(graph.structured_outputs, outputs, expand_composites=True)
+
+    def _header(self, header: bytes) -> tf.Tensor:
+        if self._plan.push.joints is None:
+            return tf.constant(header)
+        # Made on a worker, it would be waited for with Python's lock held, behind executions that
+        # wait for other workers; and what these are to do is sent by other threads of Python.
+        with tf.device(COORDINATOR_CPU):
+            return tf.constant(header)
+
+    @property
+    def joins(self) -> bool:
+        """Whether a step waits for those of other workers: its updates are synchronous."""
+        return self._plan.push.joints is not None
+
+    @property
+    def num_backups(self) -> int:
+        """How many workers an update does not wait for."""
+        joints = self._plan.push.joints
+        return 0 if joints is None else joints.num_backups
+
+    def join(self, lane: int) -> None:
+        """Have the steps of a worker be waited for. Call when nothing runs there."""
+        if self._plan.push.joints is not None:
+            self._plan.push.joints.join(lane)
+
+    def leave(self, lane: int) -> None:
+        """Have the steps of a worker be waited for no more. It may be called again."""
+        if self._plan.push.joints is not None:
+            self._plan.push.joints.leave(lane)
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
         """Return and clear the totals of the worker on whose device this runs."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kerasps.training.epoch_events import (
+    AllAsked,
     Command,
     Event,
     Execution,
@@ -93,13 +94,17 @@ class EpochChannel:
         with self.lock:
             return self._state.lost_workers
 
-    def settle(self) -> bool:
+    def settle(self, *, all_asked: bool) -> bool:
         """Return whether nothing more will be reported, unless more is asked for.
+
+        `all_asked`: whether nothing more will be, unless steps are reported missing.
 
         When all that was asked for is done, or cannot be done by anybody, has workers bring the
         results that they hold; so the answer is yes when these are in and reported.
         """
         with self.lock:
+            if all_asked:
+                self.handle(AllAsked())
             if self._state.num_in_flight and not self._state.is_exhausted:
                 return False
             self.handle(ResultsWanted())

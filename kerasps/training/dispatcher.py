@@ -43,6 +43,7 @@ from kerasps.training.epoch_events import (
     WorkerLost,
 )
 from kerasps.training.epoch_state import EpochState
+from kerasps.training.joint_ledger import JointLedger
 from kerasps.training.lanes import WorkerLanes
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.session import (
@@ -117,12 +118,16 @@ class Dispatcher:
             collect_interval=collect_interval,
             # Who changes nothing waits for nobody.
             max_ahead=max_ahead,
+            joints=JointLedger(joins=function.joins, num_backups=function.num_backups),
         )
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._name_of)
         self._failures = SessionFailures(self._membership)
         self._lanes = WorkerLanes(
-            strategy.extended.fences, function.devices, strategy._staleness_meter.add_lane
+            strategy.extended.fences,
+            function.devices,
+            on_open=strategy._staleness_meter.add_lane,
+            on_close=function.leave,
         )
         self._owner = threading.Lock()
         self._flight: Flight | None = None
@@ -199,10 +204,10 @@ class Dispatcher:
             self._take_off()
         self._channel.post(StepsAsked(execution))
 
-    def settle(self) -> bool:
+    def settle(self, *, all_asked: bool) -> bool:
         """Return whether `wait` would wait in vain, since nothing that was sent is still due."""
         self._check_suspended()
-        return not self._backlog and self._channel.settle()
+        return not self._backlog and self._channel.settle(all_asked=all_asked)
 
     def wait(self) -> Report:
         """Return the next report.
@@ -224,7 +229,7 @@ class Dispatcher:
         if self._is_suspended or not self._owner.locked():
             return
         self._is_suspending = True
-        while not self._channel.settle():
+        while not self._channel.settle(all_asked=True):
             self._backlog.append(self._next_report())
         self._land()
         self._is_suspended = True
@@ -349,6 +354,9 @@ class Dispatcher:
                     self._wait_until_idle(sessions, tending, cancellation)
         finally:
             try:
+                # What is set aside on a ps is applied, whoever was still waited for.
+                for lane in self._lanes.all:
+                    self._function.leave(lane)
                 self._function.store()
             except tf.errors.OpError:
                 # What it fails of is told already.
@@ -454,6 +462,8 @@ class Dispatcher:
                 lost = WorkerLost(worker, self._close(self._lanes.lane(worker)))
                 sessions.post(mailbox, lost)
             else:
+                with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
+                    self._function.leave(self._lanes.lane(worker))
                 self._fail(worker, sessions, error)
         finally:
             threading.Thread(target=leave, daemon=True).start()

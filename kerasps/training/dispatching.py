@@ -58,8 +58,12 @@ class Dispatching(Protocol):
     def send(self, execution: Execution) -> None:
         """Take an execution to be done."""
 
-    def settle(self) -> bool:
-        """Return whether `wait` would wait in vain, since nothing that was sent is still due."""
+    def settle(self, *, all_asked: bool) -> bool:
+        """Return whether `wait` would wait in vain, since nothing that was sent is still due.
+
+        Args:
+            all_asked: whether nothing more will be sent, unless steps are reported missing.
+        """
 
     def wait(self) -> Report:
         """Return the next report."""

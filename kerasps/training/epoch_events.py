@@ -80,6 +80,11 @@ class StepsAsked:
 
 
 @dataclass(frozen=True)
+class AllAsked:
+    """No more steps will be asked for, unless some are reported missing."""
+
+
+@dataclass(frozen=True)
 class ResultsWanted:
     """Nothing more is asked for now: what the workers hold is to be fetched at once."""
 
@@ -110,6 +115,13 @@ class SplitOpened:
     left: int | None
     is_endless: bool = False
     has_order: bool = True
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    """A worker takes part in synchronous updates: each waits for it."""
+
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -188,9 +200,11 @@ Event = (
     PassBegan
     | EpochBegan
     | StepsAsked
+    | AllAsked
     | ResultsWanted
     | SessionBegan
     | SplitOpened
+    | WorkerJoined
     | ExecutionsDone
     | ResultReturned
     | ResultCollected
@@ -212,6 +226,20 @@ class Open:
     worker: int
     split: int | None
     skip: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """Have the worker take part in synchronous updates."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Have synchronous updates not wait for the worker any more; nothing runs there."""
+
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -245,4 +273,4 @@ class Report:
     pushes: int = 0
 
 
-Command = Open | Send | Collect | Report
+Command = Open | Join | Leave | Send | Collect | Report

@@ -24,12 +24,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kerasps.training.epoch_events import (
+    AllAsked,
     Collect,
     Command,
     EpochBegan,
     Event,
     Execution,
     ExecutionsDone,
+    Join,
+    Leave,
     Open,
     PassBegan,
     Report,
@@ -42,10 +45,12 @@ from kerasps.training.epoch_events import (
     SplitOpened,
     StepsAsked,
     WorkerGone,
+    WorkerJoined,
     WorkerLeaves,
     WorkerLost,
     WorkersJoined,
 )
+from kerasps.training.joint_ledger import JointLedger
 from kerasps.training.pace import Pace
 from kerasps.training.splits import SplitLedger, SplitStatus
 from kerasps.training.worker_state import WorkerState, WorkerStatus
@@ -71,6 +76,7 @@ class EpochState:
             own, so `ResultReturned` takes the place of `ExecutionsDone` and `ResultCollected`.
         max_ahead: how many steps a worker may be ahead of the slowest (see `Pace`). No execution
             may have more. None for any number.
+        joints: who takes part in synchronous updates. Default: there are none.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class EpochState:
         executions_ahead: int,
         collect_interval: float,
         max_ahead: int | None = None,
+        joints: JointLedger | None = None,
     ) -> None:
         self._workers = [WorkerState() for _ in range(num_workers)]
         self._lost = set(lost)
@@ -91,6 +98,8 @@ class EpochState:
         self._execution_steps = 1
         self._splits = SplitLedger(0)
         self._pace = Pace(max_ahead)
+        self._joints = joints or JointLedger(joins=False)
+        self._all_asked = False
         for worker in self._lost:
             self._workers[worker].status = WorkerStatus.LOST
 
@@ -153,7 +162,7 @@ class EpochState:
         commands = [*self._handle(event), *self._finish_unfinished()]
         if self._pace.has_moved():
             commands += self._send_queued()
-        return commands
+        return [*self._part_with_idle(), *commands]
 
     def _handle(self, event: Event) -> list[Command]:
         match event:
@@ -163,7 +172,11 @@ class EpochState:
                 self._queue.clear()
                 self._splits.forget_unfinished()
                 return []
+            case AllAsked():
+                self._all_asked = True
+                return []
             case StepsAsked():
+                self._all_asked = False
                 self._execution_steps = event.execution.num_steps
                 self._queue.append(event.execution)
                 return self._send_queued()
@@ -174,6 +187,8 @@ class EpochState:
                 return self._begin_session(event.worker, event.is_open, event.applied)
             case SplitOpened():
                 return self._begin_reading(event)
+            case WorkerJoined():
+                return self._begin_joint(event.worker)
             case ExecutionsDone():
                 return self._finish_executions(event)
             case ResultReturned():
@@ -203,7 +218,9 @@ class EpochState:
                 # Should it come back first, it may take its own split; until then, others may.
                 self._release_own(index)
         # The others wait for those that are about to begin.
-        self._pace.begin(i for i in range(len(self._workers)) if i not in self._lost)
+        there = [i for i in range(len(self._workers)) if i not in self._lost]
+        self._pace.begin(there)
+        self._joints.expect(there)
         return []
 
     def _begin_session(self, index: int, is_open: bool, applied: tuple[int, ...]) -> list[Command]:
@@ -232,6 +249,12 @@ class EpochState:
         commands = self._go_on(event.worker)
         # Who has found no split may take over half of this one, or share it.
         return [*commands, *self._wake_dry()]
+
+    def _begin_joint(self, index: int) -> list[Command]:
+        if self._workers[index].status is WorkerStatus.READING:
+            self._joints.join(index)
+        # All wait for it: more may have to be asked for.
+        return [Report(), *self._send_queued()]
 
     def _finish_executions(self, event: ExecutionsDone) -> list[Command]:
         worker = self._workers[event.worker]
@@ -277,6 +300,7 @@ class EpochState:
     def _lose(self, index: int, applied: tuple[int, ...]) -> list[Command]:
         self._lost.add(index)
         self._pace.leave(index)
+        self._joints.leave(index)
         self._requeue(index, applied)
         self._release(index)
         # It may be that it has not come to its own split.
@@ -304,6 +328,9 @@ class EpochState:
         worker.running.clear()
         worker.is_collecting = False
         worker.status = WorkerStatus.AWAITED
+        self._joints.leave(index)
+        if not worker.is_leaving:
+            self._joints.expect([index])
         return []
 
     # What follows
@@ -349,6 +376,7 @@ class EpochState:
         if worker.split is None and len(self._splits):
             worker.status = WorkerStatus.DRY
             self._pace.leave(index)
+            self._joints.leave(index)
             self._lost.discard(index)
             return [Report()]
         worker.status = WorkerStatus.OPENING
@@ -368,7 +396,7 @@ class EpochState:
 
     def _send_queued(self) -> list[Command]:
         """Send executions that wait to workers that can take them, the least busy first."""
-        commands: list[Command] = []
+        commands = self._have_join()
         for index, worker in enumerate(self._workers):
             while worker.split is not None and self._has_room(worker):
                 unfinished = self._splits.next_unfinished(worker.split)
@@ -380,7 +408,9 @@ class EpochState:
             free = [
                 (len(worker.running), index)
                 for index, worker in enumerate(self._workers)
-                if self._has_room(worker) and self._pace.allows(index, steps)
+                if self._has_room(worker)
+                and self._pace.allows(index, steps)
+                and self._may_take_part(index)
             ]
             if not free:
                 break
@@ -389,11 +419,43 @@ class EpochState:
 
     def _may_begin(self, index: int, unfinished: Execution) -> bool:
         """Return whether a worker may do what it alone can, and others may have nothing to do."""
+        if self._joints.joins:
+            return self._may_take_part(index)
         if not self._pace.allows(index, unfinished.num_steps) and not self._queue:
             for other, worker in enumerate(self._workers):
                 if other != index and worker.status is WorkerStatus.READING and not worker.running:
                     self._pace.leave(other)
         return self._pace.allows(index, unfinished.num_steps)
+
+    def _may_take_part(self, index: int) -> bool:
+        """Return whether synchronous updates allow a worker to be given steps."""
+        readers = [i for i, worker in enumerate(self._workers) if self._has_data(worker)]
+        is_idle = not self._workers[index].running
+        return self._joints.may_be_given(index, readers, is_idle=is_idle)
+
+    def _have_join(self) -> list[Command]:
+        """Have workers take part in synchronous updates for which there is something to do."""
+        commands: list[Command] = []
+        for index, worker in enumerate(self._workers):
+            has_unfinished = (
+                worker.split is not None and self._splits.next_unfinished(worker.split) is not None
+            )
+            has_work = bool(self._queue) or has_unfinished
+            if has_work and self._has_room(worker) and self._joints.should_join(index):
+                self._joints.begin_to_join(index)
+                commands.append(Join(index))
+        return commands
+
+    def _part_with_idle(self) -> list[Command]:
+        """Have no synchronous update wait for workers that have nothing to bring."""
+        commands: list[Command] = []
+        for index in sorted(self._joints.members):
+            worker = self._workers[index]
+            has_work = bool(self._queue) or not self._all_asked
+            if not worker.running and not (has_work and self._has_room(worker)):
+                self._joints.leave(index)
+                commands.append(Leave(index))
+        return commands
 
     def _has_room(self, worker: WorkerState) -> bool:
         if worker.is_leaving:
@@ -430,6 +492,7 @@ class EpochState:
             # What was done in part is done again in the same steps.
             execution = replace(execution, replicas=worker.replicas)
         self._pace.give(index, execution.num_steps)
+        self._joints.give(index, execution.num_steps)
         worker.running.append(execution)
         return [*commands, Send(index, execution)]
 

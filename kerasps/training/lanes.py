@@ -15,14 +15,20 @@ class WorkerLanes:
         fences: the lanes on the ps tasks.
         devices: the devices of the ps that steps push to; none where steps change nothing.
         on_open: called with each worker that gets a lane, and the lane.
+        on_close: called with each lane that is closed.
     """
 
     def __init__(
-        self, fences: Fences, devices: Sequence[str], on_open: Callable[[int, int], None]
+        self,
+        fences: Fences,
+        devices: Sequence[str],
+        on_open: Callable[[int, int], None],
+        on_close: Callable[[int], None],
     ) -> None:
         self._fences = fences
         self._devices = devices
         self._on_open = on_open
+        self._on_close = on_close
         self._lock = threading.Lock()
         self._lanes: dict[int, int] = {}
 
@@ -49,4 +55,14 @@ class WorkerLanes:
         Raises:
             tf.errors.OpError: a ps is lost.
         """
-        return () if lane == OPEN_LANE else self._fences.close_lane(lane, self._devices)
+        if lane == OPEN_LANE:
+            return ()
+        applied = self._fences.close_lane(lane, self._devices)
+        self._on_close(lane)
+        return applied
+
+    @property
+    def all(self) -> list[int]:
+        """The lanes that were opened last, one for each worker."""
+        with self._lock:
+            return list(self._lanes.values())

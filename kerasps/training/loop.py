@@ -211,7 +211,7 @@ class Loop:
             while True:
                 while has_data and self._has_room():
                     has_data = self._ask_for_steps()
-                if dispatcher.settle():
+                if dispatcher.settle(all_asked=not (has_data and self._wants_more)):
                     break
                 self._count(dispatcher.wait(), totals, callbacks)
                 self.on_turn()
@@ -261,8 +261,12 @@ class Loop:
     def _is_stopped(self) -> bool:
         return bool(getattr(self._model, self._mode.stop))
 
+    @property
+    def _wants_more(self) -> bool:
+        return not self._is_stopped and (self._steps is None or self._asked < self._steps)
+
     def _has_room(self) -> bool:
-        if self._is_stopped or (self._steps is not None and self._asked >= self._steps):
+        if not self._wants_more:
             return False
         limit = self._max_per_worker * self._dispatcher.num_workers
         return self._dispatcher.num_in_flight < limit

@@ -18,11 +18,14 @@ from kerasps.training.epoch_events import (
     Event,
     Execution,
     ExecutionsDone,
+    Join,
+    Leave,
     Open,
     ResultCollected,
     ResultReturned,
     Send,
     SplitOpened,
+    WorkerJoined,
 )
 from kerasps.training.lanes import WorkerLanes
 from kerasps.variables import CALLS
@@ -141,10 +144,16 @@ class Session:
             command = mailbox.get()
             if command is None or is_over():
                 self._wait()
+                self._leave()
                 return
             match command:
                 case Open():
                     self._open(command)
+                case Join():
+                    self._function.join(self._lanes.lane(self._worker))
+                    self._post(WorkerJoined(self._worker))
+                case Leave():
+                    self._leave()
                 case Send():
                     self._send(command.execution)
                 case Collect():
@@ -163,6 +172,11 @@ class Session:
                 has_order=dataset.has_order,
             )
         )
+
+    def _leave(self) -> None:
+        """Have no other worker wait for this one. Call when nothing runs here."""
+        if self._source.handles is not None:
+            self._function.leave(self._lanes.lane(self._worker))
 
     def _send(self, execution: Execution) -> None:
         if not execution.applied:

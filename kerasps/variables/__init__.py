@@ -27,6 +27,13 @@ from kerasps.variables.chunks import (
 )
 from kerasps.variables.fences import OPEN_LANE, Fences
 from kerasps.variables.flights import Flight, aboard, worker_timeout
+from kerasps.variables.joint_table import (
+    JOINT_TABLE_SIZE,
+    Member,
+    read_joint,
+    release,
+    wait_for,
+)
 from kerasps.variables.lane_table import (
     NO_LANE,
     NUM_BINS,
@@ -94,6 +101,7 @@ from kerasps.variables.variable import (
 __all__ = [
     "CALLS",
     "CHUNK_BYTES",
+    "JOINT_TABLE_SIZE",
     "LAYOUTS",
     "NAMES",
     "NO_LANE",
@@ -109,6 +117,7 @@ __all__ = [
     "Lookup",
     "LookupTables",
     "MaxSizePartitioner",
+    "Member",
     "MinSizePartitioner",
     "NamedVariable",
     "OutsideReplicaError",
@@ -152,7 +161,9 @@ __all__ = [
     "outside_replica",
     "plain_variable",
     "read_clock",
+    "read_joint",
     "read_rows",
+    "release",
     "row_bytes",
     "shards_in",
     "shared_state",
@@ -160,6 +171,7 @@ __all__ = [
     "strategy_of",
     "text_table",
     "unsharded",
+    "wait_for",
     "worker_timeout",
     "write_rows",
 ]

@@ -142,6 +142,8 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             "overlap": False,
             # Each worker computes where TensorFlow chooses.
             "worker_devices": None,
+            "update_mode": "async",
+            "num_backup_workers": 0,
         }
         if not hasattr(self, "_cluster"):  # else it is in use already, maybe for another cluster
             self._cluster: ClusterDescription = cluster

@@ -17,7 +17,7 @@ from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.step.pull import PullMessage, PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
-from kerasps.variables import NO_LANE, NUM_BINS, OPEN_LANE, Fences, shards_in
+from kerasps.variables import NO_LANE, NUM_BINS, OPEN_LANE, Fences, read_clock, shards_in
 from support.local_variables import (
     compute_graph,
     inventory_of,
@@ -376,9 +376,10 @@ def test_a_push_counts_what_was_applied_since_its_pull():
     inventory = inventory_of(pulled=[weight])
     fences = Fences(lock)
     changes = changes_of(deltas=[weight])
-    lanes = {device: fences.table(device) for device in changes.devices}
+    tables = {device: fences.table(device) for device in changes.devices}
+    clocks = {d: lambda table=table: read_clock(table.handle) for d, table in tables.items()}
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
-    pull = PullPhase([weight], [Round([], [], None, [])], [], lanes)
+    pull = PullPhase([weight], [Round([], [], None, [])], [], clocks)
     phase = PushPhase(changes, pull.pulls, lock, fences)
     first, second = (fences.open_lane(changes.devices) for _ in range(2))
 

@@ -1,0 +1,102 @@
+"""Interrupts synchronous training at random instants; run as a process of its own by test_sync.py.
+
+    python tests/processes/synchronous_interrupts.py 8
+
+With gradients of 1 and a learning rate of 1, a weight is minus the number of updates. Prints one
+JSON line: how many interrupts there were, and what was wrong after them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import kerasps
+
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
+from support.unit_gradients import Ids, Outputs, Sum
+
+NUM_IDS, BATCH_SIZE, SOON_S = 40, 4, 30
+
+
+def endless(context):
+    ids = np.arange(NUM_IDS, dtype="int32")[:, None]
+    return tf.data.Dataset.from_tensor_slices((ids, ids)).repeat().batch(BATCH_SIZE)
+
+
+class Interrupter(threading.Thread):
+    """Interrupts once, a while after training has begun."""
+
+    def __init__(self, delay):
+        super().__init__(daemon=True)
+        self._delay = delay
+        self.at = None
+
+    def run(self):
+        time.sleep(self._delay)
+        self.at = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def fit(model, **arguments):
+    return model.fit(kerasps.DatasetCreator(endless), verbose=0, **arguments).history
+
+
+def problems(model):
+    """What is wrong with the counts of updates, and with a `fit` that follows."""
+    found = []
+    before = int(model.optimizer.iterations.numpy())
+    weights = model.trainable_variables[1:]
+    counts = {float(-count) for weight in weights for count in weight.numpy().ravel()}
+    if counts != {float(before)}:
+        found.append(f"weights {sorted(counts)} after {before} updates")
+    history = fit(model, steps_per_epoch=28)
+    if history["batches"] != [28]:
+        found.append(f"batches {history['batches']}")
+    after = int(model.optimizer.iterations.numpy())
+    if after - before != 14:
+        found.append(f"{after - before} updates of 28 batches")
+    return found
+
+
+chance = random.Random(2)
+report = {"problems": [], "interrupts": 0}
+with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+    strategy = kerasps.ParameterServerStrategy(
+        cluster.cluster_resolver,
+        variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
+        update_mode="sync",
+    )
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((1,), dtype="int32"), keras.layers.Embedding(NUM_IDS, 1), Sum()]
+        )
+        model.compile(
+            keras.optimizers.SGD(1.0),
+            Outputs(reduction="sum"),
+            metrics=[Ids()],
+            steps_per_execution=7,
+        )
+    fit(model, steps_per_epoch=28)
+    for _ in range(int(sys.argv[1])):
+        interrupter = Interrupter(chance.uniform(0.1, 1.5))
+        interrupter.start()
+        try:
+            fit(model, steps_per_epoch=10**6)
+        except KeyboardInterrupt:
+            report["interrupts"] += 1
+        if time.monotonic() - interrupter.at > SOON_S:
+            report["problems"].append(f"ended {time.monotonic() - interrupter.at:.0f} s later")
+        report["problems"] += problems(model)
+    print("REPORT " + json.dumps(report), flush=True)

@@ -1,0 +1,79 @@
+"""With `update_mode="sync"`, workers make each update together, whoever is slow or killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import run_and_report
+
+pytestmark = pytest.mark.timeout(600)
+
+HERE = Path(__file__).parent
+REFUSED = {
+    "clipnorm": "has clipnorm=1.0",
+    "clipvalue": "has clipvalue=1.0",
+    "global_clipnorm": "has global_clipnorm=1.0",
+    "rows": "couples the rows of",
+    "condition": "is applied inside a condition",
+    "scheduled": "is applied in a function that a custom loop schedules",
+    "read again": "after an update of it",
+}
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_two_workers_equal_one_process_on_batches_of_twice_the_size(steps_per_execution):
+    report = run_and_report(
+        HERE / "synchronous_training.py",
+        "--steps-per-execution",
+        steps_per_execution,
+        timeout_s=500,
+    )
+    assert len(report) >= 14
+    for name, found in report.items():
+        # Adamax divides by the largest gradient there was, which may be very small.
+        limit = 5e-6 if name == "adamax" else 1e-6
+        assert found["weights"] < limit, name
+        assert found["slots"] < limit, name
+        # An update of both batches, and each batch counted.
+        assert found["iterations"] == found["plain_iterations"] > 0, name
+        assert found["batches"] == [24.0, 24.0], name
+        assert found["staleness"] == 0, name
+
+
+def test_nothing_is_lost_or_hangs_where_data_end_unevenly():
+    report = run_and_report(HERE / "synchronous_losses.py", "--kills", 0, "--calls", 6, "--seed", 4)
+    assert report["problems"] == []
+    assert report["calls"]["uneven"] >= 1
+
+
+def test_nothing_is_lost_or_hangs_when_workers_are_killed_at_random():
+    report = run_and_report(
+        HERE / "synchronous_losses.py", "--kills", 8, "--seed", 3, timeout_s=500
+    )
+    assert report["problems"] == []
+    assert report["kills"] >= 8
+
+
+def test_an_interrupt_ends_fit_and_leaves_whole_updates():
+    report = run_and_report(HERE / "synchronous_interrupts.py", 8, timeout_s=300)
+    assert report["problems"] == []
+    assert report["interrupts"] == 8
+
+
+def test_without_backups_all_wait_for_a_slow_worker():
+    report = run_and_report(HERE / "synchronous_backups.py", "--backups", 0)
+    assert report["meanwhile"] == 0
+    assert set(report["batches"]) == {2000.0}
+    # Each update has the gradients of both workers, but for the ends of epochs.
+    assert report["iterations"] <= sum(report["batches"]) * 0.55
+
+
+def test_a_backup_worker_is_not_waited_for():
+    report = run_and_report(HERE / "synchronous_backups.py", "--backups", 1)
+    assert report["meanwhile"] > 20
+    assert set(report["batches"]) == {2000.0}
+    for name, part in REFUSED.items():
+        assert part in report["refused"][name]
+        assert report["refused"][name].endswith("or train with update_mode='async'.")
