@@ -120,6 +120,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
         variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
+        table_min_bytes=0,
         update_mode="sync",
         num_backup_workers=options.backups,
     )

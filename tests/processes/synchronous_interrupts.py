@@ -76,6 +76,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
         variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
+        table_min_bytes=0,
         update_mode="sync",
     )
     with strategy.scope():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def compare(name, steps_per_execution):
         )
     # The k-th batches of the workers are halves of the k-th batch of twice the size.
     plain.fit(x, y, batch_size=2 * BATCH_SIZE, shuffle=False, epochs=2, verbose=0)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH_SIZE)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH_SIZE // options.replicas)
     history = model.fit(dataset, epochs=2, verbose=0).history
     slots = [
         (a, b)
@@ -104,14 +105,18 @@ def difference(pairs):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps-per-execution", type=int, default=1)
+parser.add_argument("--replicas", type=int, default=1, help="of each worker, on batches as small")
 parser.add_argument("--optimizers", nargs="*", default=MAKERS)
 options = parser.parse_args()
+os.environ["KERASPS_CPU_DEVICES"] = str(options.replicas)
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
         variable_partitioner=kerasps.FixedShardsPartitioner(2, min_bytes=0),
         sparse_updates="dense",
+        table_min_bytes=0,
         update_mode="sync",
+        worker_devices=[f"CPU:{index}" for index in range(options.replicas)],
     )
     report = {name: compare(name, options.steps_per_execution) for name in options.optimizers}
     print("REPORT " + json.dumps(report), flush=True)

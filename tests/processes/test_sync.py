@@ -42,6 +42,16 @@ def test_two_workers_equal_one_process_on_batches_of_twice_the_size(steps_per_ex
         assert found["staleness"] == 0, name
 
 
+def test_so_do_two_workers_with_two_devices_each():
+    arguments = ("--steps-per-execution", 4, "--replicas", 2, "--optimizers", "adam", "momentum")
+    report = run_and_report(HERE / "synchronous_training.py", *arguments)
+    for name, found in report.items():
+        assert found["weights"] < 1e-6, name
+        assert found["slots"] < 1e-6, name
+        assert found["iterations"] == found["plain_iterations"] > 0, name
+        assert found["batches"] == [48.0, 48.0], name
+
+
 def test_nothing_is_lost_or_hangs_where_data_end_unevenly():
     report = run_and_report(HERE / "synchronous_losses.py", "--kills", 0, "--calls", 6, "--seed", 4)
     assert report["problems"] == []
