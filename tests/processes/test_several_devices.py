@@ -46,7 +46,7 @@ def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(optimizer, step
 
 
 def test_rows_are_asked_for_once_per_worker():
-    # Three steps, in each of which both replicas look up the same six rows, and share them.
+    # Six steps, in each of which both replicas look up the same six rows, and share them.
     rows, steps = report_of("equals")["rows_read"]
     assert steps == 6
     assert rows == 6 * 6
