@@ -139,6 +139,11 @@ def test_a_killed_worker_costs_no_batch_and_repeats_none(scenario, devices):
 
 
 def test_devices_that_a_worker_lacks_are_refused():
-    refusal = report_of("missing")
+    report = report_of("missing")
+    refusal = report["refused"]
     assert refusal.startswith("ValueError: Argument `worker_devices` names devices that worker 1 ")
     assert "does not have. Expected: names among CPU:0. Received: worker_devices=" in refusal
+    # Those that every worker has are taken, by the same process.
+    assert report["devices"] == [["CPU:0"]] * 2
+    assert report["examples"] == [1204.0, 1204.0]
+    assert report["iterations"] == 602
