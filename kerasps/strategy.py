@@ -310,7 +310,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Raises ValueError where a worker has not all that are wanted.
         """
         devices = WorkerDevices(self.worker_devices)
-        devices.check(self._description.jobs["worker"])
+        devices.check(self._description.jobs.get("worker", ()))
         return devices
 
     def _leave(self) -> None:

@@ -448,11 +448,17 @@ def two_workers(cpu_devices, **arguments):
 def missing():
     LocalCluster.cpu_devices = (2, 1)
     with LocalCluster(num_workers=2, num_ps=1) as cluster:
-        return refusal(
+        refused = refusal(
             lambda: kerasps.ParameterServerStrategy(
                 cluster.cluster_resolver, worker_devices=DEVICES
             )
         )
+        # With what is there it goes on in the same process.
+        strategy = kerasps.ParameterServerStrategy(
+            cluster.cluster_resolver, worker_devices=["CPU:0"]
+        )
+        found = fit_killed(cluster, strategy, steps_per_execution=4, kills=False)
+        return {"refused": refused, "devices": strategy._devices_of_workers(), **found}
 
 
 def gpus():

@@ -46,7 +46,7 @@ def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(optimizer, step
 
 
 def test_rows_are_asked_for_once_per_worker():
-    # Three steps, in each of which both replicas look up the same six rows, and share them.
+    # Six steps, in each of which both replicas look up the same six rows, and share them.
     rows, steps = report_of("equals")["rows_read"]
     assert steps == 6
     assert rows == 6 * 6
@@ -139,6 +139,11 @@ def test_a_killed_worker_costs_no_batch_and_repeats_none(scenario, devices):
 
 
 def test_devices_that_a_worker_lacks_are_refused():
-    refusal = report_of("missing")
+    report = report_of("missing")
+    refusal = report["refused"]
     assert refusal.startswith("ValueError: Argument `worker_devices` names devices that worker 1 ")
     assert "does not have. Expected: names among CPU:0. Received: worker_devices=" in refusal
+    # Those that every worker has are taken, by the same process.
+    assert report["devices"] == [["CPU:0"]] * 2
+    assert report["examples"] == [1204.0, 1204.0]
+    assert report["iterations"] == 602
