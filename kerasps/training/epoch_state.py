@@ -162,7 +162,11 @@ class EpochState:
         commands = [*self._handle(event), *self._finish_unfinished()]
         if self._pace.has_moved():
             commands += self._send_queued()
-        return [*self._part_with_idle(), *commands]
+        leaves = self._part_with_idle()
+        if self._joints.has_changed():
+            commands += self._send_queued()
+        # Whoever leaves does so before it opens what it is to read next, which may take long.
+        return [*leaves, *commands]
 
     def _handle(self, event: Event) -> list[Command]:
         match event:

@@ -26,6 +26,12 @@ class JointLedger:
         self._joining: set[int] = set()
         # Of those that take part, the steps that each was given.
         self._given: dict[int, int] = {}
+        self._has_changed = False
+
+    def has_changed(self) -> bool:
+        """Return whether more may be given steps than when this was called last."""
+        before, self._has_changed = self._has_changed, False
+        return before
 
     @property
     def members(self) -> frozenset[int]:
@@ -49,12 +55,14 @@ class JointLedger:
         self._joining.discard(worker)
         self._expected.discard(worker)
         self._given[worker] = min(self._given.values(), default=0)
+        self._has_changed = True
 
     def leave(self, worker: int) -> None:
         """Note that a worker takes no part, and is not about to."""
         self._joining.discard(worker)
         self._expected.discard(worker)
         self._given.pop(worker, None)
+        self._has_changed = self.joins
 
     def takes_part(self, worker: int) -> bool:
         """Return whether updates wait for a worker."""

@@ -70,6 +70,25 @@ def test_overlap_is_true_or_false(value):
     assert f"Expected: True or False. Received: overlap={value!r}." in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "part"),
+    [
+        ({"update_mode": "both"}, ValueError, "Expected: 'async' or 'sync'. Received: update_mode"),
+        ({"num_backup_workers": 1}, ValueError, "Expected: 0, or update_mode='sync'"),
+        ({"num_backup_workers": "1"}, TypeError, "Received: num_backup_workers='1'"),
+        ({"num_backup_workers": -1}, ValueError, "a whole number of at least 0"),
+        ({"update_mode": "sync", "num_backup_workers": 9}, ValueError, "leaves no worker"),
+        ({"update_mode": "sync", "max_staleness": 2}, ValueError, "Received: max_staleness=2"),
+        ({"update_mode": "sync", "overlap": True}, ValueError, "Received: overlap=True"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_how_updates_are_made(arguments, error, part):
+    with pytest.raises(error) as caught:
+        kerasps.ParameterServerStrategy(resolver(), **arguments)
+    assert part in str(caught.value)
+
+
 WRONG_CLUSTERS = [
     ({"ps": []}, "has no ps. Expected: at least one ps task, which holds the variables"),
     ({"worker": []}, "has no worker. Expected: at least one worker task, which computes the steps"),

@@ -1,0 +1,195 @@
+"""Who takes part in synchronous updates: nobody waits for who has nothing to bring."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kerasps.training.epoch_events import (
+    AllAsked,
+    Collect,
+    EpochBegan,
+    Execution,
+    ExecutionsDone,
+    Join,
+    Leave,
+    Open,
+    PassBegan,
+    Report,
+    ResultCollected,
+    ResultsWanted,
+    Send,
+    SessionBegan,
+    SplitOpened,
+    StepsAsked,
+    WorkerJoined,
+    WorkerLost,
+)
+from kerasps.training.epoch_state import EpochState
+from kerasps.training.joint_ledger import JointLedger
+
+AHEAD = 3
+
+
+class Cluster:
+    """Workers that come to joints, of which anything can happen in any order."""
+
+    def __init__(self, lengths, per_execution, seed):
+        self.lengths, self.per_execution = lengths, per_execution
+        self.random = random.Random(seed)
+        self.state = EpochState(
+            len(lengths),
+            executions_ahead=AHEAD,
+            collect_interval=0.2,
+            joints=JointLedger(joins=True),
+        )
+        self.mailboxes = [deque() for _ in lengths]
+        self.has_session = [False] * len(lengths)
+        self.place = [0] * len(lengths)
+        self.split = [None] * len(lengths)
+        # Of each worker: steps left of the execution that runs, and what it has done since.
+        self.left, self.held = [None] * len(lengths), [0] * len(lengths)
+        self.pushed = [0] * len(lengths)
+        self.members, self.arrived = set(), set()
+        self.sizes, self.counted, self.losses, self.now = [], 0, 0, 0.0
+        self.hand_out(PassBegan(len(lengths)))
+        self.hand_out(EpochBegan())
+
+    def hand_out(self, event):
+        self.now += 0.1
+        for command in self.state.handle(event):
+            if isinstance(command, Report):
+                self.counted += command.result or 0
+            else:
+                self.mailboxes[command.worker].append(command)
+
+    def ask(self):
+        while self.state.num_in_flight < AHEAD * len(self.lengths) and not self.state.is_exhausted:
+            self.hand_out(StepsAsked(Execution(self.per_execution, None)))
+
+    def settle_joint(self):
+        if self.arrived and self.members <= self.arrived:
+            self.sizes.append(len(self.arrived))
+            self.arrived.clear()
+
+    def act(self, worker):
+        """Do the next thing that a worker, or its session, can do; return whether there was one."""
+        if not self.has_session[worker]:
+            self.has_session[worker] = True
+            self.hand_out(SessionBegan(worker, False))
+            return True
+        if worker in self.arrived:
+            return False  # it waits for the others
+        if self.left[worker]:
+            assert worker in self.members
+            self.left[worker] -= 1
+            self.arrived.add(worker)
+            self.pushed[worker] += 1
+            self.settle_joint()
+            return True
+        if self.left[worker] == 0:
+            self.left[worker] = None
+            self.hand_out(ExecutionsDone(worker, 1, at=self.now))
+            return True
+        if not self.mailboxes[worker]:
+            return False
+        match self.mailboxes[worker].popleft():
+            case Open(split=split, skip=skip):
+                self.hand_out(SplitOpened(worker, self.lengths[split] - skip))
+            case Join():
+                self.members.add(worker)
+                self.hand_out(WorkerJoined(worker))
+            case Leave():
+                self.members.discard(worker)
+                self.settle_joint()
+            case Send(execution=execution):
+                before = execution.applied[0] if execution.applied else 0
+                self.left[worker] = execution.num_steps
+                self.held[worker] += execution.num_steps
+                self.pushed[worker] -= before
+            case Collect():
+                steps, self.held[worker] = self.held[worker], 0
+                self.hand_out(ResultCollected(worker, steps, steps, at=self.now))
+        return True
+
+    def lose(self, worker):
+        if self.has_session[worker]:
+            self.losses += 1
+            self.members.discard(worker)
+            self.arrived.discard(worker)
+            self.settle_joint()
+            self.mailboxes[worker].clear()
+            self.left[worker], self.held[worker] = None, 0
+            pushed, self.pushed[worker] = self.pushed[worker], 0
+            self.has_session[worker] = False
+            self.hand_out(WorkerLost(worker, (pushed,)))
+
+    def run(self, lose_at=frozenset()):
+        """Go on until all is counted."""
+        for turn in range(100_000):
+            if turn in lose_at:
+                self.lose(self.random.randrange(len(self.lengths)))
+            self.ask()
+            order = self.random.sample(range(len(self.lengths)), len(self.lengths))
+            if not any(self.act(worker) for worker in order):
+                if self.state.is_exhausted and not self.state.has_results_due:
+                    return
+                self.hand_out(AllAsked())
+                self.hand_out(ResultsWanted())
+                assert any(self.mailboxes), "everybody waits for somebody"
+        raise AssertionError("it never ends")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    per_execution=st.integers(1, 7),
+    seed=st.integers(0, 10**6),
+    lose_at=st.frozensets(st.integers(0, 300), max_size=6),
+)
+def test_everything_is_counted_and_nobody_waits_for_ever(lengths, per_execution, seed, lose_at):
+    cluster = Cluster(lengths, per_execution, seed)
+    cluster.run(lose_at)
+    assert cluster.counted == sum(lengths)
+    if not cluster.losses:
+        assert sum(cluster.sizes) == sum(lengths)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    num_workers=st.integers(1, 4),
+    length=st.integers(1, 40),
+    per_execution=st.integers(1, 7),
+    seed=st.integers(0, 10**6),
+)
+def test_all_take_part_in_each_update_where_all_have_as_many_batches(
+    num_workers, length, per_execution, seed
+):
+    cluster = Cluster([length] * num_workers, per_execution, seed)
+    cluster.run()
+    assert cluster.sizes == [num_workers] * length
+
+
+def test_steps_are_dealt_out_evenly():
+    ledger = JointLedger(joins=True)
+    ledger.expect([0, 1])
+    ledger.join(0)
+    assert not ledger.may_be_given(0, [0, 1], is_idle=True)  # the other is expected
+    ledger.join(1)
+    ledger.give(0, 4)
+    assert not ledger.may_be_given(0, [0, 1], is_idle=False)
+    assert ledger.may_be_given(1, [0, 1], is_idle=False)
+    # All wait for one that has nothing to do; and one that has no data is given nothing.
+    assert ledger.may_be_given(0, [0, 1], is_idle=True)
+    assert ledger.may_be_given(0, [0], is_idle=False)
+
+
+def test_with_backups_nobody_waits_for_a_slow_worker_to_be_given_steps():
+    ledger = JointLedger(joins=True, num_backups=1)
+    ledger.join(0)
+    ledger.join(1)
+    ledger.give(0, 4)
+    assert ledger.may_be_given(0, [0, 1], is_idle=False)
