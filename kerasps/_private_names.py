@@ -104,6 +104,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "makes the variable around its values, as the mirrored strategy does",
         ("strategy", "real_mirrored_creator", "class_mapping", "policy_mapping"),
     ),
+    "BaseResourceVariable": PrivateName(
+        "tensorflow.python.ops.resource_variable_ops",
+        "BaseResourceVariable",
+        "the class of all `tf.Variable`s, those too that a `tf.function` has made",
+    ),
     "ResourceVariable": PrivateName(
         "tensorflow.python.ops.resource_variable_ops",
         "ResourceVariable",

@@ -146,7 +146,7 @@ def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[An
         elif issubclass(kind, _compat.CapturableResource) and _has_resource(thing):
             owners.append(thing)
         elif (
-            issubclass(kind, _compat.ResourceVariable)
+            issubclass(kind, _compat.BaseResourceVariable)
             and type(vars(thing).get("_handle")) is _compat.EagerTensor
         ):
             variables.append(thing)

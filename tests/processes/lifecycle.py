@@ -69,6 +69,19 @@ class TrackedVariable(tf.saved_model.experimental.TrackableResource):
 
 # Made at the level of the module, as notebooks do.
 variable = tf.Variable([1.0, 2.0, 3.0])
+made = []
+
+
+@tf.function
+def count():
+    """Make a variable, as a compiled step makes those of metrics, and count in it."""
+    if not made:
+        made.append(tf.Variable(0.0))
+    return made[0].assign_add(1.0)
+
+
+count()
+(counted,) = made
 keras_variable = keras.Variable([1.0, 2.0, 3.0])
 large = tf.Variable(tf.range(5_000_000, dtype=tf.float32))
 static = table(["a", "b"], [1, 2])
@@ -117,6 +130,7 @@ next(iterator)
 model = make_model()
 model.fit(X, Y, verbose=0)
 predicted, evaluated = model.predict(X, verbose=0), model.evaluate(X, Y, verbose=0)
+evaluated_in_part = model.evaluate(X[:10], Y[:10], verbose=0)
 
 
 def copy_of(original):
@@ -189,6 +203,10 @@ def check_all():
     b = tf.constant(["a", "b", "z"])
     check("variable", lambda: variable.assign_add([1.0, 1.0, 1.0]).numpy(), [2.0, 3.0, 4.0])
     variable.assign([1.0, 2.0, 3.0])
+    before = counted.numpy()
+    counted.assign_add(1.0)
+    check("variable that a function made", lambda: [counted.numpy(), count()], [before + 1] * 2)
+    check("what its function made of it", counted.numpy, before + 2)
     check("keras variable", keras_variable.numpy, keras_value)
     before = optimizer.iterations.numpy()
     optimizer.apply([tf.ones(3)], [keras_variable])
@@ -249,6 +267,11 @@ def check_all():
     check("compiled function", lambda: compiled(tf.constant(2.0)), [2.0, 4.0, 6.0])
     check("predict", lambda: model.predict(X, verbose=0), predicted)
     check("evaluate", lambda: model.evaluate(X, Y, verbose=0), evaluated)
+    check(
+        "evaluate in part",
+        lambda: model.evaluate(X[:10], Y[:10], verbose=0),
+        evaluated_in_part,
+    )
     check(
         "text model",
         lambda: text_model.predict(tf.constant(["hello", "world"]), verbose=0),
