@@ -205,7 +205,11 @@ def check_all():
     variable.assign([1.0, 2.0, 3.0])
     before = counted.numpy()
     counted.assign_add(1.0)
-    check("variable that a function made", lambda: [counted.numpy(), count()], [before + 1] * 2)
+    check(
+        "variable that a function made",
+        lambda: [counted.numpy(), count()],
+        [before + 1, before + 2],
+    )
     check("what its function made of it", counted.numpy, before + 2)
     check("keras variable", keras_variable.numpy, keras_value)
     before = optimizer.iterations.numpy()
