@@ -101,10 +101,12 @@ def main():
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
-    parser.add_argument("--log", default=os.devnull, help="a file for what is printed meanwhile")
+    parser.add_argument("--log", type=Path, help="a file for what is printed meanwhile")
     args = parser.parse_args()
-    with TemporaryDirectory() as name, open(args.log, "wb") as log:
+    with TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
+        log_path = args.log or folder / "log"
+        log = stack.enter_context(log_path.open("wb"))
         command = [sys.executable, "-m", "kerasps", "launch", "--num-workers=2", "--num-ps=2"]
         command += ["--max-restarts=100000", str(TRAINING), name, args.optimizer]
         launcher = subprocess.Popen(
@@ -130,6 +132,7 @@ def main():
             "scripts": len({record["pid"] for record in passes}),
             "passes": 1 + max((record["epoch"] for record in passes), default=-1),
             "wrong": [record for record in passes if record["wrong"]],
+            "said_last": "" if code == 0 else log_path.read_text(errors="replace")[-6000:],
         }
         print("REPORT", json.dumps(report), flush=True)
     return 0 if code == 0 and not report["wrong"] else 1
