@@ -59,15 +59,18 @@ def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 def apart() -> Iterator[None]:
     """In this context, have this thread's operations wait for nothing that was sent before.
 
-    They go through an executor of their own, each to its end.
+    They go through an executor of their own, each to its end. What fails here is an error here, and
+    nowhere else: other threads may have the executor from before, and one fails whatever comes
+    after an error.
     """
     context = _compat.eager_context()
-    before = context.executor
-    context.executor = _compat.new_executor(False)
+    before, executor = context.executor, _compat.new_executor(False)
+    context.executor = executor
     try:
         yield
     finally:
         context.executor = before
+        executor.clear_error()
 
 
 def persist(call: Callable[[], _Returned]) -> _Returned:

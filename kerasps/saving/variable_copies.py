@@ -18,8 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, call_apart, fetch
+from kerasps.cluster import COORDINATOR_CPU, apart, call_apart, fetch
 from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
 from kerasps.variables import ParameterServerVariable, ShardedStorage, num_bytes, row_bytes
@@ -363,19 +362,11 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
 
 
 def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
-    """Call a function for each device, each in a thread of its own.
-
-    What fails there is an error there, and nowhere else: operations of a thread go through an
-    executor that other threads have too, and that fails whatever comes after an error.
-    """
+    """Call a function for each device, each in a thread of its own, where its errors stay."""
 
     def call(device: str) -> None:
-        context = _compat.eager_context()
-        executor = context.executor = _compat.new_executor(False)
-        try:
+        with apart():
             function(device)
-        finally:
-            executor.clear_error()
 
     with ThreadPoolExecutor(max(1, len(devices))) as pool:
         list(pool.map(call, devices))

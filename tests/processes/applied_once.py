@@ -28,57 +28,30 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
-from support.unit_gradients import Ids, Outputs, Sum
+from support.unit_gradients import (
+    Listening,
+    compiled_unit_model,
+    endless,
+    of_unknown_length,
+)
 
 NUM_EXAMPLES, BATCH_SIZE = 1200, 4
 STEPS = NUM_EXAMPLES // BATCH_SIZE
 IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
 
 
-def compiled(make_optimizer, steps_per_execution):
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((1,), dtype="int32"),
-                keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros"),
-                Sum(),
-            ]
-        )
-        model.compile(
-            make_optimizer(1.0),
-            # The sum over the batch, so that each row and weight has a gradient of 1.
-            Outputs(reduction="sum"),
-            metrics=[Ids()],
-            steps_per_execution=steps_per_execution,
-        )
-    return model
-
-
-def endless(context):
-    dataset = tf.data.Dataset.from_tensor_slices((IDS, IDS)).repeat()
-    return dataset.shard(context.num_input_pipelines, context.input_pipeline_id).batch(BATCH_SIZE)
-
-
-def of_unknown_length():
-    return tf.data.Dataset.from_tensor_slices((IDS, IDS)).filter(lambda *_: True).batch(BATCH_SIZE)
-
-
 DATA = {
-    "endless": lambda: {"x": kerasps.DatasetCreator(endless), "steps_per_epoch": STEPS},
+    "endless": lambda: {
+        "x": kerasps.DatasetCreator(endless(IDS, BATCH_SIZE)),
+        "steps_per_epoch": STEPS,
+    },
     "arrays": lambda: {"x": IDS, "y": IDS, "batch_size": BATCH_SIZE},
-    "unknown": lambda: {"x": of_unknown_length()},
+    "unknown": lambda: {"x": of_unknown_length(IDS, BATCH_SIZE)},
     "part": lambda: {
         "x": tf.data.Dataset.from_tensor_slices((IDS, IDS)).batch(BATCH_SIZE).repeat(2),
         "steps_per_epoch": STEPS,
     },
 }
-
-
-class Listening(keras.callbacks.Callback):
-    """Hears of batches, so that each execution returns its result."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        pass
 
 
 def counts_in(model):
@@ -144,7 +117,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         **options.arguments,
     )
     models = [
-        compiled(make, steps)
+        compiled_unit_model(strategy, NUM_EXAMPLES, lambda make=make: make(1.0), steps)
         for make in (keras.optimizers.SGD, keras.optimizers.Adagrad)
         for steps in (1, 7)
     ]

@@ -21,30 +21,11 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
-from support.unit_gradients import Ids, Outputs, Sum
+from support.unit_gradients import compiled_unit_model
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 4000, 4, 2
 STEPS = NUM_EXAMPLES // BATCH_SIZE
 IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
-
-
-def compiled():
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((1,), dtype="int32"),
-                keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros"),
-                Sum(),
-            ]
-        )
-        model.compile(
-            keras.optimizers.SGD(1.0),
-            # The sum over the batch, so that each row and weight has a gradient of 1.
-            Outputs(reduction="sum"),
-            metrics=[Ids()],
-            steps_per_execution=7,
-        )
-    return model
 
 
 def problems(model, history):
@@ -78,7 +59,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2), table_min_bytes=0
     )
-    model = compiled()
+    model = compiled_unit_model(strategy, NUM_EXAMPLES, lambda: keras.optimizers.SGD(1.0), 7)
     data = tf.data.Dataset.from_tensor_slices((IDS, IDS)).shuffle(NUM_EXAMPLES).batch(BATCH_SIZE)
     began = []
     begin = keras.callbacks.LambdaCallback(

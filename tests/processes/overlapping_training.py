@@ -13,51 +13,30 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
 from support.compare import regression_data, train_both
-from support.unit_gradients import Ids, Outputs, Sum
+from support.unit_gradients import compiled_unit_model, of_unknown_length
 
 NUM_EXAMPLES, BATCH_SIZE = 264, 4
 STEPS = NUM_EXAMPLES // BATCH_SIZE
 IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
 
 
-def compiled(optimizer, steps_per_execution):
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((1,), dtype="int32"),
-                keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros"),
-                Sum(),
-            ]
-        )
-        model.compile(
-            optimizer,
-            Outputs(reduction="sum"),
-            metrics=[Ids()],
-            steps_per_execution=steps_per_execution,
-        )
-    return model
-
-
-def of_unknown_length():
-    return tf.data.Dataset.from_tensor_slices((IDS, IDS)).filter(lambda *_: True).batch(BATCH_SIZE)
-
-
 DATA = {
     "arrays": lambda: {"x": IDS, "y": IDS, "batch_size": BATCH_SIZE},
-    "unknown": lambda: {"x": of_unknown_length()},
+    "unknown": lambda: {"x": of_unknown_length(IDS, BATCH_SIZE)},
 }
 
 
 def counted(steps_per_execution, data):
     """Train two epochs; return all that says how often something was done."""
-    model = compiled(keras.optimizers.SGD(1.0), steps_per_execution)
+    model = compiled_unit_model(
+        strategy, NUM_EXAMPLES, lambda: keras.optimizers.SGD(1.0), steps_per_execution
+    )
     history = model.fit(**DATA[data](), epochs=2, verbose=0).history
     table, *weights = model.trainable_variables
     staleness = strategy.staleness()
@@ -74,7 +53,7 @@ def counted(steps_per_execution, data):
 
 def weights_after(optimizer):
     """Train with executions of several steps; return the different values of weights."""
-    model = compiled(optimizer, 11)
+    model = compiled_unit_model(strategy, NUM_EXAMPLES, lambda: optimizer, 11)
     model.fit(**DATA["arrays"](), verbose=0)
     return sorted({float(v) for w in model.trainable_variables[1:] for v in w.numpy().ravel()})
 

@@ -24,7 +24,7 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
-from support.unit_gradients import Ids, Outputs, Sum
+from support.unit_gradients import Ids, Outputs, unit_model
 
 NUM_EXAMPLES, BATCH_SIZE, CALLS = 400, 4, 60
 IDS = np.arange(NUM_EXAMPLES, dtype="int32")[:, None]
@@ -44,13 +44,7 @@ def dataset_fn():
 def make_function(kind):
     """Return a function to schedule, its parts, and how many steps a call of it does."""
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((1,), dtype="int32"),
-                keras.layers.Embedding(NUM_EXAMPLES, 1, embeddings_initializer="zeros"),
-                Sum(),
-            ]
-        )
+        model = unit_model(NUM_EXAMPLES)
         optimizer, metric = keras.optimizers.SGD(1.0), Ids()
     loss_fn = Outputs(reduction="sum")
 

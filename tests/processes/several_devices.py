@@ -22,7 +22,7 @@ from kerasps.cluster.server import CPU_DEVICES
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
 from support.compare import SummedApply
-from support.unit_gradients import Ids, Outputs, Sum
+from support.unit_gradients import compiled_unit_model
 
 NUM_IDS = 40
 BATCH = 16
@@ -131,24 +131,6 @@ class Recorder(keras.callbacks.Callback):
         self.batches.append(batch)
 
 
-def counting_model(strategy, steps_per_execution):
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input((1,), dtype="int32"),
-                keras.layers.Embedding(1000, 1, embeddings_initializer="zeros"),
-                Sum(),
-            ]
-        )
-        model.compile(
-            keras.optimizers.SGD(1.0),
-            Outputs(reduction="sum"),
-            metrics=[Ids()],
-            steps_per_execution=steps_per_execution,
-        )
-    return model
-
-
 def weights_of(model):
     table, *weights = model.trainable_variables
     return (
@@ -166,7 +148,9 @@ def counted(strategy, steps_per_execution, kind, num_batches):
     dataset = dataset.batch(4)
     if kind == "generator":
         dataset = ((ids[i : i + 4], ids[i : i + 4]) for i in range(0, len(ids), 4))
-    model = counting_model(strategy, steps_per_execution)
+    model = compiled_unit_model(
+        strategy, 1000, lambda: keras.optimizers.SGD(1.0), steps_per_execution
+    )
     recorder = Recorder()
     history = model.fit(dataset, verbose=0, callbacks=[recorder]).history
     rows, weights = weights_of(model)
@@ -399,7 +383,9 @@ def fit_killed(cluster, strategy, *, steps_per_execution, kills=True):
     """Train while worker 1 is killed, and comes back; return what says how often all was done."""
     num_batches = 301
     ids = (np.arange(4 * num_batches, dtype="int32") % 1000)[:, None]
-    model = counting_model(strategy, steps_per_execution)
+    model = compiled_unit_model(
+        strategy, 1000, lambda: keras.optimizers.SGD(1.0), steps_per_execution
+    )
     dataset = tf.data.Dataset.from_tensor_slices((ids, ids)).batch(4)
 
     def kill():

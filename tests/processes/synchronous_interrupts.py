@@ -25,7 +25,7 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
-from support.unit_gradients import Ids, Outputs, Sum
+from support.unit_gradients import compiled_unit_model
 
 NUM_IDS, BATCH_SIZE, SOON_S = 40, 4, 30
 
@@ -79,16 +79,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         table_min_bytes=0,
         update_mode="sync",
     )
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((1,), dtype="int32"), keras.layers.Embedding(NUM_IDS, 1), Sum()]
-        )
-        model.compile(
-            keras.optimizers.SGD(1.0),
-            Outputs(reduction="sum"),
-            metrics=[Ids()],
-            steps_per_execution=7,
-        )
+    model = compiled_unit_model(strategy, NUM_IDS, lambda: keras.optimizers.SGD(1.0), 7)
     fit(model, steps_per_epoch=28)
     for _ in range(int(sys.argv[1])):
         interrupter = Interrupter(chance.uniform(0.1, 1.5))

@@ -1,4 +1,4 @@
-"""A layer, a loss and a metric with which weights count their updates: each gradient is one."""
+"""Models whose weights count their updates, since each gradient is one, and data for them."""
 
 from __future__ import annotations
 
@@ -47,3 +47,49 @@ class Ids(keras.metrics.Metric):
 
     def result(self):
         return {total.name: total.value * 1 for total in self.sums}
+
+
+class Listening(keras.callbacks.Callback):
+    """Hears of batches, so that each execution returns its result."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+def unit_model(num_examples):
+    """A model with a row for each example."""
+    return keras.Sequential(
+        [
+            keras.Input((1,), dtype="int32"),
+            keras.layers.Embedding(num_examples, 1, embeddings_initializer="zeros"),
+            Sum(),
+        ]
+    )
+
+
+def compiled_unit_model(strategy, num_examples, make_optimizer, steps_per_execution):
+    with strategy.scope():
+        model = unit_model(num_examples)
+        model.compile(
+            make_optimizer(),
+            # The sum over the batch, so that each row and weight has a gradient of 1.
+            Outputs(reduction="sum"),
+            metrics=[Ids()],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def endless(ids, batch_size):
+    """A `dataset_fn` whose data never end."""
+
+    def dataset_fn(context):
+        dataset = tf.data.Dataset.from_tensor_slices((ids, ids)).repeat()
+        shard = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return shard.batch(batch_size)
+
+    return dataset_fn
+
+
+def of_unknown_length(ids, batch_size):
+    return tf.data.Dataset.from_tensor_slices((ids, ids)).filter(lambda *_: True).batch(batch_size)
