@@ -59,7 +59,9 @@ class _Layout:
         blocks, rest = divmod(whole, plan.max_unrolled_steps)
         is_list = not isinstance(spec, tf.data.IteratorSpec)
         # What was predicted cannot come out of a loop; nor can a list be indexed in one.
-        if is_list or plan.outputs or (blocks < 2 and whole <= MAX_UNROLLED_STEPS):
+        # Behind a loop, what would be its next block runs dead through all tasks, step by step.
+        most = max(MAX_UNROLLED_STEPS, plan.max_unrolled_steps)
+        if is_list or plan.outputs or (blocks < 2 and whole <= most):
             blocks, rest = 0, whole
         size = plan.num_replicas
         block = [size] * plan.max_unrolled_steps
@@ -175,12 +177,20 @@ def _unrolled(
             state, predicted = step.if_data(source, state, size)
         else:
             batches = [
-                source.get_next() if layout.reads else source[taken + i] for i in range(size)
+                _next_batch(source, layout.spec) if layout.reads else source[taken + i]
+                for i in range(size)
             ]
             state, predicted = step(batches, state)
         outputs += predicted
         taken += size
     return state, outputs
+
+
+def _next_batch(iterator: Any, spec: tf.data.IteratorSpec) -> Any:
+    """Return the next batch of an iterator."""
+    # Of an object of its own: one that is asked often in one graph takes it for a mistake.
+    handles = tf.nest.flatten(iterator, expand_composites=True)
+    return tf.nest.pack_sequence_as(spec, handles, expand_composites=True).get_next()
 
 
 def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], Any]:

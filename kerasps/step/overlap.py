@@ -39,7 +39,7 @@ class Overlap:
         self._recent: dict[Any, deque[StepContext]] = {}
         self._loops: dict[Any, tf.Tensor] = {}
         changes = plan.push.changes
-        counters = IdentitySet(o.iterations for o in plan.inventory.optimizers)
+        counters = IdentitySet(o._iterations for o in plan.inventory.optimizers)
         self._counters = [(i, v) for i, v in enumerate(changes.deltas) if v in counters]
         self._assigned = list(enumerate(changes.assigned))
 

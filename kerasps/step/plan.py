@@ -28,6 +28,10 @@ from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Sha
 # enough not to feel the loop, is unrolled less.
 MAX_UNROLLED_STEPS = 10
 MAX_UNROLLED_OPERATIONS = 6000
+# Steps overlap within a block alone, and between blocks the network is waited for some ten times:
+# longer ones are worth the time it takes to build them.
+MAX_OVERLAPPING_STEPS = 40
+MAX_OVERLAPPING_OPERATIONS = 12000
 
 
 @dataclass(frozen=True)
@@ -146,4 +150,6 @@ class StepPlan:
             return 1
         functions: list[Any] = [f for phase in self.phases for f in phase.functions]
         operations = sum(len(function.graph.get_operations()) for function in functions)
+        if self.overlaps:
+            return max(1, min(MAX_OVERLAPPING_STEPS, MAX_OVERLAPPING_OPERATIONS // operations))
         return max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations))

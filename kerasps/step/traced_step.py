@@ -131,6 +131,11 @@ class TracedStep:
         return self._plan.max_unrolled_steps if self._plan.joins_outputs else 1
 
     @property
+    def overlapping_steps(self) -> int:
+        """How many steps of an execution overlap with each other; 1 where none do."""
+        return self._plan.max_unrolled_steps if self._plan.overlaps else 1
+
+    @property
     def max_fed_steps(self) -> int:
         """The most steps of an execution to which the batches are sent."""
         return self.max_steps or self._plan.max_unrolled_steps

@@ -86,7 +86,16 @@ class Loop:
         if limit is not None and limit < per_execution:
             # As many whole steps as there may be.
             per_execution = max(limit - limit % self._per_step, min(limit, self._per_step))
-        self._per_execution = per_execution
+        # What callbacks are told of at a time, and what is sent at a time.
+        self._whole = self._per_execution = per_execution
+        if not listens:
+            limits = (function.overlapping_steps, limit, strategy.max_staleness)
+            most = min(number for number in limits if number is not None)
+            self._per_execution *= _executions_at_once(
+                most * self._per_step // per_execution,
+                None if steps is None else steps // per_execution,
+                strategy.num_workers,
+            )
         # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
         self._asked = self._done = 0
         self._totals: MetricTotals | None = None
@@ -253,7 +262,7 @@ class Loop:
             return  # who has asked to stop hears no more of what was in flight
         # As in Keras, the last execution of an epoch counts as if it were whole.
         is_last = self._steps is None or self._done >= self._steps
-        whole = self._per_execution if is_last and self._per_step == 1 else 0
+        whole = self._whole if is_last and self._per_step == 1 else 0
         counted = max(result.steps, whole)
         callbacks.add(first, first + counted - 1, result)
 
@@ -270,6 +279,23 @@ class Loop:
             return False
         limit = self._max_per_worker * self._dispatcher.num_workers
         return self._dispatcher.num_in_flight < limit
+
+
+def _executions_at_once(most: int, in_epoch: int | None, num_workers: int) -> int:
+    """Return how many executions are sent as one, for the steps of all to overlap.
+
+    Args:
+        most: how many there may be.
+        in_epoch: executions in an epoch; None where that is not known.
+        num_workers: the workers that share them.
+    """
+    if in_epoch is None:
+        return max(1, most)
+    # Two for each worker, or some have nothing to do at the end.
+    most = min(most, in_epoch // (2 * num_workers))
+    # Without a shorter one at the end, which is a graph of its own.
+    even = [number for number in range(most // 2 + 1, most + 1) if in_epoch % number == 0]
+    return max([1, *(even or [most])])
 
 
 def warn_of_missing_data() -> None:
