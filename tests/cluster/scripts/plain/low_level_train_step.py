@@ -49,7 +49,7 @@ outputs = keras.layers.Dense(1)(inputs)
 model = CustomModel(inputs, outputs)
 model.compile(optimizer=keras.optimizers.Adam(0.02))
 
-history = model.fit(x, y, epochs=3, verbose=0)
+history = model.fit(x, y, epochs=10, verbose=0)
 batches = float(model.loss_tracker.count)
 weighted = model.fit(
     x, y, sample_weight=np.linspace(0, 1, 1000, dtype="float32"), epochs=1, verbose=0
