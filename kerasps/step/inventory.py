@@ -84,6 +84,7 @@ class Inventory:
         self.coupled: dict[Hashable, CoupledUpdate] = {}
         self.grew = False
         self._presumes = True
+        self._used_whole: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
 
     def add_optimizers(self, optimizers: Iterable[Any]) -> None:
@@ -116,6 +117,20 @@ class Inventory:
             self.tables[variable] = num_lookups
             self.grew = True
 
+    def may_be_table(self, variable: ParameterServerVariable) -> bool:
+        """Return whether rows may be all that the step wants of a variable, as far as is known."""
+        return (
+            variable not in self._used_whole
+            and bool(variable.storage.shape.rank)
+            and _num_bytes(variable) >= self._table_min_bytes
+            and not is_metric_state(variable)
+            and not is_seed_state(variable)
+        )
+
+    def use_whole(self, variable: ParameterServerVariable) -> None:
+        """Note that the step uses the value of a variable otherwise than to look rows up in it."""
+        self._used_whole.add(variable)
+
     def read_whole(self, table: ParameterServerVariable, reason: str) -> None:
         """Note that a table must be read whole, and warn where that is a lot, saying why."""
         num_bytes = _num_bytes(table)
@@ -147,8 +162,10 @@ class Inventory:
     def settle(self, phase: Compute) -> None:
         """Replace what the first trace presumed by what it saw.
 
-        It presumes that every variable is read whole. Later calls do nothing.
+        It presumes that every variable is read whole. Of later traces, values alone are settled:
+        what each was used for.
         """
+        phase.settle_reads()
         if not self._presumes:
             return
         self._presumes = False
