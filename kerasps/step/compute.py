@@ -102,8 +102,13 @@ class Compute:
             return _zeros(variable)
         if not self._may_be_read_by_rows(variable):
             return self.read_whole(variable)
-        is_here = self._is_known(variable) and not self.is_table(variable)
-        value = self._current(_value_of(variable)) if is_here else _zeros(variable)
+        if self.is_table(variable):
+            value = _zeros(variable)
+        elif self._is_known(variable):
+            value = self._current(_value_of(variable))
+        else:
+            self.inventory.add_value(variable)
+            value = _zeros(variable)
         return self.value_reads.hand_out(variable, value)
 
     def _may_be_read_by_rows(self, variable: ParameterServerVariable) -> bool:

@@ -85,6 +85,7 @@ class Inventory:
         self.grew = False
         self._presumes = True
         self._used_whole: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self._unused: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
 
     def add_optimizers(self, optimizers: Iterable[Any]) -> None:
@@ -106,6 +107,11 @@ class Inventory:
             kind.add(variable)
             self.tables.pop(variable, None)
             self.grew = True
+
+    def add_value(self, variable: ParameterServerVariable) -> None:
+        """Note a variable whose value the step asks for, if only to do nothing with it."""
+        if variable not in self._unused:
+            self.add(variable)
 
     def add_table(self, variable: ParameterServerVariable, num_lookups: int) -> None:
         """Note a variable that the step reads by rows, and how often."""
@@ -177,6 +183,7 @@ class Inventory:
                 self.add_table(variable, len(phase.lookups[variable]))
             else:
                 self.pulled.discard(variable)
+                self._unused.add(variable)
                 self.grew = True
 
     def add_scratch(self, key: ScratchKey, spec: tf.TensorSpec) -> None:

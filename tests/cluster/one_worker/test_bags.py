@@ -111,8 +111,8 @@ FORMS = {
         "ragged",
         lambda e, i: tf.reduce_sum(tf.nn.embedding_lookup(e.embeddings.value, i), axis=1),
     ),
-    **{f"ragged, safe, {c}": ("ragged", safe(c)) for c in COMBINERS},
-    **{f"sparse, safe, {c}": ("sparse", safe(c)) for c in COMBINERS},
+    "ragged, safe": ("ragged", safe("sqrtn")),
+    "sparse, safe": ("sparse", safe("mean")),
     **{f"sparse, {c}": ("sparse", sparse(c)) for c in COMBINERS},
     "sparse, safe, fast": ("sparse", safe(allow_fast_lookup=True)),
     "sparse, safe, max_norm": ("sparse", safe(max_norm=0.1)),
@@ -294,8 +294,9 @@ def test_value_that_is_read_for_nothing_is_not_brought(strategy, sharded):
     assert_equal(plain, ours)
 
 
-@pytest.mark.parametrize("form", ["padded", "ragged", "sparse"])
-@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize(
+    ("form", "combiner"), zip(["padded", "ragged", "sparse"], COMBINERS, strict=True)
+)
 def test_distributed_embedding_of_keras_rs_equals_plain_keras(strategy, sharded, form, combiner):
     keras_rs = pytest.importorskip("keras_rs")
     sharded(2)
