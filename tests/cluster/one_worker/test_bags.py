@@ -295,7 +295,7 @@ def test_value_that_is_read_for_nothing_is_not_brought(strategy, sharded):
 
 
 @pytest.mark.parametrize(
-    ("form", "combiner"), zip(["padded", "ragged", "sparse"], COMBINERS, strict=True)
+    ("form", "combiner"), [*zip(["padded", "ragged", "sparse"], COMBINERS, strict=True)]
 )
 def test_distributed_embedding_of_keras_rs_equals_plain_keras(strategy, sharded, form, combiner):
     keras_rs = pytest.importorskip("keras_rs")
