@@ -58,6 +58,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "data_adapters",
         "reads generators, `PyDataset`s and loaders in the way that Keras does",
     ),
+    "in_symbolic_scope": PrivateName(
+        "keras.src.backend.common.symbolic_scope",
+        "in_symbolic_scope",
+        "a model that is built in its first step is called there for shapes alone, which says "
+        "nothing of what the step reads",
+    ),
     "get_stateless_scope": PrivateName(
         "keras.src.backend.common.stateless_scope",
         "get_stateless_scope",
@@ -137,6 +143,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "tensorflow.python.types.internal",
         "NativeObject",
         "what `tf.nn.embedding_lookup` hands on as it is; anything else it reads whole",
+    ),
+    "embedding_ops": PrivateName(
+        "tensorflow.python.ops",
+        "embedding_ops",
+        "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet",
     ),
     "keras_numpy": PrivateName(
         "keras.src.backend.tensorflow",

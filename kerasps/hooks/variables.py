@@ -65,11 +65,25 @@ def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
     return x.take(from_start(tf.convert_to_tensor(indices)))
 
 
+def lookup_sparse(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.nn.embedding_lookup_sparse`, as of its second half: read rows where it has a value."""
+    return original([_of_value(param) for param in params], *args, **kwargs)
+
+
+def _of_value(tensor: Any) -> Any:
+    """Return the variable whose value a step was given as `tensor`; anything else as it is."""
+    phase = current_phase()
+    return phase.value_reads.variable_of(tensor) if isinstance(phase, Compute) else tensor
+
+
 def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
     """`tf.GradientTape.gradient`: take the gradients of a variable in shards shard by shard.
 
-    To a tape, such a variable is as many variables: no handle stands for all of them.
+    To a tape, such a variable is as many variables: no handle stands for all of them. And the value
+    that a step was given of a variable may be none, where rows of it are all that the step wants.
     """
+    if isinstance(current_phase(), Compute):
+        sources = tf.nest.map_structure(_of_value, sources)
     flat = tf.nest.flatten(sources)
     storages = [_storage_in_shards(source) or _of_tensorflow(source) for source in flat]
     if all(storage is None for storage in storages):
@@ -89,7 +103,7 @@ def watch(original: Any, self: Any, tensor: Any) -> None:
     """`tf.GradientTape.watch`: watch each shard."""
     watched = [
         t if (storage := _storage_in_shards(t) or _of_tensorflow(t)) is None else storage.shards
-        for t in tf.nest.flatten(tensor)
+        for t in map(_of_value, tf.nest.flatten(tensor))
     ]
     original(self, watched)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.step.compute_messages import (
     ComputeInputs,
     ComputeOutputs,
@@ -29,6 +30,7 @@ from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory, ScratchKey, spec_of
 from kerasps.step.lookups import checked
 from kerasps.step.update_recorder import UpdateRecorder
+from kerasps.step.value_reads import ValueReads
 from kerasps.variables import ParameterServerVariable, is_metric_state, is_seed_state
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Compute:
         lookups: the ids of each look-up, by the table.
         draws: how many seeds the step draws from each generator.
         changed: the variables that were given another value since this was last cleared.
+        value_reads: the values that were handed out and of which rows may be all that is wanted.
     """
 
     hides_constraints = True
@@ -90,10 +93,43 @@ class Compute:
         self.lookups: ByIdentity[ParameterServerVariable, list[tf.Tensor]] = ByIdentity()
         self.draws: ByIdentity[ParameterServerVariable, int] = ByIdentity()
         self.changed: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.value_reads = ValueReads()
 
     # What variables resolve to
 
     def read(self, variable: ParameterServerVariable) -> tf.Tensor:
+        if _compat.in_symbolic_scope():
+            return _zeros(variable)
+        if not self._may_be_read_by_rows(variable):
+            return self.read_whole(variable)
+        if self.is_table(variable):
+            value = _zeros(variable)
+        elif self._is_known(variable):
+            value = self._current(_value_of(variable))
+        else:
+            self.inventory.add_value(variable)
+            value = _zeros(variable)
+        return self.value_reads.hand_out(variable, value)
+
+    def _may_be_read_by_rows(self, variable: ParameterServerVariable) -> bool:
+        """Return whether a value may be asked for to look rows up in it, which is told later."""
+        return (
+            self.inventory.may_be_table(variable)
+            and not self.in_control_flow()
+            and variable not in self._assigned
+            and variable not in self._recorder.updated
+            and _value_of(variable) not in self._scratch
+        )
+
+    def settle_reads(self) -> None:
+        """Find which values that were handed out are used otherwise. Call after the trace."""
+        for variable in self.value_reads.used():
+            self.inventory.use_whole(variable)
+            if not self.needs_whole(variable, _IN_ANOTHER_WAY):
+                self.inventory.add(variable)
+
+    def read_whole(self, variable: ParameterServerVariable) -> tf.Tensor:
+        """Return the value of `variable` for what needs all of it."""
         self.whole.setdefault(variable, _IN_ANOTHER_WAY)
         self._look_ahead(variable)
         if self.is_table(variable):
@@ -113,13 +149,16 @@ class Compute:
         return self._current(_value_of(variable)) if self._is_known(variable) else _zeros(variable)
 
     def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+        if _compat.in_symbolic_scope():
+            return _no_rows(variable, ids)
         number = len(self.lookups.setdefault(variable, []))
         self.lookups[variable].append(ids)
         self._look_ahead(variable)
         if not self.is_table(variable) and self._is_known(variable):
             if self.in_control_flow():
                 self.whole.setdefault(variable, _IN_ANOTHER_WAY)
-            return tf.gather(self._current(_value_of(variable)), checked(ids, variable))
+            value = self._current(_value_of(variable))
+            return self.value_reads.gather(value, checked(ids, variable))
         if self.in_control_flow():
             # Ids that only a loop or a condition knows cannot be found ahead of the step.
             self.inventory.read_whole(variable, _IN_ANOTHER_WAY)
@@ -127,14 +166,13 @@ class Compute:
             self.inventory.add_table(variable, number + 1)
         else:
             return _rows_at(self._tables[variable], number, ids)
-        row_shape = variable.storage.shape[1:]
-        return tf.zeros(tf.concat([tf.shape(ids), row_shape], 0), variable.storage.dtype)
+        return _no_rows(variable, ids)
 
     def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
         is_sum = type(regularizer) in _SUMS_OVER_ELEMENTS
         if is_sum and (self.is_table(variable) or _value_of(variable) in self._values):
             self._look_ahead(variable)
-            return lambda _: regularizer(self.source(variable))
+            return lambda _: regularizer(self.value_reads.apart(self.source(variable)))
         return regularizer
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
@@ -155,7 +193,7 @@ class Compute:
         self._set(key, spec_of(variable), value)
 
     def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        self.assign(variable, self.read(variable) + value)
+        self.assign(variable, self.read_whole(variable) + value)
 
     def _count_draw(self, variable: ParameterServerVariable) -> None:
         # A generator assigns its state once for each seed that it gives. One that draws in a loop
@@ -313,7 +351,7 @@ class Compute:
         self._recorder.finish()
         deltas, assigned = self.state_changes()
         return ComputeOutputs(
-            metrics=[self.read(v) for v in self.inventory.metrics],
+            metrics=[self.read_whole(v) for v in self.inventory.metrics],
             updates=[update.tensors for update in self.updates],
             deltas=[self.difference(v) for v in deltas],
             assigned=[self._current(_value_of(v), self._initial.get(v)) for v in assigned],
@@ -364,6 +402,14 @@ def start_values(
 
 def _zeros(variable: ParameterServerVariable) -> tf.Tensor:
     return tf.zeros(variable.storage.shape, variable.storage.dtype)
+
+
+def _no_rows(variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+    """Return zeros in place of the rows `ids`."""
+    row_shape = variable.storage.shape[1:]
+    rows = tf.zeros(tf.concat([tf.shape(ids), row_shape], 0), variable.storage.dtype)
+    rows.set_shape(ids.shape.concatenate(row_shape))
+    return rows
 
 
 def _rows_at(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:

@@ -84,6 +84,8 @@ class Inventory:
         self.coupled: dict[Hashable, CoupledUpdate] = {}
         self.grew = False
         self._presumes = True
+        self._used_whole: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self._unused: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
 
     def add_optimizers(self, optimizers: Iterable[Any]) -> None:
@@ -106,6 +108,11 @@ class Inventory:
             self.tables.pop(variable, None)
             self.grew = True
 
+    def add_value(self, variable: ParameterServerVariable) -> None:
+        """Note a variable whose value the step asks for, if only to do nothing with it."""
+        if variable not in self._unused:
+            self.add(variable)
+
     def add_table(self, variable: ParameterServerVariable, num_lookups: int) -> None:
         """Note a variable that the step reads by rows, and how often."""
         if _num_bytes(variable) < self._table_min_bytes:
@@ -115,6 +122,20 @@ class Inventory:
             self.pulled.discard(variable)
             self.tables[variable] = num_lookups
             self.grew = True
+
+    def may_be_table(self, variable: ParameterServerVariable) -> bool:
+        """Return whether rows may be all that the step wants of a variable, as far as is known."""
+        return (
+            variable not in self._used_whole
+            and bool(variable.storage.shape.rank)
+            and _num_bytes(variable) >= self._table_min_bytes
+            and not is_metric_state(variable)
+            and not is_seed_state(variable)
+        )
+
+    def use_whole(self, variable: ParameterServerVariable) -> None:
+        """Note that the step uses the value of a variable otherwise than to look rows up in it."""
+        self._used_whole.add(variable)
 
     def read_whole(self, table: ParameterServerVariable, reason: str) -> None:
         """Note that a table must be read whole, and warn where that is a lot, saying why."""
@@ -147,8 +168,10 @@ class Inventory:
     def settle(self, phase: Compute) -> None:
         """Replace what the first trace presumed by what it saw.
 
-        It presumes that every variable is read whole. Later calls do nothing.
+        It presumes that every variable is read whole. Of later traces, values alone are settled:
+        what each was used for.
         """
+        phase.settle_reads()
         if not self._presumes:
             return
         self._presumes = False
@@ -160,6 +183,7 @@ class Inventory:
                 self.add_table(variable, len(phase.lookups[variable]))
             else:
                 self.pulled.discard(variable)
+                self._unused.add(variable)
                 self.grew = True
 
     def add_scratch(self, key: ScratchKey, spec: tf.TensorSpec) -> None:

@@ -226,7 +226,7 @@ class Replicas:
             self._is_applying = True
             apply([_sum(of_variable) for of_variable in zip(*given, strict=True)])
             self._is_applying = False
-            self._news = [(variable, phase.read(variable)) for variable in phase.changed]
+            self._news = [(variable, phase.read_whole(variable)) for variable in phase.changed]
             self._changed |= phase.changed
             return
         for variable, value in self._news:
@@ -242,7 +242,8 @@ class Replicas:
         deltas, _ = first.state_changes()
         return outputs._replace(
             metrics=[
-                tf.add_n([phase.read(v) for phase in self.phases]) for v in first.inventory.metrics
+                tf.add_n([phase.read_whole(v) for phase in self.phases])
+                for v in first.inventory.metrics
             ],
             deltas=[
                 first.difference(v)

@@ -186,6 +186,8 @@ class Tracer:
         phases, returned = traced[-1]  # TensorFlow traces twice where variables are made
         phase = phases[0]
         inventory.settle(phase)
+        for own in phases[1:]:
+            own.settle_reads()
         if inventory.grew:
             return None
         if not self._method.may_assign:

@@ -41,7 +41,7 @@ class _Ahead(UpdatePhase):
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return the value of `variable` as it stands in the step."""
-        return self._compute.read(variable)
+        return self._compute.read_whole(variable)
 
     def held(self, variable: ParameterServerVariable) -> ValueOf:
         return ValueOf(self, variable)
@@ -133,7 +133,7 @@ class UpdateRecorder:
         Returns what it called that with, and the shared state that its updates are to see.
         """
         compute, steps = self._compute, optimizer.gradient_accumulation_steps
-        before = [compute.read(v) for v in shared]
+        before = [compute.read_whole(v) for v in shared]
         optimizer._backend_update_step(gradients, list(trainable), optimizer.learning_rate)
         arguments, self._arguments = self._arguments, None
         if arguments is None:
@@ -143,11 +143,11 @@ class UpdateRecorder:
                 f"whose `update_step` updates one variable. Received: {type(optimizer).__name__}. "
                 "Move the update into `update_step`, or call `super()._backend_update_step`."
             )
-        after = [compute.read(v) for v in shared]
+        after = [compute.read_whole(v) for v in shared]
         if steps:
             # State that the optimizer moves with each update moves when the accumulated gradients
             # are applied.
-            is_update = tf.equal((compute.read(optimizer._iterations) + 1) % steps, 0)
+            is_update = tf.equal((compute.read_whole(optimizer._iterations) + 1) % steps, 0)
             for variable, old, new in zip(shared, before, after, strict=True):
                 if new is not old:
                     compute.assign(variable, tf.where(is_update, new, old))
@@ -204,7 +204,7 @@ class UpdateRecorder:
         )
         if self._compute.needs_whole(variable, why):
             return Sent([], [])
-        values = ByIdentity((v, self._compute.read(v)) for v in coupled.pulled)
+        values = ByIdentity((v, self._compute.read_whole(v)) for v in coupled.pulled)
         return coupled.sent(gradient, update.tensors.scalars, values)
 
     def _gradient_shape(self, variable: ParameterServerVariable) -> tf.TensorShape:

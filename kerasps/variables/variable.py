@@ -236,6 +236,10 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         # A GradientTape sees the read of a `tf.Variable` by itself. This one is read as a tensor.
         if self._trainable and not isinstance(value, tf.Variable):
             _compat.record_variable_access(self)
+        return self.autocast(value)
+
+    def autocast(self, value: Any) -> Any:
+        """Return a value in the dtype that the layer which is being called computes in."""
         return self._maybe_autocast(value)
 
     @property
@@ -279,6 +283,10 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
             # Before the rows are read, or a GradientTape does not see the read.
             _compat.record_variable_access(self)
         return self._maybe_autocast(current.take(self, ids))
+
+    def get_shape(self) -> tf.TensorShape:
+        """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
+        return tf.TensorShape(self.shape)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Return the rows `indices`, as `take` does; `tf.gather` calls it."""

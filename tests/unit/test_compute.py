@@ -341,3 +341,60 @@ def test_an_optimizer_that_updates_elsewhere_is_refused():
     optimizer = built(Elsewhere(0.25), weights)
     with pytest.raises(UnsupportedError, match="updates variables in `_backend_update_step`"):
         traced_update(optimizer, weights, 1.0)
+
+
+def looked_up(traced, variable):
+    return {
+        "table": variable in traced.inventory.tables,
+        "whole": variable in traced.inventory.pulled,
+    }
+
+
+VALUES = {
+    "gather": (lambda v, ids: tf.gather(v.value, ids), True),
+    "embedding_lookup": (lambda v, ids: tf.nn.embedding_lookup(v.value, ids), True),
+    "converted": (lambda v, ids: tf.gather(tf.convert_to_tensor(v), ids), True),
+    "twice": (lambda v, ids: tf.gather(v.value, ids) + tf.gather(v.value, ids), True),
+    "columns": (lambda v, ids: tf.gather(v.value, ids % 2, axis=1), False),
+    "multiplied": (lambda v, ids: tf.gather(2 * v.value, ids), False),
+    "in a loop": (lambda v, ids: tf.map_fn(lambda i: v.value[i], ids, "float32"), False),
+    "rows and all": (lambda v, ids: tf.gather(v.value, ids) + tf.reduce_sum(v.value), False),
+}
+
+
+@pytest.mark.parametrize("way", VALUES)
+def test_value_of_which_rows_alone_are_used_makes_a_table(way):
+    read, is_table = VALUES[way]
+    variable = local_variable(np.arange(8, dtype="float32").reshape(4, 2), name="table")
+    traced = Traced(lambda ids: [tf.reduce_sum(read(variable, ids))], np.array([1, 3]))
+    assert looked_up(traced, variable) == {"table": is_table, "whole": not is_table}
+
+
+def test_value_that_is_read_for_nothing_is_not_read():
+    variable = local_variable(np.ones((4, 2), "float32"), name="table")
+
+    def body(ids):
+        assert variable.value.shape == (4, 2)
+        return [tf.reduce_sum(ids)]
+
+    traced = Traced(body, np.array([1, 3]), expected=[variable])
+    assert looked_up(traced, variable) == {"table": False, "whole": False}
+
+
+def test_value_that_is_returned_is_read_whole():
+    variable = local_variable(np.ones((4, 2), "float32"), name="table")
+    traced = Traced(lambda ids: [variable.value], np.array([1, 3]), expected=[variable])
+    assert looked_up(traced, variable) == {"table": False, "whole": True}
+
+
+def test_shapes_alone_say_nothing_of_how_a_variable_is_read():
+    variable = local_variable(np.ones((4, 2), "float32"), name="table")
+
+    def body(ids):
+        keras.layers.Lambda(lambda x: variable.value * x).compute_output_spec(
+            keras.KerasTensor((4, 2))
+        )
+        return [tf.reduce_sum(variable.take(ids))]
+
+    traced = Traced(body, np.array([1, 3]), expected=[variable])
+    assert looked_up(traced, variable) == {"table": True, "whole": False}
