@@ -28,7 +28,7 @@ from kerasps.step.compute_messages import (
 )
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory, ScratchKey, spec_of
-from kerasps.step.lookups import checked
+from kerasps.step.row_requests import checked
 from kerasps.step.update_recorder import UpdateRecorder
 from kerasps.step.value_reads import ValueReads
 from kerasps.variables import ParameterServerVariable, is_metric_state, is_seed_state

@@ -94,6 +94,8 @@ def _padded(table: TableRows) -> TableRows:
 def _cut_to_rows(update: Update, tensors: UpdateTensors, step: StepContext) -> list[tf.Tensor]:
     """Return the gradients, those of tables with the rows that were pulled alone."""
     return [
-        gradient[: step.requests[variable].num_rows] if variable in step.requests else gradient
+        gradient[: step.requests[variable].num_rows(variable)]
+        if variable in step.requests
+        else gradient
         for variable, gradient in zip(update.variables, tensors.gradients, strict=True)
     ]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasps.step.identity import ByIdentity
+from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.overlap import Overlap
 from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
@@ -403,8 +403,10 @@ class _Step:
             }
 
     def _rows_asked_for(self, step: StepContext) -> tf.Tensor:
-        counts = [step.requests[s.variable].count_in(s) for s in self.plan.table_shards]
-        return tf.cast(tf.stack(counts), tf.int64)
+        """Return how many rows of each of `StepPlan.table_shards` a step asks for."""
+        requests = IdentitySet(step.requests.values())
+        counts = [own.counts_in(shard) for own in requests for shard in own.group.shards]
+        return tf.cast(tf.concat(counts, 0), tf.int64)
 
 
 def _indexed(batches: list[Any], spec: tf.OptionalSpec) -> Callable[[tf.Tensor], Any]:

@@ -125,9 +125,9 @@ class _Aside:
 
     def __init__(self, changes: DeviceChanges, specs: PushMessage) -> None:
         self._changes = changes
-        tables = set(changes.tables)
+        tables = dict.fromkeys(shard for shards in changes.tables for shard in shards)
         ids = tf.TensorSpec([None], tf.int32)
-        self._ids = [_Rows(ids, shard) for shard in dict.fromkeys(changes.tables)]
+        self._ids = [_Rows(ids, shard) for shard in tables]
 
         def slots(kind: type[_Last | _Sum], own: Any) -> Any:
             return filled(own, [kind(spec) for spec in leaves_of(own)])
@@ -140,6 +140,10 @@ class _Aside:
                     _Rows(spec, shard) if shard in tables else _Sum(spec)
                     for shard, spec in zip(update.single, own.gradients, strict=True)
                 ],
+                # The rows of a group arrive table by table with each push, and so not in all.
+                groups=[
+                    [_Rows(group.spec, shard) for shard in group.shards] for group in update.groups
+                ],
             )
             for update, own in zip(changes.updates, specs.updates, strict=True)
         ]
@@ -151,7 +155,16 @@ class _Aside:
         """Set aside what a push brings. Runs on the ps, under the lock."""
         for rows in self._ids:
             rows.add(ids[rows.shard])
-        brought = message._replace(lane=None, number=None, clock=None)
+        updates = [
+            own._replace(
+                groups=[
+                    tf.split(rows, [tf.size(ids[shard]) for shard in group.shards])
+                    for group, rows in zip(update.groups, own.groups, strict=True)
+                ]
+            )
+            for update, own in zip(self._changes.updates, message.updates, strict=True)
+        ]
+        brought = message._replace(updates=updates, lane=None, number=None, clock=None)
         for slot, value in zip(leaves_of(self._slots), leaves_of(brought), strict=True):
             slot.add(value)
 
@@ -169,7 +182,12 @@ class _Aside:
             slot.mean(count, place_of[slot.shard] if isinstance(slot, _Rows) else None)
             for slot in slots
         ]
-        apply(self._changes, filled(self._slots, means), places)
+        message = filled(self._slots, means)
+        updates = [
+            own._replace(groups=[tf.concat(rows, 0) for rows in own.groups])
+            for own in message.updates
+        ]
+        apply(self._changes, message._replace(updates=updates), places)
         for slot in [*slots, *self._ids]:
             slot.clear()
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from kerasps.step.compute_messages import ComputeOutputs, InputNames, TableRows
 from kerasps.step.identity import ByIdentity
 from kerasps.step.inventory import ScratchKey
-from kerasps.step.lookups import RowRequest
 from kerasps.step.packing import leaves_of
+from kerasps.step.row_requests import RowRequest
 from kerasps.variables import ParameterServerVariable
 
 
@@ -91,7 +91,7 @@ class StepContext:
         pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
         before_pull: operations that the pull from each ps waits for, by the device of the ps.
         pushes: the operations that have pushed, likewise. From the push.
-        requests: the rows of each table that the step asks for. From the pull.
+        requests: the rows that the step asks for, by the table. From the pull.
         messages: what each `DevicePull` has asked its ps for, packed: the push sends gradients for
             the same rows. From the pull.
         clocks: what the clock of each ps was when the step began to pull from it, by the device of

@@ -21,7 +21,7 @@ from kerasps.step.push import PushPhase
 from kerasps.step.seed_draw import SeedDraw
 from kerasps.step.state import StepState
 from kerasps.step.traffic import StepTraffic, TableTraffic
-from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Shard, shards_in
+from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Shard
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share.
 # Building the graph costs a worker some 0.5 ms an operation, so a deep model, whose steps are slow
@@ -104,7 +104,9 @@ class StepPlan:
     @cached_property
     def table_shards(self) -> list[Shard]:
         """The shards of tables, in the order in which the state counts their rows."""
-        return shards_in(self.inventory.tables)
+        return [
+            shard for group in self.pull.groups for own in group.shards for shard in own.shards
+        ]
 
     @cached_property
     def state(self) -> Packing[StepState]:
@@ -127,7 +129,9 @@ class StepPlan:
             ps = ps_index(pull.device)
             read[ps] = read.get(ps, 0) + pull.received.num_bytes
         written = {ps_index(push.device): push.packing.num_bytes for push in self.push.pushes}
-        updated = {shard for push in self.push.pushes for shard in push.tables}
+        updated = {
+            shard for push in self.push.pushes for shards in push.tables for shard in shards
+        }
         tables = [
             TableTraffic(
                 ps_index(shard.device),

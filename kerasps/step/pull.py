@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from kerasps.step.fused import FusedVariable
+from kerasps.step.groups import GroupShard, TableGroup
 from kerasps.step.inventory import rows_spec
-from kerasps.step.lookups import Round, RowRequest
+from kerasps.step.lookups import Round
 from kerasps.step.packing import Packing, brought_to
 from kerasps.step.phases import StepContext
+from kerasps.step.row_requests import RowRequest
 from kerasps.variables import (
     ParameterServerVariable,
     Shard,
@@ -32,8 +34,8 @@ class PullMessage(NamedTuple):
     It travels as one int32 tensor: the counts, then the ids. Of one shard alone, the ids are all.
 
     Attributes:
-        counts: how many rows are asked for.
-        ids: the places of the rows in the shard.
+        counts: for each group, how many rows are asked for of each of its tables.
+        ids: for each group, the places of the rows in the shards of its tables, end to end.
     """
 
     counts: list[tf.Tensor]
@@ -45,22 +47,28 @@ class PullMessage(NamedTuple):
         return tf.TensorSpec([None], tf.int32)
 
     @classmethod
-    def of(cls, requests: _Requests, shards: Sequence[Shard]) -> PullMessage:
-        """Return the message that asks for what `requests` want of `shards`."""
+    def of(cls, requests: _Requests, groups: Sequence[GroupShard]) -> PullMessage:
+        """Return the message that asks for what `requests` want of `groups`."""
+        own = [(requests[shard.group.tables[0]], shard) for shard in groups]
         return cls(
-            [requests[shard.variable].count_in(shard) for shard in shards],
-            [requests[shard.variable].ids_in(shard) for shard in shards],
+            [request.counts_in(shard) for request, shard in own],
+            [request.ids_in(shard) for request, shard in own],
         )
 
-    def pack(self) -> tf.Tensor:
-        """Return the message as it travels, on the worker."""
-        if len(self.ids) == 1:
-            return self.ids[0]
-        return tf.concat([tf.stack(self.counts), *self.ids], 0)
+    def pack(self, num_shards: int) -> tf.Tensor:
+        """Return the message as it travels, on the worker.
+
+        Args:
+            num_shards: the shards of all tables.
+        """
+        return self.ids[0] if num_shards == 1 else tf.concat([*self.counts, *self.ids], 0)
 
     @staticmethod
     def unpack_ids(tensor: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
-        """Return the ids in what `pack` returned, on the ps, which needs no more of it."""
+        """Return the ids of each shard in what `pack` returned.
+
+        Runs on the ps, which needs no more of it.
+        """
         if num_shards == 1:
             return [tensor]
         counts, ids = tf.split(tensor, [num_shards, -1])
@@ -74,7 +82,8 @@ class PullReply(NamedTuple):
         fused: the values of each fused variable: one tensor where it is sent, a list with one for
             each shard where it is received.
         dense: the values of other shards that are pulled whole.
-        rows: the rows of each shard of a table.
+        rows: the rows of each group: a list with those of each shard where they are sent, one
+            tensor where they are received.
         clock: how many pushes, or joints, the ps had applied before it read any of these, an int64
             scalar; None where the step will not push to it.
     """
@@ -91,30 +100,36 @@ class DevicePull:
     Args:
         device: the device of the ps.
         dense: what is read whole.
-        tables: the shards of tables of which rows are read.
+        groups: the shards of groups of tables of which rows are read.
         fused: the fused variables, which hold some of `dense`.
         clock: reads the clock of the ps, there; None for no clock.
+
+    Attributes:
+        groups: those.
+        tables: the shards of the tables in them.
     """
 
     def __init__(
         self,
         device: str,
         dense: list[Shard],
-        tables: list[Shard],
+        groups: list[GroupShard],
         fused: Sequence[FusedVariable],
         clock: Callable[[], tf.Tensor] | None = None,
     ) -> None:
         in_fused = {shard for own in fused for shard in own.shards}
         self.device = device
-        self.tables = tables
+        self.groups = groups
+        self.tables = [shard for own in groups for shard in own.shards]
         self._fused = list(fused)
         self._dense = [shard for shard in dense if shard not in in_fused]
         self._clock = clock
         clock_spec = None if clock is None else tf.TensorSpec([], tf.int64)
-        rows = [rows_spec(shard.variable) for shard in tables]
+        rows = [own.spec for own in groups]
+        of_tables = [[rows_spec(shard.variable) for shard in own.shards] for own in groups]
         single = [shard.spec for shard in self._dense]
         # Two structures of the same flat tensors: the ps sends what lies end to end already.
-        sent = Packing(PullReply([own.spec for own in fused], single, rows, clock_spec))
+        sent = Packing(PullReply([own.spec for own in fused], single, of_tables, clock_spec))
         of_shards = [[shard.spec for shard in own.shards] for own in fused]
         self.received = Packing(PullReply(of_shards, single, rows, clock_spec))
 
@@ -149,11 +164,17 @@ class DevicePull:
         clock = None if self._clock is None else self._clock()
         # No push is missed that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
+            places = self.places(messages)
             rows = [
-                tf.raw_ops.ResourceGather(
-                    resource=shard.storage.handle, indices=ids, dtype=shard.storage.dtype
-                )
-                for shard, ids in self.places(messages).items()
+                [
+                    tf.raw_ops.ResourceGather(
+                        resource=shard.storage.handle,
+                        indices=places[shard],
+                        dtype=shard.storage.dtype,
+                    )
+                    for shard in own.shards
+                ]
+                for own in self.groups
             ]
             return PullReply(
                 [own.values.read_value() for own in self._fused],
@@ -162,23 +183,25 @@ class DevicePull:
                 clock,
             )
 
-    def add_to(self, step: StepContext) -> dict[Shard, tf.Tensor]:
-        """Ask the ps; return the values of dense shards, and the rows of tables."""
-        message = PullMessage.of(step.requests, self.tables)
+    def add_to(
+        self, step: StepContext
+    ) -> tuple[dict[Shard, tf.Tensor], dict[GroupShard, tf.Tensor]]:
+        """Ask the ps; return the values of dense shards, and the rows of groups."""
+        message = PullMessage.of(step.requests, self.groups)
+        packed = [message.pack(len(self.tables))] if self.tables else []
         # Not left to the calls: as an argument of the pull and of the push, it would wait for the
         # push before.
-        step.messages[self] = brought_to(self.device, [message.pack()] if self.tables else [])
+        step.messages[self] = brought_to(self.device, packed)
         waits = step.before_pull.get(self.device, [])
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
-        reply = self.received.unpack(flats, message.counts)
+        reply = self.received.unpack(flats, [tf.size(ids) for ids in message.ids])
         if reply.clock is not None:
             step.clocks[self.device] = reply.clock
         values = dict(zip(self._dense, reply.dense, strict=True))
-        values.update(zip(self.tables, reply.rows, strict=True))
         for own, of_shards in zip(self._fused, reply.fused, strict=True):
             values.update(zip(own.shards, of_shards, strict=True))
-        return values
+        return values, dict(zip(self.groups, reply.rows, strict=True))
 
 
 class RoundPull:
@@ -202,7 +225,8 @@ class RoundPull:
     ) -> None:
         self.round = found
         self._dense = list(dense)
-        held, rows = shards_in(dense), shards_in(found.tables)
+        held = shards_in(dense)
+        rows = [shard for group in found.groups for shard in group.shards]
         self.pulls = [
             DevicePull(
                 device,
@@ -217,15 +241,21 @@ class RoundPull:
     def add_to(self, step: StepContext) -> None:
         """Ask every ps, and put variables together from the shards that come."""
         requests = self.round.requests(step.handles, step.known)
-        step.requests.update(requests)
+        step.requests.update(
+            (table, request) for request in requests for table in request.group.tables
+        )
         values: dict[Shard, tf.Tensor] = {}
+        rows: dict[GroupShard, tf.Tensor] = {}
         for pull in self.pulls:
-            values.update(pull.add_to(step))
+            own_values, own_rows = pull.add_to(step)
+            values.update(own_values)
+            rows.update(own_rows)
         step.add_values((variable, _join(variable, values)) for variable in self._dense)
-        for table, request in requests.items():
-            rows = [values[shard] for shard in shards_in([table])]
-            joined = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
-            step.add_table(table, joined, request.positions)
+        for request in requests:
+            group = request.group
+            of_tables = request.rows_of_tables([rows[shard] for shard in group.shards])
+            for table, own in zip(group.tables, of_tables, strict=True):
+                step.add_table(table, own, request.positions(table))
 
 
 class PullPhase:
@@ -264,9 +294,14 @@ class PullPhase:
         return [pull for own in self.rounds for pull in own.pulls]
 
     @property
+    def groups(self) -> list[TableGroup]:
+        """The groups of tables, of all rounds."""
+        return [group for own in self.rounds for group in own.round.groups]
+
+    @property
     def functions(self) -> list[Any]:
         """The functions that find ids, and those that run on the ps."""
-        finds = [own.round.find for own in self.rounds if own.round.tables]
+        finds = [own.round.find for own in self.rounds if own.round.groups]
         return [*finds, *(pull.function for pull in self.pulls)]
 
     @property

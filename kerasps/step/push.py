@@ -37,7 +37,7 @@ class DevicePush:
         joints: those of the ps, where the push is for one; None to apply it at once.
 
     Attributes:
-        tables: the shards of which it sends gradients of rows.
+        tables: the shards of which it sends gradients of rows, those of a group together.
         packing: how what is sent travels.
     """
 
@@ -57,7 +57,8 @@ class DevicePush:
         self.tables = changes.tables
         self._changes = changes
         # Which rows the gradients are of, the ps has been told by the pull.
-        self._pulls = [pull for pull in pulls if set(self.tables) & set(pull.tables)]
+        sent = {shard for shards in self.tables for shard in shards}
+        self._pulls = [pull for pull in pulls if sent & set(pull.tables)]
         clocked = any(pull.brings_clock for pull in pulls)
         kinds = {"clocked": clocked, "numbered": numbered}
         self.packing: Packing[PushMessage] = Packing(changes.sent_specs(**kinds))
@@ -102,7 +103,8 @@ class DevicePush:
         ids: dict[Shard, tf.Tensor] = {}
         for pull, asked in zip(self._pulls, messages, strict=True):
             ids.update(pull.places(asked))
-        message = self._received.unpack(flats, [tf.size(ids[shard]) for shard in self.tables])
+        lengths = [_sum([tf.size(ids[shard]) for shard in shards]) for shards in self.tables]
+        message = self._received.unpack(flats, lengths)
         with tf.control_dependencies(tf.nest.flatten([messages, flats])):
             lock = tf.raw_ops.MutexLock(mutex=mutex(self.device))
         graph = tf.compat.v1.get_default_graph()
@@ -126,6 +128,10 @@ class DevicePush:
         if self._joints is not None:
             with tf.control_dependencies([unlocked]):
                 self._joints.wait(joint)
+
+
+def _sum(numbers: list[tf.Tensor]) -> tf.Tensor:
+    return numbers[0] if len(numbers) == 1 else tf.add_n(numbers)
 
 
 class PushPhase:

@@ -1,67 +1,84 @@
 """What a ps does with a push: the optimizer's own `update_step`, beside its slots.
 
 It runs on each shard of a variable by itself: on the whole shard, or, of a table that the step read
-by rows, on these rows of the variable and its slots.
+by rows, on these rows of the variable and its slots. What it treats alike, it is shown as one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps.step.fused import FusedVariable
-from kerasps.step.identity import ByIdentity
+from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.push_message import DeviceChanges, DeviceUpdate, PushMessage, UpdateMessage
 from kerasps.step.updating import Scalars, UpdatePhase, ValueOf, decay_and_update, finish
-from kerasps.variables import ParameterServerVariable, Shard, entering
+from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
 
 
-class _ShardRows:
-    """Some rows of one shard of a table and of its slots, while an update works on them.
+class _Rows:
+    """Some rows of shards of tables and of their slots, while an update works on them as on one.
 
     Args:
-        shard: the shard.
-        ids: the places of the rows in it.
+        optimizer: the optimizer, which treats all of the tables alike.
+        shards: a shard of each table.
+        ids: the places of the rows in each.
     """
 
-    def __init__(self, shard: Shard, ids: tf.Tensor) -> None:
-        self._shard = shard
+    def __init__(self, optimizer: Any, shards: Sequence[Shard], ids: Sequence[tf.Tensor]) -> None:
+        self._shards = shards
         self._ids = ids
         self._rows: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
-        self._changed: ByIdentity[ParameterServerVariable, tf.Variable] = ByIdentity()
+        self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self._alike = ByIdentity[ParameterServerVariable, Sequence[ParameterServerVariable]]()
+        if len(shards) > 1:
+            slots, tables = slots_of(optimizer), [shard.variable for shard in shards]
+            own = [slots[optimizer._get_variable_index(table)] for table in tables]
+            self._alike.update([(tables[0], tables), *zip(own[0], zip(*own, strict=True))])
 
     def holds(self, variable: ParameterServerVariable) -> bool:
-        """Return whether `variable` is the table or a slot of its shape."""
-        return bool(variable.storage.shape == self._shard.variable.storage.shape)
+        """Return whether `variable` is the first table or a slot of its shape."""
+        if self._alike:
+            return variable in self._alike
+        return bool(variable.storage.shape == self._shards[0].variable.storage.shape)
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the rows of `variable` as they stand."""
+        """Return the rows of `variable`, and of what is it to other tables, as they stand."""
         if variable not in self._rows:
-            storage = self._storage(variable)
-            gathered = tf.raw_ops.ResourceGather(
-                resource=storage.handle, indices=self._ids, dtype=storage.dtype
-            )
-            gathered.set_shape([None, *storage.shape[1:]])
-            self._rows[variable] = gathered
+            gathered = [
+                tf.raw_ops.ResourceGather(
+                    resource=storage.handle, indices=ids, dtype=storage.dtype
+                )
+                for storage, ids in zip(self._storages(variable), self._ids, strict=True)
+            ]
+            rows = gathered[0] if len(gathered) == 1 else tf.concat(gathered, 0)
+            rows.set_shape([None, *variable.storage.shape[1:]])
+            self._rows[variable] = rows
         return self._rows[variable]
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        """Take new rows of `variable`."""
+        """Take new rows of `variable`, and of what is it to other tables."""
         self._rows[variable] = value
-        self._changed[variable] = self._storage(variable)
+        self._changed.add(variable)
 
     def write(self) -> None:
         """Write the rows that have changed."""
-        for variable, storage in self._changed.items():
-            tf.raw_ops.ResourceScatterUpdate(
-                resource=storage.handle, indices=self._ids, updates=self._rows[variable]
-            )
+        counts = [tf.size(ids) for ids in self._ids]
+        for variable in self._changed:
+            rows = [self._rows[variable]]
+            if len(counts) > 1:
+                rows = tf.split(rows[0], tf.stack(counts), num=len(counts))
+            for storage, ids, own in zip(self._storages(variable), self._ids, rows, strict=True):
+                tf.raw_ops.ResourceScatterUpdate(
+                    resource=storage.handle, indices=ids, updates=own
+                )
 
-    def _storage(self, variable: ParameterServerVariable) -> tf.Variable:
-        return variable.shards[self._shard.index]
+    def _storages(self, variable: ParameterServerVariable) -> list[tf.Variable]:
+        index = self._shards[0].index
+        return [own.shards[index] for own in self._alike.get(variable, [variable])]
 
 
 class OnDevice(UpdatePhase):
@@ -78,7 +95,7 @@ class OnDevice(UpdatePhase):
     ) -> None:
         super().__init__(optimizer, scalars, shared)
         self._index = 0
-        self._rows: _ShardRows | None = None
+        self._rows: _Rows | None = None
         self._stand_ins: ByIdentity[ParameterServerVariable, tf.Variable] = ByIdentity()
 
     @contextlib.contextmanager
@@ -91,7 +108,7 @@ class OnDevice(UpdatePhase):
             self._stand_ins = ByIdentity()
 
     @contextlib.contextmanager
-    def on(self, shard: Shard, rows: _ShardRows | None = None) -> Iterator[None]:
+    def on(self, shard: Shard, rows: _Rows | None = None) -> Iterator[None]:
         """In this context, let `shard`, or some rows of it, stand for its variable.
 
         New rows are written at the end.
@@ -160,6 +177,11 @@ def _apply_update(
     for fused, gradient in zip(update.fused, message.fused, strict=True):
         with entering(phase), phase.on_fused(fused):
             decay_and_update(phase, fused.shards[0].variable, gradient)
+    for group, gradient in zip(update.groups, message.groups, strict=True):
+        shards = group.shards
+        rows = _Rows(update.update.optimizer, shards, [ids[shard] for shard in shards])
+        with entering(phase), phase.on(shards[0], rows):
+            decay_and_update(phase, shards[0].variable, gradient)
     gradients = dict(zip(update.single, message.gradients, strict=True))
     coupling = {
         shard: (coupled, sent)
@@ -170,7 +192,7 @@ def _apply_update(
         gradient, rows = gradients.get(shard), None
         if gradient is not None and shard in ids:
             if update.updates_rows(shard):
-                rows = _ShardRows(shard, ids[shard])
+                rows = _Rows(update.update.optimizer, [shard], [ids[shard]])
             else:
                 gradient = tf.math.unsorted_segment_sum(
                     gradient, ids[shard], shard.storage.shape[0]

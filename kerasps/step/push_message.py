@@ -14,6 +14,7 @@ import tensorflow as tf
 from kerasps.step.compute_messages import ComputeOutputs, Update, UpdateTensors
 from kerasps.step.coupled import CoupledUpdate, Sent
 from kerasps.step.fused import FusedVariable
+from kerasps.step.groups import GroupShard, TableGroup
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import rows_spec
 from kerasps.step.optimizers import may_update_rows
@@ -31,13 +32,16 @@ class UpdateMessage(NamedTuple):
         fused: the gradient of each fused variable: a list with one for each shard where it is sent,
             one tensor where it is received.
         gradients: the gradients of other shards.
-        sent: what each of these needs of the whole variable; mostly nothing.
+        groups: the gradients of each group of several tables: a list of tensors that belong end to
+            end where they are sent, one tensor where they are received.
+        sent: what each of `gradients` needs of the whole variable; mostly nothing.
         applied: whether the optimizer was applied, as a float32, where that depends; else None.
     """
 
     scalars: Scalars
     fused: list[Any]
     gradients: list[Any]
+    groups: list[Any]
     sent: list[Sent]
     applied: Any
 
@@ -74,6 +78,7 @@ class StepChanges:
         tables: those of which the gradient has the rows that were asked for.
         sparse_updates: the strategy's argument of that name.
         fused: the fused variables.
+        groups: the groups of tables.
     """
 
     updates: Sequence[Update]
@@ -82,6 +87,7 @@ class StepChanges:
     tables: IdentitySet[ParameterServerVariable]
     sparse_updates: str
     fused: Sequence[FusedVariable]
+    groups: Sequence[TableGroup] = ()
 
     @property
     def devices(self) -> list[str]:
@@ -100,6 +106,17 @@ class StepChanges:
             changed = [*changed, *(v for v in followed if v not in self.tables)]
         return list(dict.fromkeys(shards_in(changed)))
 
+    def _groups_of(self, update: Update, device: str) -> list[GroupShard]:
+        """Return the groups of several tables that are updated on one ps."""
+        updated = IdentitySet(update.variables)
+        return [
+            shard
+            for group in self.groups
+            if len(group.tables) > 1 and group.tables[0] in updated
+            for shard in group.shards
+            if shard.device == device
+        ]
+
     def on(self, device: str) -> DeviceChanges:
         """Return what of this is on one ps."""
 
@@ -113,6 +130,7 @@ class StepChanges:
                 here(self.shards_of(update)),
                 here(shards_in(update.variables)),
                 [f for f in self.fused if (f.update, f.device) == (number, device)],
+                self._groups_of(update, device),
                 self,
             )
             for number, update in enumerate(self.updates)
@@ -135,12 +153,14 @@ class DeviceUpdate:
         changed: the shards that it changes there.
         with_gradient: those of them that have a gradient.
         fused: the fused variables there that it updates.
+        groups: the groups of several tables there that it updates.
         changes: what the step changes on all ps.
 
     Attributes:
         fused: updated as one each.
+        groups: likewise.
         single: the other shards that have a gradient.
-        rest: all shards that are not in fused variables.
+        rest: all shards that are not in fused variables or groups.
     """
 
     def __init__(
@@ -150,21 +170,27 @@ class DeviceUpdate:
         changed: list[Shard],
         with_gradient: list[Shard],
         fused: list[FusedVariable],
+        groups: list[GroupShard],
         changes: StepChanges,
     ) -> None:
-        in_fused = {shard for own in fused for shard in own.shards}
+        as_one = {shard for own in [*fused, *groups] for shard in own.shards}
         self.update = update
         self.changed = changed
         self.fused = fused
-        self.single = [shard for shard in with_gradient if shard not in in_fused]
-        self.rest = [shard for shard in changed if shard not in in_fused]
+        self.groups = groups
+        self.single = [shard for shard in with_gradient if shard not in as_one]
+        self.rest = [shard for shard in changed if shard not in as_one]
         self._number = number
         self._changes = changes
 
     @property
-    def tables(self) -> list[Shard]:
-        """The shards whose gradients have the rows that were asked for."""
-        return [shard for shard in self.single if shard.variable in self._changes.tables]
+    def tables(self) -> list[list[Shard]]:
+        """The shards whose gradients have the rows that were asked for, those of a group together.
+
+        In the order of the message.
+        """
+        alone = [[shard] for shard in self.single if shard.variable in self._changes.tables]
+        return [*alone, *(own.shards for own in self.groups)]
 
     def coupled(self, shard: Shard) -> CoupledUpdate | None:
         """Return how the whole of a variable takes part in the update of a shard of it."""
@@ -179,8 +205,10 @@ class DeviceUpdate:
             self.update.optimizer, self._changes.sparse_updates
         )
 
-    def specs(self, of_fused: Callable[[FusedVariable], Any]) -> UpdateMessage:
-        """Return the specs of the message, with those of a fused variable from `of_fused`."""
+    def specs(
+        self, of_fused: Callable[[FusedVariable], Any], of_group: Callable[[GroupShard], Any]
+    ) -> UpdateMessage:
+        """Return the specs of the message, with those of what is updated as one from functions."""
         tensors = self.update.tensors
         coupled = [self.coupled(shard) for shard in self.single]
         return UpdateMessage(
@@ -190,6 +218,7 @@ class DeviceUpdate:
                 rows_spec(shard.variable) if shard.variable in self._changes.tables else shard.spec
                 for shard in self.single
             ],
+            groups=[of_group(own) for own in self.groups],
             sent=[
                 Sent([], []) if own is None else own.specs_of(shard)
                 for own, shard in zip(coupled, self.single, strict=True)
@@ -206,9 +235,12 @@ class DeviceUpdate:
 
         def gradient(shard: Shard) -> tf.Tensor:
             if shard.variable in self._changes.tables:
-                request = step.requests[shard.variable]
-                return request.rows_of(shard, gradients[shard.variable])
+                return rows(GroupShard(step.requests[shard.variable].group, shard.index))[0]
             return shard.of(gradients[shard.variable])
+
+        def rows(shard: GroupShard) -> list[tf.Tensor]:
+            tables = shard.group.tables
+            return step.requests[tables[0]].rows_in(shard, [gradients[table] for table in tables])
 
         def sent(shard: Shard) -> Sent:
             coupled = self.coupled(shard)
@@ -220,6 +252,7 @@ class DeviceUpdate:
             scalars=tensors.scalars,
             fused=[[gradient(shard) for shard in own.shards] for own in self.fused],
             gradients=[gradient(shard) for shard in self.single],
+            groups=[rows(shard) for shard in self.groups],
             sent=[sent(shard) for shard in self.single],
             applied=None if tensors.applied is None else tf.cast(tensors.applied, tf.float32),
         )
@@ -244,9 +277,12 @@ class DeviceChanges:
     assigned: list[Shard]
 
     @property
-    def tables(self) -> list[Shard]:
-        """The shards whose gradients have the rows that were asked for, in the message's order."""
-        return [shard for update in self.updates for shard in update.tables]
+    def tables(self) -> list[list[Shard]]:
+        """The shards whose gradients have the rows that were asked for, those of a group together.
+
+        In the order of the message.
+        """
+        return [shards for update in self.updates for shards in update.tables]
 
     def sent_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
         """Return the specs of what `select` returns.
@@ -255,17 +291,27 @@ class DeviceChanges:
             clocked: whether the step pulls the ps's clock.
             numbered: whether it says of which call it is.
         """
-        return self._specs(lambda own: [shard.spec for shard in own.shards], clocked, numbered)
+
+        def of_group(own: GroupShard) -> list[tf.TensorSpec]:
+            return [own.spec] * (len(own.group.tables) if own.group.num_shards == 1 else 1)
+
+        return self._specs(
+            lambda own: [shard.spec for shard in own.shards], of_group, clocked, numbered
+        )
 
     def received_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
         """Return the specs of what arrives: the same flat tensors in another structure."""
-        return self._specs(lambda own: own.spec, clocked, numbered)
+        return self._specs(lambda own: own.spec, lambda own: own.spec, clocked, numbered)
 
     def _specs(
-        self, of_fused: Callable[[FusedVariable], Any], clocked: bool, numbered: bool
+        self,
+        of_fused: Callable[[FusedVariable], Any],
+        of_group: Callable[[GroupShard], Any],
+        clocked: bool,
+        numbered: bool,
     ) -> PushMessage:
         return PushMessage(
-            [update.specs(of_fused) for update in self.updates],
+            [update.specs(of_fused, of_group) for update in self.updates],
             [shard.spec for shard in self.deltas],
             [shard.spec for shard in self.assigned],
             tf.TensorSpec([], tf.int32),

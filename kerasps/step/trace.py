@@ -18,6 +18,7 @@ from kerasps.step.compute import Compute
 from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, Update
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
+from kerasps.step.groups import grouping
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory
 from kerasps.step.joints import Joints
@@ -198,7 +199,8 @@ class Tracer:
             for table in inventory.tables
         )
         names = [own.inputs for own in phases]
-        rounds = plan_rounds(function, names, lookups, list(inventory.pulled))
+        divide = grouping(phase.updates, self._strategy.sparse_updates)
+        rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
         if isinstance(rounds, MustReadWhole):
             for table, why in rounds.reasons.items():
                 inventory.read_whole(table, why)
@@ -259,6 +261,7 @@ class Tracer:
             IdentitySet(inventory.tables),
             self._strategy.sparse_updates,
             fused.all,
+            [group for own in rounds for group in own.groups],
         )
         joints = single.push.joints if single is not None else self._joints(phase, changes)
         pull = PullPhase(

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.lookups import MustReadWhole, RowRequest, plan_rounds, request_args
-from kerasps.variables import shards_in
+from kerasps.step.groups import TableGroup, grouping
+from kerasps.step.lookups import MustReadWhole, plan_rounds
+from kerasps.step.row_requests import RowRequest, ask
 from support.local_variables import compute_graph, inventory_of, local_variable
 
 BATCH = tf.TensorSpec([None], tf.int64)
@@ -21,7 +22,8 @@ def table(rows=10, num_shards=1, layout="mod", name="table"):
 def plan(tables, ids, pulled=()):
     inventory = inventory_of(pulled, tables)
     function, names, lookups = compute_graph(inventory, BATCH, ids)
-    return plan_rounds(function, [names], lookups, list(inventory.pulled)), names
+    divide = grouping([], "lazy")
+    return plan_rounds(function, [names], lookups, list(inventory.pulled), divide), names
 
 
 def next_ids(rows):
@@ -68,7 +70,7 @@ def test_ids_that_follow_from_a_dense_variable_wait_for_the_first_round_trip():
 def test_without_tables_there_is_one_round_that_asks_for_none():
     rounds, _ = plan([], lambda inputs: [])
     assert tables_of(rounds) == [[]]
-    assert len(rounds[0].requests({}, {})) == 0
+    assert rounds[0].requests({}, {}) == []
 
 
 def test_a_table_whose_ids_follow_from_its_own_rows_is_read_whole():
@@ -95,47 +97,111 @@ def test_a_table_whose_ids_are_drawn_at_random_is_read_whole():
     assert "drawn at random by RandomUniformInt" in answer.reasons[random]
 
 
+def group_of(heights, num_shards, layout):
+    return TableGroup(
+        tuple(
+            table(rows, num_shards if rows >= num_shards else 1, layout, name=f"table_{number}")
+            for number, rows in enumerate(heights)
+        )
+    )
+
+
+def pulled(request):
+    """Return the rows of each table of a request, as the ps hand them out."""
+    parts = []
+    for shard in request.group.shards:
+        ids = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
+        assert all(len(set(own)) == len(own) for own in ids)  # each once
+        parts.append(
+            np.concatenate(
+                [
+                    own.storage.numpy()[places]
+                    for own, places in zip(shard.shards, ids, strict=True)
+                ]
+            )
+        )
+    return request.rows_of_tables([tf.constant(part) for part in parts])
+
+
 @pytest.mark.parametrize("layout", ["mod", "div"])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize("heights", [(11,), (11, 4), (5, 11, 3, 7)])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
 def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
-    num_shards, layout, dtype
+    num_shards, layout, heights, dtype
 ):
-    own = table(rows=11, num_shards=num_shards, layout=layout)
-    whole = np.arange(22, dtype=np.float32).reshape(11, 2)
+    group = group_of(heights, num_shards, layout)
     generator = np.random.default_rng(0)
-    lookups = [generator.integers(0, 11, shape).astype(dtype) for shape in [(7,), (2, 3), (0,)]]
-    request = RowRequest(own, *request_args(own, [tf.constant(ids) for ids in lookups]))
-    rows = []
-    for shard in shards_in([own]):
-        places = request.ids_in(shard).numpy()
-        assert len(set(places)) == len(places) == request.count_in(shard)
-        rows.append(shard.storage.numpy()[places])
-    rows = np.concatenate(rows)
-    assert (
-        len(rows)
-        == request.num_rows
-        == len(np.unique(np.concatenate([i.ravel() for i in lookups])))
-    )
-    for ids, positions in zip(lookups, request.positions, strict=True):
-        np.testing.assert_array_equal(rows[positions.numpy()], whole[ids.ravel()])
+    # Another number of look-ups of each table; the last table is asked for nothing.
+    shapes = [[(7,), (2, 3), (0,)], [(9,)], [(1,), (2,)], [(0,)]]
+    ids = [
+        [generator.integers(0, rows, shape).astype(dtype) for shape in own]
+        for rows, own in zip(heights, shapes, strict=False)
+    ]
+    request = RowRequest(group, ask(group, [[tf.constant(i) for i in own] for own in ids]))
+    of_tables = pulled(request)
+    for own, rows, lookups in zip(group.tables, of_tables, ids, strict=True):
+        whole = own.storage.numpy()
+        num_different = len(np.unique(np.concatenate([i.ravel() for i in lookups])))
+        assert len(rows) == request.num_rows(own) == num_different
+        for i, positions in zip(lookups, request.positions(own), strict=True):
+            np.testing.assert_array_equal(rows.numpy()[positions.numpy()], whole[i.ravel()])
 
 
 @pytest.mark.parametrize("layout", ["mod", "div"])
-def test_gradients_go_to_the_shard_whose_rows_they_are_of(layout):
-    own = table(rows=9, num_shards=3, layout=layout)
-    request = RowRequest(own, *request_args(own, [tf.constant([8, 0, 3, 3, 5])]))
-    shards = shards_in([own])
-    rows = tf.concat([tf.gather(s.storage, request.ids_in(s)) for s in shards], 0)
-    for shard in shards:
-        expected = shard.storage.numpy()[request.ids_in(shard).numpy()]
-        np.testing.assert_array_equal(request.rows_of(shard, rows), expected)
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("heights", [(9,), (9, 6)])
+def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, heights):
+    group = group_of(heights, num_shards, layout)
+    ids = [[tf.constant([8, 0, 3, 3, 5])], [tf.constant([5, 1])]][: len(heights)]
+    request = RowRequest(group, ask(group, ids))
+    rows = pulled(request)
+    for shard in group.shards:
+        places = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
+        expected = [
+            own.storage.numpy()[i] for own, i in zip(shard.shards, places, strict=True)
+        ]
+        np.testing.assert_array_equal(
+            np.concatenate(request.rows_in(shard, rows)), np.concatenate(expected)
+        )
 
 
+def test_a_request_for_no_rows_of_any_table_asks_for_none():
+    group = group_of((5, 11), 2, "mod")
+    nothing = tf.zeros([0], tf.int32)
+    request = RowRequest(group, ask(group, [[nothing], [nothing, nothing]]))
+    assert [len(rows) for rows in pulled(request)] == [0, 0]
+
+
+@pytest.mark.parametrize("heights", [(10,), (10, 4)])
 @pytest.mark.parametrize("bad", [10, -1, 2**40])
-def test_an_id_out_of_range_is_named(bad):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"'.*table' has 10 rows[^$]*{bad}"):
-        request_args(table(), [tf.constant([3, bad], tf.int64)])
+def test_an_id_out_of_range_is_named(bad, heights):
+    group = group_of(heights, 1, "mod")
+    ids = [[tf.constant([3, bad], tf.int64)], [tf.constant([3], tf.int64)]][: len(heights)]
+    message = f"'.*table_0' has 10 rows[^$]*Received: id[^$]*{bad}"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        ask(group, ids)
+
+
+def test_an_id_that_is_a_row_of_another_table_of_the_group_is_out_of_range():
+    group = group_of((10, 4, 10), 1, "mod")
+    ids = [[tf.constant([9])], [tf.constant([3]), tf.constant([1, 4])], [tf.constant([9])]]
+    message = "'.*table_1' has 4 rows[^$]*Received: id[^$]*4"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        ask(group, ids)
+
+
+def test_a_row_space_of_more_rows_than_32_bits_count():
+    class Huge:
+        sharding = None
+        shape = (2**31 - 1, 2)
+        shards = (None,)
+
+    group = TableGroup((Huge(), Huge()))
+    last = 2**31 - 2
+    request = ask(group, [[tf.constant([last, 5])], [tf.constant([last, 7, last])]])
+    np.testing.assert_array_equal(request.ids[0], [last, 5, last, 7])
+    np.testing.assert_array_equal(request.positions[1][0], [0, 1, 0])
 
 
 def test_a_round_finds_the_ids_that_the_step_will_look_up():
@@ -146,10 +212,10 @@ def test_a_round_finds_the_ids_that_the_step_will_look_up():
     )
     batch = tf.constant([1, 0, 1], tf.int64)
     known = {names.batch[0]: batch}
-    requests = rounds[0].requests({}, known)
-    (users_shard,) = shards_in([users])
-    np.testing.assert_array_equal(requests[users].ids_in(users_shard), [3, 1])
+    (request,) = rounds[0].requests({}, known)
+    assert request.group.tables == (users,)
+    np.testing.assert_array_equal(request.ids_in(request.group.shards[0]), [3, 1])
     known[names.tables[users][0]] = tf.constant([[6.0, 7.0], [2.0, 3.0]])
-    (request,) = rounds[1].requests({}, known).values()
-    (friends_shard,) = shards_in([friends])
-    np.testing.assert_array_equal(request.ids_in(friends_shard), [6, 2])
+    (request,) = rounds[1].requests({}, known)
+    assert request.group.tables == (friends,)
+    np.testing.assert_array_equal(request.ids_in(request.group.shards[0]), [6, 2])

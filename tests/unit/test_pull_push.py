@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps.step.fused import FusedVariables
+from kerasps.step.groups import grouping
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.lookups import Round, plan_rounds
 from kerasps.step.packing import Packing
@@ -113,8 +114,8 @@ def assert_equal(plain, ours, **tolerance):
 @pytest.mark.parametrize("counts", [[3], [0], [2, 0, 4], [0, 0], [1, 5]])
 def test_a_message_that_asks_for_rows_arrives_as_it_was_sent(counts):
     ids = [np.arange(count, dtype=np.int32) * 7 + number for number, count in enumerate(counts)]
-    message = PullMessage([tf.constant(len(own)) for own in ids], [tf.constant(own) for own in ids])
-    packed = message.pack()
+    message = PullMessage([tf.constant(counts)], [tf.constant(np.concatenate(ids))])
+    packed = message.pack(len(counts))
     assert PullMessage.spec().is_compatible_with(packed)
     received = tf.function(PullMessage.unpack_ids)(packed, len(counts))
     assert len(received) == len(ids)
@@ -177,7 +178,7 @@ def test_a_pull_brings_dense_values_and_the_rows_that_are_looked_up(num_shards, 
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda i: [[i.batch], [i.batch // 2]]
     )
-    rounds = plan_rounds(function, [names], lookups, dense)
+    rounds = plan_rounds(function, [names], lookups, dense, grouping([], "lazy"))
     pull = PullPhase(dense, rounds, [], {})
     batch = np.array([9, 4, 9, 0], np.int64)
     step = context(inventory, names, tf.constant(batch))
@@ -201,7 +202,7 @@ def test_a_pull_takes_the_values_of_fused_variables_from_where_they_lie():
     only.values.assign(only.values * 2.0)
     inventory = inventory_of(dense)
     function, names, lookups = compute_graph(inventory, None, lambda inputs: [])
-    pull = PullPhase(dense, plan_rounds(function, [names], lookups, dense), fused.all, {})
+    pull = PullPhase(dense, plan_rounds(function, [names], lookups, dense, grouping([], "lazy")), fused.all, {})
     step = context(inventory, names, None)
     pull.add_to(step)
     for variable, value in zip(dense, values, strict=True):
@@ -261,7 +262,7 @@ def test_a_push_of_rows_updates_them_as_the_optimizer_does(name, sparse_updates,
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
     )
-    pull = PullPhase([], plan_rounds(function, [names], lookups, []), [], {})
+    pull = PullPhase([], plan_rounds(function, [names], lookups, [], grouping([], "lazy")), [], {})
     ids = np.array([7, 2, 7, 4], np.int64)
     step = context(inventory, names, tf.constant(ids))
     pull.add_to(step)
@@ -290,7 +291,7 @@ def test_rows_that_no_step_touched_keep_or_lose_their_momentum(sparse_updates, m
     function, names, lookups = compute_graph(
         inventory, tf.TensorSpec([None], tf.int64), lambda inputs: [[inputs.batch]]
     )
-    pull = PullPhase([], plan_rounds(function, [names], lookups, []), [], {})
+    pull = PullPhase([], plan_rounds(function, [names], lookups, [], grouping([], "lazy")), [], {})
     step = context(inventory, names, tf.constant([1], tf.int64))
     pull.add_to(step)
     update = update_of(ours, [tf.ones([1, 2])])

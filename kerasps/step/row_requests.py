@@ -1,0 +1,222 @@
+"""What a step asks for of a group of tables: each different row once, shard by shard.
+
+It is worked out on the worker, with as many operations for a group of many tables as for one table:
+all ids become rows of the group's row space (see `groups.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.cluster import OUT_OF_RANGE
+from kerasps.step.groups import GroupShard, TableGroup
+from kerasps.step.identity import ByIdentity
+from kerasps.variables import ParameterServerVariable
+
+
+class Asked(NamedTuple):
+    """The tensors of a `RowRequest`, as the function that finds them returns them.
+
+    Attributes:
+        ids: int32: for each shard, the places of the rows in it, table by table.
+        counts: int32: for each shard, how many of these are each table's.
+        order: int32: for each shard, which of the different rows they are; empty of one shard.
+        totals: int32: how many rows of each table are asked for, in all shards.
+        positions: int32, flat: for each look-up, table by table, the place of each id among the
+            rows of its table.
+    """
+
+    ids: list[tf.Tensor]
+    counts: list[tf.Tensor]
+    order: list[tf.Tensor]
+    totals: tf.Tensor
+    positions: list[list[tf.Tensor]]
+
+
+class RowRequest:
+    """The rows of a group of tables that a step asks for: each once, shard by shard.
+
+    Args:
+        group: the tables.
+        asked: what was worked out of it.
+    """
+
+    def __init__(self, group: TableGroup, asked: Asked) -> None:
+        self.group = group
+        self._asked = asked
+        self._gradients: ByIdentity[tf.Tensor, list[tf.Tensor]] = ByIdentity()
+
+    def ids_in(self, shard: GroupShard) -> tf.Tensor:
+        """Return the places of the rows in each table's shard, end to end."""
+        return self._asked.ids[shard.index]
+
+    def counts_in(self, shard: GroupShard) -> tf.Tensor:
+        """Return how many rows of each table are asked for in a shard."""
+        return self._asked.counts[shard.index]
+
+    def num_rows(self, table: ParameterServerVariable) -> tf.Tensor:
+        """Return how many rows of a table are asked for, in all shards."""
+        return self._asked.totals[self._number(table)]
+
+    def positions(self, table: ParameterServerVariable) -> list[tf.Tensor]:
+        """Return, for each look-up of a table, the place of each id among its rows."""
+        return self._asked.positions[self._number(table)]
+
+    def rows_of_tables(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the rows of each table, from those that came from each shard."""
+        asked = self._asked
+        joined = tf.dynamic_stitch(asked.order, rows) if asked.order else rows[0]
+        if len(self.group.tables) == 1:
+            return [joined]
+        return list(tf.split(joined, asked.totals, num=len(self.group.tables)))
+
+    def rows_in(self, shard: GroupShard, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return those of some rows that are the shard's, in parts that belong end to end.
+
+        Args:
+            shard: the shard.
+            rows: for each table, a value for each of its rows, such as a gradient.
+        """
+        if not self._asked.order:
+            return list(rows)
+        if rows[0] not in self._gradients:
+            # Put together once for all shards.
+            joined = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
+            self._gradients[rows[0]] = [tf.gather(joined, own) for own in self._asked.order]
+        return [self._gradients[rows[0]][shard.index]]
+
+    def _number(self, table: ParameterServerVariable) -> int:
+        return next(i for i, own in enumerate(self.group.tables) if own is table)
+
+
+def ask(group: TableGroup, ids: Sequence[Sequence[tf.Tensor]]) -> Asked:
+    """Work out what to ask for.
+
+    Args:
+        group: the tables.
+        ids: of each table, the ids of each look-up: integer tensors of any shape.
+    """
+    lookups = [tensor for own in ids for tensor in own]
+    flat = [tf.reshape(i, [-1]) for i in _of_one_dtype(lookups, sum(group.num_rows))]
+    sizes = tf.stack([tf.size(f) for f in flat])
+    together = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+    if len(group.tables) == 1:
+        rows, positions = tf.unique(together)
+        rows, table_of, totals = _in_range(rows, group.tables[0]), None, tf.shape(rows)
+    else:
+        # Of each id, which look-up it is of, and which table that is of.
+        number_of = np.repeat(np.arange(len(ids)), [len(own) for own in ids])
+        lookup_of = _part_of(tf.range(tf.size(together)), tf.cumsum(sizes))
+        together = _all_in_range(together, lookup_of, [group.tables[n] for n in number_of])
+        starts = tf.constant(np.array(group.starts)[number_of], together.dtype)
+        rows, positions = tf.unique(together + tf.gather(starts, lookup_of))
+        # They come in the order of the tables, since the ids do.
+        ends = np.cumsum(group.num_rows)
+        table_of = _part_of(rows, tf.constant(ends, rows.dtype))
+    shard, places = group.locate(rows, table_of)
+    order, parts = [], [places]
+    if shard is not None:
+        order = tf.dynamic_partition(tf.range(tf.size(rows)), shard, group.num_shards)
+        parts = tf.dynamic_partition(places, shard, group.num_shards)
+    if table_of is None:
+        counts = [tf.shape(part) for part in parts]
+    else:
+        counts = _counts(shard, table_of, group)
+        totals = counts[0] if shard is None else tf.add_n(counts)
+        before = tf.gather(tf.cumsum(totals, exclusive=True), number_of)
+        positions -= tf.gather(before, lookup_of)
+    of_lookups = [positions] if len(flat) == 1 else tf.split(positions, sizes, num=len(flat))
+    remaining = iter(of_lookups)
+    return Asked(
+        [tf.cast(part, tf.int32) for part in parts],
+        counts,
+        order,
+        totals,
+        [[next(remaining) for _ in own] for own in ids],
+    )
+
+
+def checked(ids: tf.Tensor, variable: ParameterServerVariable) -> tf.Tensor:
+    """Return `ids`, integers of any shape, once it is sure that they are rows of `variable`.
+
+    Others end the step in the error that `kerasps.InputError` is made of.
+    """
+    (ids,) = _of_one_dtype([ids])
+    return _in_range(ids, variable)
+
+
+def _of_one_dtype(ids: Sequence[tf.Tensor], num_rows: int = 0) -> list[tf.Tensor]:
+    is_wide = num_rows > tf.int32.max or any(i.dtype.size > 4 or i.dtype == tf.uint32 for i in ids)
+    return [tf.cast(i, tf.int64 if is_wide else tf.int32) for i in ids]
+
+
+def _part_of(values: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
+    """Return for each of some values (int32) which part it is in, by where each part ends."""
+    # The operation takes rows of several searches.
+    return tf.raw_ops.UpperBound(sorted_inputs=ends[None], values=values[None])[0]
+
+
+def _counts(
+    shard: tf.Tensor | None, table_of: tf.Tensor, group: TableGroup
+) -> list[tf.Tensor]:
+    """Return, for each shard, how many of some rows each table has there."""
+    num_tables, num_shards = len(group.tables), group.num_shards
+    counts = tf.raw_ops.DenseBincount(
+        input=table_of if shard is None else shard * num_tables + table_of,
+        size=num_shards * num_tables,
+        weights=tf.zeros([0], tf.int32),
+    )
+    return list(tf.split(counts, num_shards)) if num_shards > 1 else [counts]
+
+
+def _in_range(ids: tf.Tensor, table: ParameterServerVariable) -> tf.Tensor:
+    # As unsigned numbers, negative ids are larger than any other.
+    largest = tf.reduce_max(_unsigned(ids))
+    check = tf.debugging.Assert(
+        largest < tf.constant(table.shape[0], largest.dtype),
+        [_out_of_range(table), tf.bitcast(largest, ids.dtype)],
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
+
+
+def _all_in_range(
+    ids: tf.Tensor, lookup_of: tf.Tensor, tables: Sequence[ParameterServerVariable]
+) -> tf.Tensor:
+    """Return `ids` once it is sure that each is a row of the table that it is looked up in.
+
+    Args:
+        ids: the ids of all look-ups, end to end.
+        lookup_of: which look-up each is of.
+        tables: the table of each look-up.
+    """
+    unsigned = _unsigned(ids)
+    num_rows = tf.constant([table.shape[0] for table in tables], unsigned.dtype)
+    is_wrong = unsigned >= tf.gather(num_rows, lookup_of)
+
+    def say() -> tf.Tensor:
+        first = tf.argmax(tf.cast(is_wrong, tf.int32))
+        messages = tf.constant([_out_of_range(table) for table in tables])
+        check = tf.debugging.Assert(False, [tf.gather(messages, lookup_of[first]), ids[first]])
+        with tf.control_dependencies([check]):
+            return tf.constant(0)
+
+    check = tf.cond(tf.reduce_any(is_wrong), say, lambda: tf.constant(0))
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
+
+
+def _unsigned(ids: tf.Tensor) -> tf.Tensor:
+    return tf.bitcast(ids, tf.uint64 if ids.dtype == tf.int64 else tf.uint32)
+
+
+def _out_of_range(table: ParameterServerVariable) -> str:
+    num_rows = table.shape[0]
+    return (
+        f"{OUT_OF_RANGE}: '{table.path}' has {num_rows} rows. Expected: ids from 0 to "
+        f"{num_rows - 1} (`keras.ops.take` counts negative ones from the end). Received: id"
+    )
