@@ -7,11 +7,13 @@ asks the variable. When the step has been traced, its graph tells whether anythi
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.variables import ParameterServerVariable
 
 
@@ -30,13 +32,21 @@ class ValueReads:
             variable: the variable.
             value: its value in this step, which is zeros where the step has rows of it alone.
         """
+        if variable.trainable:
+            # Before it is cast, or a GradientTape does not see the read.
+            _compat.record_variable_access(variable)
         tensor = variable.autocast(value)
         if tensor is not value:
             self._apart.add(tensor.op.name)
 
+        # The graph, and so the tensor, may outlive the model.
+        known, dtype = weakref.ref(variable), tensor.dtype
+
         def sparse_read(indices: Any, name: str | None = None) -> tf.Tensor:
             """Return rows; `tf.gather` calls it."""
-            return tf.cast(variable.sparse_read(indices, name), tensor.dtype)
+            held = known()
+            assert held is not None  # while its step is traced
+            return tf.cast(held.sparse_read(indices, name), dtype)
 
         tensor.sparse_read = sparse_read
         self._handed_out[id(tensor)] = variable, tensor, value
