@@ -50,9 +50,7 @@ def measure(num_tables: int, options: argparse.Namespace) -> None:
             both = keras.layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
             hidden = keras.layers.Dense(8, activation="relu")(both)
             model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-            model.compile(
-                options.optimizer, "mse", steps_per_execution=options.steps_per_execution
-            )
+            model.compile(options.optimizer, "mse", steps_per_execution=options.steps_per_execution)
         generator = np.random.default_rng(0)
         shape = (64 * size, per_table)
         ids = tuple(generator.integers(0, rows, shape).astype("int32") for _ in inputs)

@@ -104,9 +104,7 @@ class StepPlan:
     @cached_property
     def table_shards(self) -> list[Shard]:
         """The shards of tables, in the order in which the state counts their rows."""
-        return [
-            shard for group in self.pull.groups for own in group.shards for shard in own.shards
-        ]
+        return [shard for group in self.pull.groups for own in group.shards for shard in own.shards]
 
     @cached_property
     def state(self) -> Packing[StepState]:
@@ -129,9 +127,7 @@ class StepPlan:
             ps = ps_index(pull.device)
             read[ps] = read.get(ps, 0) + pull.received.num_bytes
         written = {ps_index(push.device): push.packing.num_bytes for push in self.push.pushes}
-        updated = {
-            shard for push in self.push.pushes for shards in push.tables for shard in shards
-        }
+        updated = {shard for push in self.push.pushes for shards in push.tables for shard in shards}
         tables = [
             TableTraffic(
                 ps_index(shard.device),

@@ -235,7 +235,9 @@ class RoundPull:
                 [own for own in fused if own.device == device],
                 clocks.get(device),
             )
-            for device in sorted({shard.device for shard in [*held, *rows]} | {*devices})
+            for device in sorted(
+                {*devices, *(shard.device for shard in held), *(shard.device for shard in rows)}
+            )
         ]
 
     def add_to(self, step: StepContext) -> None:

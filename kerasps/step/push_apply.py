@@ -37,7 +37,9 @@ class _Rows:
         if len(shards) > 1:
             slots, tables = slots_of(optimizer), [shard.variable for shard in shards]
             own = [slots[optimizer._get_variable_index(table)] for table in tables]
-            self._alike.update([(tables[0], tables), *zip(own[0], zip(*own, strict=True))])
+            self._alike.update(
+                [(tables[0], tables), *zip(own[0], zip(*own, strict=True), strict=True)]
+            )
 
     def holds(self, variable: ParameterServerVariable) -> bool:
         """Return whether `variable` is the first table or a slot of its shape."""
@@ -49,9 +51,7 @@ class _Rows:
         """Return the rows of `variable`, and of what is it to other tables, as they stand."""
         if variable not in self._rows:
             gathered = [
-                tf.raw_ops.ResourceGather(
-                    resource=storage.handle, indices=ids, dtype=storage.dtype
-                )
+                tf.raw_ops.ResourceGather(resource=storage.handle, indices=ids, dtype=storage.dtype)
                 for storage, ids in zip(self._storages(variable), self._ids, strict=True)
             ]
             rows = gathered[0] if len(gathered) == 1 else tf.concat(gathered, 0)
@@ -72,9 +72,7 @@ class _Rows:
             if len(counts) > 1:
                 rows = tf.split(rows[0], tf.stack(counts), num=len(counts))
             for storage, ids, own in zip(self._storages(variable), self._ids, rows, strict=True):
-                tf.raw_ops.ResourceScatterUpdate(
-                    resource=storage.handle, indices=ids, updates=own
-                )
+                tf.raw_ops.ResourceScatterUpdate(resource=storage.handle, indices=ids, updates=own)
 
     def _storages(self, variable: ParameterServerVariable) -> list[tf.Variable]:
         index = self._shards[0].index
@@ -189,17 +187,18 @@ def _apply_update(
         if (coupled := update.coupled(shard)) is not None
     }
     for shard in update.rest:
-        gradient, rows = gradients.get(shard), None
+        gradient = gradients.get(shard)
+        touched: _Rows | None = None
         if gradient is not None and shard in ids:
             if update.updates_rows(shard):
-                rows = _Rows(update.update.optimizer, [shard], [ids[shard]])
+                touched = _Rows(update.update.optimizer, [shard], [ids[shard]])
             else:
                 gradient = tf.math.unsorted_segment_sum(
                     gradient, ids[shard], shard.storage.shape[0]
                 )
-        if rows is None and shard in coupling:
+        if touched is None and shard in coupling:
             coupled, sent = coupling[shard]
             coupled.apply(shard, gradient, message.scalars, sent)
         else:
-            with phase.on(shard, rows):
+            with phase.on(shard, touched):
                 finish(phase, shard.variable, gradient, message.scalars.clip_scale)

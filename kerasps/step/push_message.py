@@ -173,7 +173,8 @@ class DeviceUpdate:
         groups: list[GroupShard],
         changes: StepChanges,
     ) -> None:
-        as_one = {shard for own in [*fused, *groups] for shard in own.shards}
+        shards_of_each = [*(own.shards for own in fused), *(own.shards for own in groups)]
+        as_one = {shard for shards in shards_of_each for shard in shards}
         self.update = update
         self.changed = changed
         self.fused = fused

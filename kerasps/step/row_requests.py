@@ -160,9 +160,7 @@ def _part_of(values: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.UpperBound(sorted_inputs=ends[None], values=values[None])[0]
 
 
-def _counts(
-    shard: tf.Tensor | None, table_of: tf.Tensor, group: TableGroup
-) -> list[tf.Tensor]:
+def _counts(shard: tf.Tensor | None, table_of: tf.Tensor, group: TableGroup) -> list[tf.Tensor]:
     """Return, for each shard, how many of some rows each table has there."""
     num_tables, num_shards = len(group.tables), group.num_shards
     counts = tf.raw_ops.DenseBincount(

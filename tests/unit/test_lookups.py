@@ -114,10 +114,7 @@ def pulled(request):
         assert all(len(set(own)) == len(own) for own in ids)  # each once
         parts.append(
             np.concatenate(
-                [
-                    own.storage.numpy()[places]
-                    for own, places in zip(shard.shards, ids, strict=True)
-                ]
+                [own.storage.numpy()[places] for own, places in zip(shard.shards, ids, strict=True)]
             )
         )
     return request.rows_of_tables([tf.constant(part) for part in parts])
@@ -158,9 +155,7 @@ def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, h
     rows = pulled(request)
     for shard in group.shards:
         places = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
-        expected = [
-            own.storage.numpy()[i] for own, i in zip(shard.shards, places, strict=True)
-        ]
+        expected = [own.storage.numpy()[i] for own, i in zip(shard.shards, places, strict=True)]
         np.testing.assert_array_equal(
             np.concatenate(request.rows_in(shard, rows)), np.concatenate(expected)
         )

@@ -202,7 +202,9 @@ def test_a_pull_takes_the_values_of_fused_variables_from_where_they_lie():
     only.values.assign(only.values * 2.0)
     inventory = inventory_of(dense)
     function, names, lookups = compute_graph(inventory, None, lambda inputs: [])
-    pull = PullPhase(dense, plan_rounds(function, [names], lookups, dense, grouping([], "lazy")), fused.all, {})
+    pull = PullPhase(
+        dense, plan_rounds(function, [names], lookups, dense, grouping([], "lazy")), fused.all, {}
+    )
     step = context(inventory, names, None)
     pull.add_to(step)
     for variable, value in zip(dense, values, strict=True):
