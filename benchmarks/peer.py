@@ -132,7 +132,7 @@ def main() -> None:
     )
     parser.add_argument("--steps-per-epoch", type=int, help="default: the model's own")
     parser.add_argument(
-        "--rows", type=int, default=1_000_000, help="rows of the table of the embedding models"
+        "--rows", type=int, default=1_000_000, help="rows of the (largest) table of a model"
     )
     parser.add_argument(
         "--used-rows",

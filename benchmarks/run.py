@@ -14,6 +14,7 @@ table in Markdown.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -26,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import kerasps
-from models import EMBEDDING_OPTIMIZERS, MODELS
+from models import MODELS, MODELS_WITH_ROWS
+from proxies import delaying
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("plain", "tf_keras", "kerasps")
@@ -131,13 +133,15 @@ def measure_all(options: argparse.Namespace) -> dict[Configuration, Outcome]:
             outcome = outcomes.setdefault(configuration, Outcome())
             start = time.monotonic()
             try:
-                result = measure(
-                    configuration,
-                    *extra,
-                    epochs=options.epochs,
-                    limit=options.limit,
-                    num_ps=options.num_ps,
-                )
+                with reach(options.latency) as reached_by:
+                    result = measure(
+                        configuration,
+                        *extra,
+                        epochs=options.epochs,
+                        limit=options.limit,
+                        num_ps=options.num_ps,
+                        reached_by=reached_by,
+                    )
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
                 problem = f"{type(exc).__name__}: {last_lines(exc.stderr)}"
                 outcome.problems.append(problem)
@@ -160,6 +164,11 @@ def measure_all(options: argparse.Namespace) -> dict[Configuration, Outcome]:
                 flush=True,
             )
     return outcomes
+
+
+def reach(latency: float) -> contextlib.AbstractContextManager[Callable[[Any], Any]]:
+    """Return a context of what `measure` takes as `reached_by`."""
+    return delaying(latency) if latency else contextlib.nullcontext(lambda tf_config: tf_config)
 
 
 def last_lines(output: str | bytes | None, count: int = 8) -> str:
@@ -232,16 +241,18 @@ def machine(outcomes: Iterable[Outcome]) -> str:
 def conditions(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -> str:
     """Return what someone needs to know to compare the figures with others."""
     table_rows = ""
-    if any(model in EMBEDDING_OPTIMIZERS for model in options.models):
+    if any(model in MODELS_WITH_ROWS for model in options.models):
         updates = (
             f", sparse_updates={options.sparse_updates!r} in kerasps"
             if options.sparse_updates
             else ""
         )
-        table_rows = f" A table of {options.rows:,} rows, shards: {options.shards}{updates}."
+        table_rows = f" Tables of {options.rows:,} rows, shards: {options.shards}{updates}."
+    latency = f", {options.latency:g} ms each way between tasks" if options.latency else ""
     return (
         f"Milliseconds per step: median (least to greatest) of {options.rounds} rounds x "
-        f"{options.epochs} epochs, {options.num_ps} ps.{table_rows} {machine(outcomes.values())}"
+        f"{options.epochs} epochs, {options.num_ps} ps{latency}.{table_rows} "
+        f"{machine(outcomes.values())}"
     )
 
 
@@ -254,16 +265,19 @@ def main() -> int:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument(
-        "--steps-per-execution", nargs="+", type=int, choices=(1, 10, 50), default=[1, 10, 50]
+        "--steps-per-execution", nargs="+", type=int, choices=(1, 10, 20, 50), default=[1, 10, 50]
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--epochs", type=int, default=3, help="epochs timed per round, after one that is not timed"
     )
     parser.add_argument(
-        "--rows", type=int, default=1_000_000, help="rows of the table of the embedding models"
+        "--rows", type=int, default=1_000_000, help="rows of the (largest) table of a model"
     )
     parser.add_argument("--num-ps", type=int, default=1)
+    parser.add_argument(
+        "--latency", type=float, default=0.0, help="ms each way that a network takes; default: none"
+    )
     parser.add_argument(
         "--shards", type=int, default=1, help="shards per variable, of kerasps and of tf_keras"
     )
