@@ -46,6 +46,16 @@ def test_what_was_cancelled_without_saying_where_is_tried_again(monkeypatch, whe
     assert sessions.verdict(error, 1) is again
 
 
+def test_a_request_that_did_not_arrive_is_made_again(monkeypatch):
+    monkeypatch.setattr(session_failures, "answers", lambda device: True)
+    sessions = session_failures.SessionFailures(Members(0, 1))
+    error = tf.errors.InternalError(None, None, "Unable to parse request\n\t [[tensors_0/_2]]")
+    again, fail = Verdict.TRY_AGAIN, Verdict.FAIL
+    assert [sessions.verdict(error, 1) for _ in range(3)] == [again, again, fail]
+    other = tf.errors.InternalError(None, None, "of some kind")
+    assert sessions.verdict(other, 1) is fail
+
+
 def test_who_does_not_answer_is_lost_whatever_the_error_says(monkeypatch):
     monkeypatch.setattr(session_failures, "answers", lambda device: "worker" not in device)
     members = Members(0, 1)

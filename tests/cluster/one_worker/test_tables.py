@@ -25,7 +25,7 @@ LAZY = [
 def id_data(num_ids=4, num_rows=NUM_ROWS):
     generator = np.random.default_rng(0)
     # Squared, so that low ids are frequent and repeat within a batch.
-    ids = (generator.random((320, 2)) ** 2 * num_rows).astype("int32")
+    ids = (generator.random((320, num_ids)) ** 2 * num_rows).astype("int32")
     return ids, np.sin(ids.sum(1, keepdims=True)).astype("float32")
 
 
