@@ -108,6 +108,26 @@ class Inventory:
             self.tables.pop(variable, None)
             self.grew = True
 
+    def presume(
+        self, variables: Iterable[ParameterServerVariable], known: Inventory | None
+    ) -> None:
+        """Note what the step probably reads, to spare traces; the first one settles it.
+
+        Args:
+            variables: the variables.
+            known: the inventory of another step of the same model, which mostly reads what it
+                reads in the same way; None for none.
+        """
+        for variable in variables:
+            if known is None:
+                self.add(variable)
+            elif variable in known.tables:
+                self.add_table(variable, known.tables[variable])
+            elif variable in known._unused:
+                self._unused.add(variable)
+            else:
+                self.add(variable)
+
     def add_value(self, variable: ParameterServerVariable) -> None:
         """Note a variable whose value the step asks for, if only to do nothing with it."""
         if variable not in self._unused:
@@ -168,13 +188,21 @@ class Inventory:
     def settle(self, phase: Compute) -> None:
         """Replace what the first trace presumed by what it saw.
 
-        It presumes that every variable is read whole. Of later traces, values alone are settled:
-        what each was used for.
+        Of later traces, values alone are settled: what each was used for.
         """
         phase.settle_reads()
         if not self._presumes:
             return
         self._presumes = False
+        for table, presumed in list(self.tables.items()):
+            number = len(phase.lookups.get(table, []))
+            if number == 0:
+                del self.tables[table]
+                self._unused.add(table)
+                self.grew = True
+            elif number < presumed:
+                self.tables[table] = number
+                self.grew = True
         for variable in self.pulled:
             if variable in phase.whole:
                 if variable in phase.lookups:

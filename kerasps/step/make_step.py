@@ -8,7 +8,7 @@ import keras
 
 from kerasps.errors import InputError, KeraspsError
 from kerasps.inputs import Input
-from kerasps.step.mode import PREDICT, Mode
+from kerasps.step.mode import PREDICT, TEST, TRAIN, Mode
 from kerasps.step.traced_step import TracedStep
 
 
@@ -54,7 +54,15 @@ def step_function(
     fused = fused and strategy.extended.may_fuse
     function = getattr(model, mode.function)  # `compile` clears it
     if not isinstance(function, TracedStep) or not function.serves(element_spec, fused=fused):
-        function = TracedStep(model, strategy, element_spec, mode.step, fused=fused)
+        function = TracedStep(
+            model, strategy, element_spec, mode.step, fused=fused, known=_known(model, function)
+        )
         setattr(model, mode.function, function)
     strategy.extended.before_steps(function.variables)
     return function
+
+
+def _known(model: keras.Model, before: Any) -> TracedStep | None:
+    """Return a step of the model that was traced: `before`, for the same mode, if that is one."""
+    of_modes = (getattr(model, mode.function) for mode in (TRAIN, TEST, PREDICT))
+    return next((own for own in (before, *of_modes) if isinstance(own, TracedStep)), None)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from kerasps.step.identity import IdentitySet
 from kerasps.step.returned import Returned, noting_results
-from kerasps.variables import optimizers_of
+from kerasps.variables import is_seed_state, optimizers_of
 
 
 class Method(Protocol):
@@ -84,8 +84,12 @@ class ModelMethod:
 
     def expected(self) -> list[Any]:
         """Return the model's variables but the states of metrics."""
-        of_metrics = IdentitySet(self._model.metrics_variables)
-        return [v for v in self._model.variables if v not in of_metrics]
+        others = IdentitySet(self._model.metrics_variables)
+        # Layers that draw random numbers mostly do so in training alone.
+        draws = self._method == "train_step"
+        return [
+            v for v in self._model.variables if v not in others and (draws or not is_seed_state(v))
+        ]
 
     def expected_metrics(self) -> list[Any]:
         """Return the states of the model's metrics."""

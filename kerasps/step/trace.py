@@ -73,14 +73,24 @@ class Tracer:
         strategy: the `ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec` structure of a batch.
         fused: whether small variables are to be fused.
+        known: what traced another step of the same model before; None for none.
     """
 
-    def __init__(self, method: Method, strategy: Any, element_spec: Any, *, fused: bool) -> None:
+    def __init__(
+        self,
+        method: Method,
+        strategy: Any,
+        element_spec: Any,
+        *,
+        fused: bool,
+        known: Tracer | None = None,
+    ) -> None:
         self._strategy = strategy
         self._element_spec = element_spec
         self._method = method
         self._fused = fused
         self._inventory = Inventory(strategy.table_min_bytes)
+        self._known = None if known is None else known._inventory
 
     def trace(self) -> Trace:
         """Trace until a trace meets no news.
@@ -139,9 +149,11 @@ class Tracer:
         expected = self._method.expected()
         for optimizer in self._optimizers():
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
-        for variable in [*expected, *self._method.expected_metrics()]:
-            if isinstance(variable, ParameterServerVariable):
-                self._inventory.add(variable)
+        variables = [*expected, *self._method.expected_metrics()]
+        self._inventory.presume(
+            [v for v in variables if isinstance(v, ParameterServerVariable)], self._known
+        )
+        self._known = None  # that it may go
 
     def _optimizers(self) -> IdentitySet[Any]:
         return IdentitySet([*self._method.optimizers(), *self._inventory.optimizers])

@@ -54,17 +54,31 @@ class TracedStep:
             `"predict_step"`.
         fused: whether small variables lie in `FusedVariables` between `load` and `store`: steps are
             faster, beginnings slower.
+        known: another step of the model, which spares traces; None for none.
     """
 
     def __init__(
-        self, model: keras.Model, strategy: Any, element_spec: Any, method: str, *, fused: bool
+        self,
+        model: keras.Model,
+        strategy: Any,
+        element_spec: Any,
+        method: str,
+        *,
+        fused: bool,
+        known: TracedStep | None = None,
     ) -> None:
         self._model = model
         self._fused = fused
         self._element_spec = element_spec
         self._lock = threading.Lock()
         self._step_graphs: dict[Any, Any] = {}
-        self._tracer = Tracer(ModelMethod(model, method), strategy, element_spec, fused=fused)
+        self._tracer: Tracer = Tracer(
+            ModelMethod(model, method),
+            strategy,
+            element_spec,
+            fused=fused,
+            known=None if known is None else known._tracer,
+        )
         self._trace = self._tracer.trace()
         self._plan = self._trace.plan
         # By the devices of a worker that has several.
