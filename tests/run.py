@@ -2,10 +2,12 @@
 
     python tests/run.py
     python tests/run.py tests/unit tests/cluster/one_worker -k adam
+    python tests/run.py -m matrix
 
 A process connects to one cluster in its life, so there is a session of pytest per kind of cluster,
 and each of the two processes that pytest-xdist starts has a cluster of its own. A failure in one
 session does not keep the others from running. What is no path goes to each session as it stands.
+Tests marked `matrix` run where `-m` asks for them: they do at length what others do in short.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ def sessions_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
                 paths.setdefault(session, []).append(argument)
             elif folder.is_relative_to(path):
                 paths.setdefault(session, []).append(str(folder))
+    if not any(option.startswith("-m") for option in options):
+        options += ["-m", "not matrix"]
     return paths or {session: [str(TESTS / session)] for session in SESSIONS}, options
 
 

@@ -31,7 +31,14 @@ LIMIT_S = 560
 pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
-@pytest.mark.parametrize("group", ["models", "ways", "loops"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        "models",
+        pytest.param("ways", marks=pytest.mark.matrix),
+        pytest.param("loops", marks=pytest.mark.matrix),
+    ],
+)
 def test_training_equals_that_of_a_mirrored_strategy(group, tmp_path):
     report = run_and_report(SCRIPT, group, tmp_path, timeout_s=LIMIT_S)
     cases = report["cases"]

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 SCRIPT = Path(__file__).with_name("lasting_training.py")
 
 
+@pytest.mark.matrix
 def test_models_in_turn_leave_nothing_that_adds_up():
     # Each model would leave 3 MB on each worker, 4 on the ps and 10 threads. A worker that meets an
     # execution for the first time grows too, which depends on who was free when: so what counts is

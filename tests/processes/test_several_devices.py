@@ -122,8 +122,8 @@ def test_what_several_devices_cannot_do_is_refused(what, error, words):
     [
         ("equal", [["CPU:0", "CPU:1"]] * 2),
         ("unequal", [[], ["CPU:0", "CPU:1"]]),
-        ("paced", [["CPU:0", "CPU:1"]] * 2),
-        ("overlapping", [["CPU:0", "CPU:1"]] * 2),
+        pytest.param("paced", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
+        pytest.param("overlapping", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
     ],
 )
 def test_a_killed_worker_costs_no_batch_and_repeats_none(scenario, devices):

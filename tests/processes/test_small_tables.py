@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(240)
 SCRIPT = Path(__file__).with_name("small_tables.py")
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_small_tables_are_read_whole_and_equal_plain_keras(shards):
     report = run_and_report(SCRIPT, shards, timeout_s=230)
     assert report["equal"] == ["lamb", "momentum", "lion", "adam"]

@@ -22,15 +22,25 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_two_workers_equal_one_process_on_batches_of_twice_the_size(steps_per_execution):
-    report = run_and_report(
-        HERE / "synchronous_training.py",
-        "--steps-per-execution",
-        steps_per_execution,
-        timeout_s=500,
-    )
-    assert len(report) >= 14
+SOME = ["sgd", "adam", "adamax", "accumulated"]
+
+
+@pytest.mark.parametrize(
+    ("steps_per_execution", "optimizers"),
+    [
+        (4, SOME),
+        pytest.param(1, [], marks=pytest.mark.matrix),
+        pytest.param(4, [], marks=pytest.mark.matrix),
+    ],
+)
+def test_two_workers_equal_one_process_on_batches_of_twice_the_size(
+    steps_per_execution, optimizers
+):
+    arguments = ["--steps-per-execution", steps_per_execution]
+    if optimizers:
+        arguments += ["--optimizers", *optimizers]
+    report = run_and_report(HERE / "synchronous_training.py", *arguments, timeout_s=500)
+    assert set(report) == set(optimizers) if optimizers else len(report) >= 14
     for name, found in report.items():
         # Adamax divides by the largest gradient there was, which may be very small.
         limit = 5e-6 if name == "adamax" else 1e-6
