@@ -48,21 +48,11 @@ def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
     """`keras.ops.take`: read rows of our variables; Keras's reads all of `x`."""
     if axis != 0 or not isinstance(x, ParameterServerVariable):
         return original(x, indices, axis)
-    num_rows = x.shape[0]
-
-    def from_start(ids: tf.Tensor) -> tf.Tensor:
-        if ids.dtype.is_unsigned:
-            return ids
-        # A narrower type may not hold the number of rows.
-        ids = tf.cast(ids, tf.int32) if ids.dtype.size < 4 else ids
-        # What is out of range stays as it was given, for the error that names it.
-        return tf.where((ids < 0) & (ids >= -num_rows), ids + num_rows, ids)
-
     if isinstance(indices, tf.RaggedTensor):
-        return indices.with_flat_values(x.take(from_start(indices.flat_values)))
+        return indices.with_flat_values(x.take(indices.flat_values, from_end=True))
     if isinstance(indices, tf.SparseTensor):
         indices = tf.sparse.to_dense(indices)  # Keras too looks up id 0 where there is none
-    return x.take(from_start(tf.convert_to_tensor(indices)))
+    return x.take(indices, from_end=True)
 
 
 def lookup_sparse(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:

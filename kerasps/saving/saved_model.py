@@ -19,6 +19,7 @@ from kerasps.variables import (
     WholeValue,
     current_phase,
     entering,
+    from_start,
 )
 
 
@@ -64,7 +65,10 @@ class Export:
     def source(self, variable: ParameterServerVariable) -> tf.Tensor:
         return self.read(variable).handle
 
-    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+    def take(
+        self, variable: ParameterServerVariable, ids: tf.Tensor, *, from_end: bool
+    ) -> tf.Tensor:
+        ids = from_start(ids, variable.shape[0]) if from_end else ids
         return tf.gather(self.read(variable), ids)
 
     def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:

@@ -28,10 +28,10 @@ from kerasps.step.compute_messages import (
 )
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory, ScratchKey, spec_of
-from kerasps.step.row_requests import checked
+from kerasps.step.row_requests import LookupIds, checked
 from kerasps.step.update_recorder import UpdateRecorder
 from kerasps.step.value_reads import ValueReads
-from kerasps.variables import ParameterServerVariable, is_metric_state, is_seed_state
+from kerasps.variables import ParameterServerVariable, from_start, is_metric_state, is_seed_state
 
 if TYPE_CHECKING:
     from kerasps.step.replicas import Replicas
@@ -61,7 +61,7 @@ class Compute:
     Attributes:
         inputs: the names of those arguments.
         whole: the variables that this trace read whole, and why that was.
-        lookups: the ids of each look-up, by the table.
+        lookups: the look-ups, by the table.
         draws: how many seeds the step draws from each generator.
         changed: the variables that were given another value since this was last cleared.
         value_reads: the values that were handed out and of which rows may be all that is wanted.
@@ -90,7 +90,7 @@ class Compute:
         self._recorder = UpdateRecorder(self)
         self._replicas = replicas
         self.whole: ByIdentity[ParameterServerVariable, str] = ByIdentity()
-        self.lookups: ByIdentity[ParameterServerVariable, list[tf.Tensor]] = ByIdentity()
+        self.lookups: ByIdentity[ParameterServerVariable, list[LookupIds]] = ByIdentity()
         self.draws: ByIdentity[ParameterServerVariable, int] = ByIdentity()
         self.changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.value_reads = ValueReads()
@@ -148,16 +148,19 @@ class Compute:
             return self._tables[variable].rows
         return self._current(_value_of(variable)) if self._is_known(variable) else _zeros(variable)
 
-    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+    def take(
+        self, variable: ParameterServerVariable, ids: tf.Tensor, *, from_end: bool
+    ) -> tf.Tensor:
         if _compat.in_symbolic_scope():
             return _no_rows(variable, ids)
         number = len(self.lookups.setdefault(variable, []))
-        self.lookups[variable].append(ids)
+        self.lookups[variable].append(LookupIds(ids, from_end))
         self._look_ahead(variable)
         if not self.is_table(variable) and self._is_known(variable):
             if self.in_control_flow():
                 self.whole.setdefault(variable, _IN_ANOTHER_WAY)
             value = self._current(_value_of(variable))
+            ids = from_start(ids, variable.shape[0]) if from_end else ids
             return self.value_reads.gather(value, checked(ids, variable))
         if self.in_control_flow():
             # Ids that only a loop or a condition knows cannot be found ahead of the step.

@@ -18,10 +18,10 @@ import tensorflow as tf
 from kerasps.step.compute_messages import InputNames
 from kerasps.step.groups import TableGroup
 from kerasps.step.identity import ByIdentity
-from kerasps.step.row_requests import Asked, RowRequest, ask
+from kerasps.step.row_requests import Asked, LookupIds, RowRequest, ask
 from kerasps.variables import ParameterServerVariable, call_with
 
-_Lookups = Mapping[ParameterServerVariable, list[tf.Tensor]]
+_Lookups = Mapping[ParameterServerVariable, list[LookupIds]]
 _Divide = Callable[[Iterable[ParameterServerVariable]], list[TableGroup]]
 
 
@@ -91,18 +91,19 @@ def plan_rounds(
     Args:
         compute: the concrete function of the compute phase.
         names: the names of its inputs, by replica.
-        lookups: the ids of each look-up, tensors of that graph, by the table; those of the first
-            replica, then those of the second.
+        lookups: the look-ups, of tensors of that graph, by the table; those of the first replica,
+            then those of the second.
         pulled: the variables that are read whole.
         divide: divides tables into groups.
     """
     graph = _ComputeGraph(compute)
+    ids_of = ByIdentity((table, [own.ids for own in found]) for table, found in lookups.items())
     reasons = ByIdentity(
-        (table, why) for table, ids in lookups.items() if (why := graph.why_not_ahead(ids))
+        (table, why) for table, ids in ids_of.items() if (why := graph.why_not_ahead(ids))
     )
     if reasons:
         return MustReadWhole(reasons)
-    needed = ByIdentity((table, graph.inputs_of(ids)) for table, ids in lookups.items())
+    needed = ByIdentity((table, graph.inputs_of(ids)) for table, ids in ids_of.items())
     # Batch, metrics and seeds are there from the start, what is dense after the first round trip.
     known = dict.fromkeys([n for own in names for n in [*own.batch, *own.values.values()]], 0)
     known.update((own.values[variable], 1) for own in names for variable in pulled)
@@ -171,12 +172,11 @@ class _ComputeGraph:
 
         Args:
             groups: the tables.
-            lookups: the ids of each look-up, by the table.
+            lookups: the look-ups, by the table.
         """
         if not groups:
             return Round([], [], None, [])
-        ids = [[lookups[table] for table in group.tables] for group in groups]
-        wanted = tf.nest.flatten(ids)
+        wanted = [own.ids for group in groups for table in group.tables for own in lookups[table]]
         inputs = sorted(self.inputs_of(wanted))
         subgraph = self._subgraph(wanted)
         captured = {
@@ -192,8 +192,17 @@ class _ComputeGraph:
             found = tf.graph_util.import_graph_def(
                 subgraph, feeds, [tensor.name for tensor in wanted], name="ids"
             )
-            own_ids = tf.nest.pack_sequence_as(ids, found)
-            return [ask(group, own) for group, own in zip(groups, own_ids, strict=True)]
+            remaining = iter(found)
+            return [
+                ask(
+                    group,
+                    [
+                        [LookupIds(next(remaining), own.from_end) for own in lookups[table]]
+                        for table in group.tables
+                    ],
+                )
+                for group in groups
+            ]
 
         specs = [self._spec(name) for name in inputs]
         function = tf.function(find, autograph=False).get_concrete_function(*specs)

@@ -15,7 +15,19 @@ import tensorflow as tf
 from kerasps.cluster import OUT_OF_RANGE
 from kerasps.step.groups import GroupShard, TableGroup
 from kerasps.step.identity import ByIdentity
-from kerasps.variables import ParameterServerVariable
+from kerasps.variables import ParameterServerVariable, from_start
+
+
+class LookupIds(NamedTuple):
+    """What a look-up wants.
+
+    Attributes:
+        ids: integers of any shape.
+        from_end: whether negative ones count from the end.
+    """
+
+    ids: tf.Tensor
+    from_end: bool
 
 
 class Asked(NamedTuple):
@@ -93,15 +105,25 @@ class RowRequest:
         return next(i for i, own in enumerate(self.group.tables) if own is table)
 
 
-def ask(group: TableGroup, ids: Sequence[Sequence[tf.Tensor]]) -> Asked:
+def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
     """Work out what to ask for.
 
     Args:
         group: the tables.
-        ids: of each table, the ids of each look-up: integer tensors of any shape.
+        wanted: of each table, its look-ups.
     """
-    lookups = [tensor for own in ids for tensor in own]
-    flat = [tf.reshape(i, [-1]) for i in _of_one_dtype(lookups, sum(group.num_rows))]
+    lookups = [looked_up for own in wanted for looked_up in own]
+    flat = [
+        tf.reshape(ids, [-1])
+        for ids in _of_one_dtype([own.ids for own in lookups], sum(group.num_rows))
+    ]
+    from_end = np.array([own.from_end and not own.ids.dtype.is_unsigned for own in lookups])
+    if len(group.tables) == 1:
+        (num_rows,) = group.num_rows
+        flat = [
+            from_start(own, num_rows) if is_from_end else own
+            for own, is_from_end in zip(flat, from_end, strict=True)
+        ]
     sizes = tf.stack([tf.size(f) for f in flat])
     together = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
     if len(group.tables) == 1:
@@ -109,8 +131,12 @@ def ask(group: TableGroup, ids: Sequence[Sequence[tf.Tensor]]) -> Asked:
         rows, table_of, totals = _in_range(rows, group.tables[0]), None, tf.shape(rows)
     else:
         # Of each id, which look-up it is of, and which table that is of.
-        number_of = np.repeat(np.arange(len(ids)), [len(own) for own in ids])
+        number_of = np.repeat(np.arange(len(wanted)), [len(own) for own in wanted])
         lookup_of = _part_of(tf.range(tf.size(together)), tf.cumsum(sizes))
+        if from_end.any():
+            back = np.where(from_end, np.array(group.num_rows)[number_of], 0)
+            of_ids = tf.gather(tf.constant(back, together.dtype), lookup_of)
+            together = from_start(together, of_ids)
         together = _all_in_range(together, lookup_of, [group.tables[n] for n in number_of])
         starts = tf.constant(np.array(group.starts)[number_of], together.dtype)
         rows, positions = tf.unique(together + tf.gather(starts, lookup_of))
@@ -136,7 +162,7 @@ def ask(group: TableGroup, ids: Sequence[Sequence[tf.Tensor]]) -> Asked:
         counts,
         order,
         totals,
-        [[next(remaining) for _ in own] for own in ids],
+        [[next(remaining) for _ in own] for own in wanted],
     )
 
 

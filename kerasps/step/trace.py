@@ -207,7 +207,7 @@ class Tracer:
             _check_assigned(function.graph, self._method.name)
         _check_python_calls(function.graph, self._method.name)
         lookups = ByIdentity(
-            (table, [ids for own in phases for ids in own.lookups[table]])
+            (table, [looked_up for own in phases for looked_up in own.lookups[table]])
             for table in inventory.tables
         )
         names = [own.inputs for own in phases]

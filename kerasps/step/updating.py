@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
 from kerasps.step.identity import ByIdentity
-from kerasps.variables import ParameterServerVariable, TensorLike, entering
+from kerasps.variables import ParameterServerVariable, TensorLike, entering, from_start
 
 
 class Scalars(NamedTuple):
@@ -122,7 +122,10 @@ class UpdatePhase:
         value = self.read(variable)
         return value.handle if isinstance(value, tf.Variable) else tf.convert_to_tensor(value)
 
-    def take(self, variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
+    def take(
+        self, variable: ParameterServerVariable, ids: tf.Tensor, *, from_end: bool
+    ) -> tf.Tensor:
+        ids = from_start(ids, variable.shape[0]) if from_end else ids
         return tf.gather(self.read(variable), ids)
 
     def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:

@@ -82,6 +82,7 @@ from kerasps.variables.sharding import (
     Sharding,
     TensorLike,
     WholeValue,
+    from_start,
 )
 from kerasps.variables.shards import Shard, shards_in
 from kerasps.variables.slots import (
@@ -149,6 +150,7 @@ __all__ = [
     "current_phase",
     "drawn",
     "entering",
+    "from_start",
     "is_metric_state",
     "is_ours",
     "is_outside_replica",

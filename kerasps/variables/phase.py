@@ -36,8 +36,11 @@ class Phase(Protocol):
     def source(self, variable: keras.Variable) -> Any:
         """Return what a GradientTape takes gradients with respect to, without reading."""
 
-    def take(self, variable: keras.Variable, ids: tf.Tensor) -> tf.Tensor:
-        """Return the rows `ids` of `variable`, of shape `ids.shape + variable.shape[1:]`."""
+    def take(self, variable: keras.Variable, ids: tf.Tensor, *, from_end: bool) -> tf.Tensor:
+        """Return the rows `ids` of `variable`, of shape `ids.shape + variable.shape[1:]`.
+
+        With `from_end`, negative ids count from the end.
+        """
 
     def assign(self, variable: keras.Variable, value: tf.Tensor) -> Any:
         """Take the new value of `variable`."""

@@ -271,3 +271,18 @@ class WholeValue(_compat.CheckpointCallable):
 def shards_of(storage: Any) -> tuple[tf.Variable, ...]:
     """Return the shards of a storage; a whole variable is its own and only shard."""
     return storage.shards if isinstance(storage, ShardedStorage) else (storage,)
+
+
+def from_start(ids: tf.Tensor, num_rows: int | tf.Tensor) -> tf.Tensor:
+    """Return ids of which negative ones count from the end as those that count from the start.
+
+    Args:
+        ids: integers of any shape.
+        num_rows: how many rows there are; a tensor where ids differ in that, then of `ids`' dtype.
+    """
+    if ids.dtype.is_unsigned:
+        return ids
+    # A narrower type may not hold the number of rows.
+    ids = tf.cast(ids, tf.int32) if ids.dtype.size < 4 else ids
+    # What is out of range stays as it was given, for the error that names it.
+    return tf.where((ids < 0) & (ids >= -num_rows), ids + num_rows, ids)

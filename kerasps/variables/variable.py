@@ -34,7 +34,7 @@ from kerasps.variables.phase import (
     strategy_of_new_variables,
 )
 from kerasps.variables.placing import is_ours
-from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
+from kerasps.variables.sharding import ShardedStorage, Sharding, from_start, shards_of
 from kerasps.variables.xla import captured_value, graph_for_xla
 
 
@@ -264,11 +264,12 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
             )
         return self.shards[0].handle  # in a graph, TensorFlow asks where a look-up should be placed
 
-    def take(self, ids: Any) -> tf.Tensor:
+    def take(self, ids: Any, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows `ids` of the variable; in a step, the other rows are not fetched.
 
         Args:
             ids: integers of any shape, from 0 to the number of rows.
+            from_end: whether negative ones count from the end.
 
         Returns:
             A tensor of shape `ids.shape + shape[1:]`.
@@ -278,11 +279,13 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         if current is None:
             come_to_rest()
             compiled = self.compiled_graph()
+            if from_end:
+                ids = from_start(ids, self.shape[0])
             return tf.gather(super().value if compiled is None else self.value, ids)
         if self._trainable:
             # Before the rows are read, or a GradientTape does not see the read.
             _compat.record_variable_access(self)
-        return self._maybe_autocast(current.take(self, ids))
+        return self._maybe_autocast(current.take(self, ids, from_end=from_end))
 
     def get_shape(self) -> tf.TensorShape:
         """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""

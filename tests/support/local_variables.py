@@ -21,6 +21,7 @@ from kerasps.step.compute_messages import (
 from kerasps.step.coupled import Sent
 from kerasps.step.identity import ByIdentity
 from kerasps.step.inventory import Inventory
+from kerasps.step.row_requests import LookupIds
 from kerasps.step.updating import Scalars
 from kerasps.variables import ParameterServerVariable, current_phase, shared_state
 from kerasps.variables.sharding import ShardedStorage, Sharding
@@ -135,4 +136,5 @@ def compute_graph(inventory, element_spec, ids):
         *ComputeInputs.specs(element_spec, inventory)
     )
     names, lookups = seen[-1]
-    return function, names, ByIdentity(zip(inventory.tables, lookups, strict=True))
+    wanted = [[LookupIds(tensor, from_end=False) for tensor in own] for own in lookups]
+    return function, names, ByIdentity(zip(inventory.tables, wanted, strict=True))

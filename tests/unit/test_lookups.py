@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from kerasps.step.groups import TableGroup, grouping
 from kerasps.step.lookups import MustReadWhole, plan_rounds
-from kerasps.step.row_requests import RowRequest, ask
+from kerasps.step.row_requests import LookupIds, RowRequest, ask
 from support.local_variables import compute_graph, inventory_of, local_variable
 
 BATCH = tf.TensorSpec([None], tf.int64)
@@ -24,6 +24,10 @@ def plan(tables, ids, pulled=()):
     function, names, lookups = compute_graph(inventory, BATCH, ids)
     divide = grouping([], "lazy")
     return plan_rounds(function, [names], lookups, list(inventory.pulled), divide), names
+
+
+def look_ups(ids, *, from_end=False):
+    return [[LookupIds(tf.constant(i), from_end) for i in own] for own in ids]
 
 
 def next_ids(rows):
@@ -123,7 +127,7 @@ def pulled(request):
 @pytest.mark.parametrize("layout", ["mod", "div"])
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
 @pytest.mark.parametrize("heights", [(11,), (11, 4), (5, 11, 3, 7)])
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "int8", "uint8"])
 def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
     num_shards, layout, heights, dtype
 ):
@@ -135,7 +139,18 @@ def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
         [generator.integers(0, rows, shape).astype(dtype) for shape in own]
         for rows, own in zip(heights, shapes, strict=False)
     ]
-    request = RowRequest(group, ask(group, [[tf.constant(i) for i in own] for own in ids]))
+
+    def look_up(number, i, rows):
+        """Count every other id from the end in every other look-up."""
+        if number % 2 and np.issubdtype(dtype, np.signedinteger):
+            i = i - rows * (i % 2)
+        return LookupIds(tf.constant(i), from_end=bool(number % 2))
+
+    wanted = [
+        [look_up(number, i, rows) for number, i in enumerate(own)]
+        for rows, own in zip(heights, ids, strict=True)
+    ]
+    request = RowRequest(group, ask(group, wanted))
     of_tables = pulled(request)
     for own, rows, lookups in zip(group.tables, of_tables, ids, strict=True):
         whole = own.storage.numpy()
@@ -150,8 +165,8 @@ def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
 @pytest.mark.parametrize("heights", [(9,), (9, 6)])
 def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, heights):
     group = group_of(heights, num_shards, layout)
-    ids = [[tf.constant([8, 0, 3, 3, 5])], [tf.constant([5, 1])]][: len(heights)]
-    request = RowRequest(group, ask(group, ids))
+    ids = [[[8, 0, 3, 3, 5]], [[5, 1]]][: len(heights)]
+    request = RowRequest(group, ask(group, look_ups(ids)))
     rows = pulled(request)
     for shard in group.shards:
         places = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
@@ -164,18 +179,21 @@ def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, h
 def test_a_request_for_no_rows_of_any_table_asks_for_none():
     group = group_of((5, 11), 2, "mod")
     nothing = tf.zeros([0], tf.int32)
-    request = RowRequest(group, ask(group, [[nothing], [nothing, nothing]]))
+    wanted = look_ups([[nothing], [nothing, nothing]], from_end=True)
+    request = RowRequest(group, ask(group, wanted))
     assert [len(rows) for rows in pulled(request)] == [0, 0]
 
 
 @pytest.mark.parametrize("heights", [(10,), (10, 4)])
-@pytest.mark.parametrize("bad", [10, -1, 2**40])
-def test_an_id_out_of_range_is_named(bad, heights):
+@pytest.mark.parametrize(
+    ("bad", "from_end"), [(10, False), (-1, False), (2**40, False), (10, True), (-11, True)]
+)
+def test_an_id_out_of_range_is_named(bad, from_end, heights):
     group = group_of(heights, 1, "mod")
     ids = [[tf.constant([3, bad], tf.int64)], [tf.constant([3], tf.int64)]][: len(heights)]
     message = f"'.*table_0' has 10 rows[^$]*Received: id[^$]*{bad}"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        ask(group, ids)
+        ask(group, look_ups(ids, from_end=from_end))
 
 
 def test_an_id_that_is_a_row_of_another_table_of_the_group_is_out_of_range():
@@ -183,7 +201,7 @@ def test_an_id_that_is_a_row_of_another_table_of_the_group_is_out_of_range():
     ids = [[tf.constant([9])], [tf.constant([3]), tf.constant([1, 4])], [tf.constant([9])]]
     message = "'.*table_1' has 4 rows[^$]*Received: id[^$]*4"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        ask(group, ids)
+        ask(group, look_ups(ids))
 
 
 def test_a_row_space_of_more_rows_than_32_bits_count():
@@ -194,7 +212,7 @@ def test_a_row_space_of_more_rows_than_32_bits_count():
 
     group = TableGroup((Huge(), Huge()))
     last = 2**31 - 2
-    request = ask(group, [[tf.constant([last, 5])], [tf.constant([last, 7, last])]])
+    request = ask(group, look_ups([[[last, 5]], [[-1, 7, last]]], from_end=True))
     np.testing.assert_array_equal(request.ids[0], [last, 5, last, 7])
     np.testing.assert_array_equal(request.positions[1][0], [0, 1, 0])
 
