@@ -417,9 +417,7 @@ def _no_rows(variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
 
 def _rows_at(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
     """Return the rows that the look-up of that number wants, for `ids` of any shape."""
-    row_shape = table.rows.shape[1:]
-    rows = tf.reshape(
-        tf.gather(table.rows, table.positions[number]), tf.concat([tf.shape(ids), row_shape], 0)
-    )
-    rows.set_shape(ids.shape.concatenate(row_shape))
-    return rows
+    positions = tf.reshape(table.positions[number], tf.shape(ids))
+    # Not the rows, whose gradient then need not be reshaped.
+    positions.set_shape(ids.shape)
+    return tf.gather(table.rows, positions)
