@@ -153,6 +153,8 @@ class Compute:
     ) -> tf.Tensor:
         if _compat.in_symbolic_scope():
             return _no_rows(variable, ids)
+        if getattr(ids, "graph", None) is not tf.compat.v1.get_default_graph():
+            ids = tf.identity(ids)  # of a value, or of a function around this one
         number = len(self.lookups.setdefault(variable, []))
         self.lookups[variable].append(LookupIds(ids, from_end))
         self._look_ahead(variable)
