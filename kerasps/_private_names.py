@@ -74,6 +74,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "TFE_Py_TapeVariableAccessed",
         "tells a GradientTape that a variable was read when its pulled value is handed out",
     ),
+    "record_operation": PrivateName(
+        "tensorflow.python.eager.record",
+        "record_operation",
+        "tells a GradientTape that the rows which a look-up finds follow from those of the table",
+        ("op_type", "output_tensors", "input_tensors", "backward_function"),
+    ),
     "containing_xla_context": PrivateName(
         "tensorflow.python.ops.control_flow_util",
         "GetContainingXLAContext",

@@ -35,8 +35,7 @@ def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None)
             trainable_variables = [keras_variable_of(v) for v in trainable_variables]
         adopt_optimizer(connected_strategy(), self)
         phase.meet(self)
-        # A table's gradient has one row per looked-up id, so making `IndexedSlices` dense is cheap.
-        grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        grads = [phase.sums.dense(gradient) for gradient in grads]
         if not self.built and trainable_variables is not None:
             with tf.init_scope(), entering(None):
                 self.build(trainable_variables)

@@ -23,9 +23,9 @@ from kerasps.step.compute_messages import (
     ComputeInputs,
     ComputeOutputs,
     InputNames,
-    TableRows,
     Update,
 )
+from kerasps.step.found_rows import GradientSums, rows_found
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory, ScratchKey, spec_of
 from kerasps.step.row_requests import LookupIds, checked
@@ -64,6 +64,7 @@ class Compute:
         lookups: the look-ups, by the table.
         draws: how many seeds the step draws from each generator.
         changed: the variables that were given another value since this was last cleared.
+        sums: makes gradients of tables dense.
         value_reads: the values that were handed out and of which rows may be all that is wanted.
     """
 
@@ -83,6 +84,7 @@ class Compute:
         self.inputs = InputNames.of(inputs, inventory)
         self._initial = inputs.values(inventory)
         self._tables = inputs.tables_of(inventory)
+        self.sums = GradientSums(inputs.tables)
         self._values = {_value_of(v): value for v, value in self._initial.items()}
         self._scratch = dict(zip(inventory.scratch, inputs.scratch, strict=True))
         self._scratch_reads: dict[ScratchKey, dict[Any, tf.Tensor]] = {}
@@ -170,7 +172,7 @@ class Compute:
         elif not self.is_table(variable) or number >= len(self._tables[variable].positions):
             self.inventory.add_table(variable, number + 1)
         else:
-            return _rows_at(self._tables[variable], number, ids)
+            return rows_found(self._tables[variable], number, ids)
         return _no_rows(variable, ids)
 
     def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
@@ -415,11 +417,3 @@ def _no_rows(variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:
     rows = tf.zeros(tf.concat([tf.shape(ids), row_shape], 0), variable.storage.dtype)
     rows.set_shape(ids.shape.concatenate(row_shape))
     return rows
-
-
-def _rows_at(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
-    """Return the rows that the look-up of that number wants, for `ids` of any shape."""
-    positions = tf.reshape(table.positions[number], tf.shape(ids))
-    # Not the rows, whose gradient then need not be reshaped.
-    positions.set_shape(ids.shape)
-    return tf.gather(table.rows, positions)

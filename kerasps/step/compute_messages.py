@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -22,10 +22,12 @@ class TableRows(NamedTuple):
     Attributes:
         rows: of shape `[num_rows_asked_for] + table.shape[1:]`.
         positions: of each look-up, the place of each id among `rows`: a flat int32 tensor.
+        found: of each look-up, the row of each id, of shape `[num_ids] + table.shape[1:]`.
     """
 
     rows: Any
     positions: list[Any]
+    found: list[Any]
 
 
 class ComputeInputs(NamedTuple):
@@ -59,7 +61,9 @@ class ComputeInputs(NamedTuple):
             metrics=[spec_of(v) for v in inventory.metrics],
             seeds=[spec_of(v) for v in inventory.seeds],
             tables=[
-                TableRows(rows_spec(table), [position] * num_lookups)
+                TableRows(
+                    rows_spec(table), [position] * num_lookups, [rows_spec(table)] * num_lookups
+                )
                 for table, num_lookups in inventory.tables.items()
             ],
             scratch=[tf.TensorSpec([], tf.resource) for _ in inventory.scratch],
@@ -94,7 +98,7 @@ class InputNames:
     Attributes:
         batch: those of the tensors of the batch.
         values: that of each variable's value.
-        tables: those of each table: of its rows, then of its positions.
+        tables: those of each table, in the order of `TableRows`.
     """
 
     batch: list[str]
@@ -122,12 +126,15 @@ class UpdateTensors(NamedTuple):
         gradients: a gradient per variable; of a table, one row for each row asked for.
         sent: of each variable, what its shards need of the whole of it; mostly nothing.
         applied: whether the optimizer was applied, where that depends; else None.
+        addends: of each variable, what its gradient is the sum of, where nothing else has become of
+            it (see `look_up.py`): for each look-up a tensor with a row for each id; mostly nothing.
     """
 
     scalars: Scalars
     gradients: list[Any]
     sent: list[Sent]
     applied: Any = None
+    addends: Sequence[list[Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,8 @@ class Update:
         shared: the variables of its shared state.
         coupled: the updates of those variables that may couple rows.
         tensors: what the step has worked out for it.
+        lookups: of each variable whose gradient's addends are known, the numbers of the look-ups
+            that they are of, in their order.
     """
 
     optimizer: Any
@@ -147,6 +156,7 @@ class Update:
     shared: list[ParameterServerVariable]
     coupled: ByIdentity[ParameterServerVariable, CoupledUpdate]
     tensors: UpdateTensors
+    lookups: ByIdentity[ParameterServerVariable, list[int]] = field(default_factory=ByIdentity)
 
 
 class ComputeOutputs(NamedTuple):

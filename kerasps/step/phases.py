@@ -134,7 +134,11 @@ class StepContext:
             replica.add_values(values)
 
     def add_table(
-        self, table: ParameterServerVariable, rows: tf.Tensor, positions: Sequence[tf.Tensor]
+        self,
+        table: ParameterServerVariable,
+        rows: tf.Tensor,
+        positions: Sequence[tf.Tensor],
+        found: Sequence[tf.Tensor],
     ) -> None:
         """Add what a table is in this step.
 
@@ -143,8 +147,9 @@ class StepContext:
             rows: the rows that were asked for.
             positions: of each look-up, those of the first replica before those of the second, the
                 place of each id among `rows`.
+            found: likewise, the row of each id.
         """
         num_lookups = len(positions) // len(self.replicas)
         for index, replica in enumerate(self.replicas):
-            own = positions[index * num_lookups : (index + 1) * num_lookups]
-            replica.add_table(table, TableRows(rows, list(own)))
+            own = slice(index * num_lookups, (index + 1) * num_lookups)
+            replica.add_table(table, TableRows(rows, list(positions[own]), list(found[own])))

@@ -255,9 +255,10 @@ class RoundPull:
         step.add_values((variable, _join(variable, values)) for variable in self._dense)
         for request in requests:
             group = request.group
-            of_tables = request.rows_of_tables([rows[shard] for shard in group.shards])
-            for table, own in zip(group.tables, of_tables, strict=True):
-                step.add_table(table, own, request.positions(table))
+            joined = request.join([rows[shard] for shard in group.shards])
+            of_tables = zip(group.tables, request.split(joined), request.find(joined), strict=True)
+            for table, own, found in of_tables:
+                step.add_table(table, own, request.positions(table), found)
 
 
 class PullPhase:

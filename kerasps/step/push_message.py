@@ -198,6 +198,10 @@ class DeviceUpdate:
         variable = shard.variable
         return None if variable.sharding is None else self.update.coupled.get(variable)
 
+    def sums_lookups(self, group: TableGroup) -> bool:
+        """Return whether the push sums the gradients of a group's look-ups, and not the step."""
+        return all(table in self.update.lookups for table in group.tables)
+
     def updates_rows(self, shard: Shard) -> bool:
         """Return whether rows of a table are updated by themselves, without the other rows."""
         coupled = self.update.coupled.get(shard.variable)
@@ -207,9 +211,17 @@ class DeviceUpdate:
         )
 
     def specs(
-        self, of_fused: Callable[[FusedVariable], Any], of_group: Callable[[GroupShard], Any]
+        self, of_fused: Callable[[FusedVariable], Any], of_group: Callable[[GroupShard, int], Any]
     ) -> UpdateMessage:
-        """Return the specs of the message, with those of what is updated as one from functions."""
+        """Return the specs of the message, with those of what is updated as one from functions.
+
+        That of a group is also given in how many parts its gradient is sent.
+        """
+
+        def parts(own: GroupShard) -> int:
+            is_one = own.group.num_shards > 1 or self.sums_lookups(own.group)
+            return 1 if is_one else len(own.group.tables)
+
         tensors = self.update.tensors
         coupled = [self.coupled(shard) for shard in self.single]
         return UpdateMessage(
@@ -219,7 +231,7 @@ class DeviceUpdate:
                 rows_spec(shard.variable) if shard.variable in self._changes.tables else shard.spec
                 for shard in self.single
             ],
-            groups=[of_group(own) for own in self.groups],
+            groups=[of_group(own, parts(own)) for own in self.groups],
             sent=[
                 Sent([], []) if own is None else own.specs_of(shard)
                 for own, shard in zip(coupled, self.single, strict=True)
@@ -239,9 +251,15 @@ class DeviceUpdate:
                 return rows(GroupShard(step.requests[shard.variable].group, shard.index))[0]
             return shard.of(gradients[shard.variable])
 
+        addends = ByIdentity(zip(variables, tensors.addends, strict=False))
+
         def rows(shard: GroupShard) -> list[tf.Tensor]:
             tables = shard.group.tables
-            return step.requests[tables[0]].rows_in(shard, [gradients[table] for table in tables])
+            request = step.requests[tables[0]]
+            if not self.sums_lookups(shard.group):
+                return request.rows_in(shard, [gradients[table] for table in tables])
+            of_tables = [(self.update.lookups[table], addends[table]) for table in tables]
+            return request.rows_in(shard, [request.sum(of_tables)])
 
         def sent(shard: Shard) -> Sent:
             coupled = self.coupled(shard)
@@ -293,21 +311,21 @@ class DeviceChanges:
             numbered: whether it says of which call it is.
         """
 
-        def of_group(own: GroupShard) -> list[tf.TensorSpec]:
-            return [own.spec] * (len(own.group.tables) if own.group.num_shards == 1 else 1)
-
         return self._specs(
-            lambda own: [shard.spec for shard in own.shards], of_group, clocked, numbered
+            lambda own: [shard.spec for shard in own.shards],
+            lambda own, num_parts: [own.spec] * num_parts,
+            clocked,
+            numbered,
         )
 
     def received_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
         """Return the specs of what arrives: the same flat tensors in another structure."""
-        return self._specs(lambda own: own.spec, lambda own: own.spec, clocked, numbered)
+        return self._specs(lambda own: own.spec, lambda own, num_parts: own.spec, clocked, numbered)
 
     def _specs(
         self,
         of_fused: Callable[[FusedVariable], Any],
-        of_group: Callable[[GroupShard], Any],
+        of_group: Callable[[GroupShard, int], Any],
         clocked: bool,
         numbered: bool,
     ) -> PushMessage:

@@ -6,6 +6,7 @@ all ids become rows of the group's row space (see `groups.py`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,9 @@ class Asked(NamedTuple):
         totals: int32: how many rows of each table are asked for, in all shards.
         positions: int32, flat: for each look-up, table by table, the place of each id among the
             rows of its table.
+        all_positions: int32, flat: of all look-ups, end to end, the place of each id among the rows
+            of all tables.
+        sizes: int32: the number of ids of each look-up.
     """
 
     ids: list[tf.Tensor]
@@ -47,6 +51,8 @@ class Asked(NamedTuple):
     order: list[tf.Tensor]
     totals: tf.Tensor
     positions: list[list[tf.Tensor]]
+    all_positions: tf.Tensor
+    sizes: tf.Tensor
 
 
 class RowRequest:
@@ -61,6 +67,7 @@ class RowRequest:
         self.group = group
         self._asked = asked
         self._gradients: ByIdentity[tf.Tensor, list[tf.Tensor]] = ByIdentity()
+        self._sums: ByIdentity[tf.Tensor, tf.Tensor] = ByIdentity()
 
     def ids_in(self, shard: GroupShard) -> tf.Tensor:
         """Return the places of the rows in each table's shard, end to end."""
@@ -78,13 +85,59 @@ class RowRequest:
         """Return, for each look-up of a table, the place of each id among its rows."""
         return self._asked.positions[self._number(table)]
 
-    def rows_of_tables(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the rows of each table, from those that came from each shard."""
-        asked = self._asked
-        joined = tf.dynamic_stitch(asked.order, rows) if asked.order else rows[0]
-        if len(self.group.tables) == 1:
-            return [joined]
-        return list(tf.split(joined, asked.totals, num=len(self.group.tables)))
+    def join(self, rows: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return all rows, table by table, from those that came from each shard."""
+        return tf.dynamic_stitch(self._asked.order, rows) if self._asked.order else rows[0]
+
+    def split(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Return the rows of each table, from those that `join` has returned."""
+        number = len(self.group.tables)
+        return [rows] if number == 1 else list(tf.split(rows, self._asked.totals, num=number))
+
+    def find(self, rows: tf.Tensor) -> list[list[tf.Tensor]]:
+        """Return what each look-up finds, table by table, in what `join` has returned.
+
+        A look-up finds the row of each of its ids, of shape `[num_ids] + table.shape[1:]`.
+        """
+        found = iter(self._by_lookup(tf.gather(rows, self._asked.all_positions)))
+        return [[next(found) for _ in own] for own in self._asked.positions]
+
+    def sum(self, addends: Sequence[tuple[Sequence[int], Sequence[tf.Tensor]]]) -> tf.Tensor:
+        """Return the sums over look-ups, a row for each row that is asked for.
+
+        Args:
+            addends: for each table, the numbers of some of its look-ups, and for each of those a
+                tensor with a row for each id. What is of one row is summed in this order.
+        """
+        first = addends[0][1][0]
+        if first in self._sums:
+            return self._sums[first]
+        starts = itertools.accumulate((len(own) for own in self._asked.positions), initial=0)
+        numbers = [
+            start + number
+            for start, (own, _) in zip(starts, addends, strict=False)
+            for number in own
+        ]
+        values = [value for _, own in addends for value in own]
+        positions = self._asked.all_positions
+        if numbers != list(range(self._num_lookups)):
+            by_lookup = self._by_lookup(positions)
+            positions = tf.concat([by_lookup[number] for number in numbers], 0)
+        joined = values[0] if len(values) == 1 else tf.concat(values, 0)
+        totals = self._asked.totals
+        total = totals[0] if len(self.group.tables) == 1 else tf.reduce_sum(totals)
+        # Once for all shards.
+        self._sums[first] = tf.math.unsorted_segment_sum(joined, positions, total)
+        return self._sums[first]
+
+    @property
+    def _num_lookups(self) -> int:
+        return sum(len(own) for own in self._asked.positions)
+
+    def _by_lookup(self, values: tf.Tensor) -> list[tf.Tensor]:
+        """Return a value for each id, look-up by look-up."""
+        number = self._num_lookups
+        return [values] if number == 1 else list(tf.split(values, self._asked.sizes, num=number))
 
     def rows_in(self, shard: GroupShard, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return those of some rows that are the shard's, in parts that belong end to end.
@@ -127,7 +180,7 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
     sizes = tf.stack([tf.size(f) for f in flat])
     together = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
     if len(group.tables) == 1:
-        rows, positions = tf.unique(together)
+        rows, all_positions = tf.unique(together)
         rows, table_of, totals = _in_range(rows, group.tables[0]), None, tf.shape(rows)
     else:
         # Of each id, which look-up it is of, and which table that is of.
@@ -139,7 +192,7 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
             together = from_start(together, of_ids)
         together = _all_in_range(together, lookup_of, [group.tables[n] for n in number_of])
         starts = tf.constant(np.array(group.starts)[number_of], together.dtype)
-        rows, positions = tf.unique(together + tf.gather(starts, lookup_of))
+        rows, all_positions = tf.unique(together + tf.gather(starts, lookup_of))
         # They come in the order of the tables, since the ids do.
         ends = np.cumsum(group.num_rows)
         table_of = _part_of(rows, tf.constant(ends, rows.dtype))
@@ -149,12 +202,12 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         order = tf.dynamic_partition(tf.range(tf.size(rows)), shard, group.num_shards)
         parts = tf.dynamic_partition(places, shard, group.num_shards)
     if table_of is None:
-        counts = [tf.shape(part) for part in parts]
+        counts, positions = [tf.shape(part) for part in parts], all_positions
     else:
         counts = _counts(shard, table_of, group)
         totals = counts[0] if shard is None else tf.add_n(counts)
         before = tf.gather(tf.cumsum(totals, exclusive=True), number_of)
-        positions -= tf.gather(before, lookup_of)
+        positions = all_positions - tf.gather(before, lookup_of)
     of_lookups = [positions] if len(flat) == 1 else tf.split(positions, sizes, num=len(flat))
     remaining = iter(of_lookups)
     return Asked(
@@ -163,6 +216,8 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         order,
         totals,
         [[next(remaining) for _ in own] for own in wanted],
+        all_positions,
+        sizes,
     )
 
 

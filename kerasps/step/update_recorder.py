@@ -165,9 +165,16 @@ class UpdateRecorder:
             _shaped(tf.convert_to_tensor(g), self._gradient_shape(v))
             for g, v in zip(arguments.gradients, variables, strict=True)
         ]
-        update = Update(
-            optimizer, variables, shared, ByIdentity(), UpdateTensors(scalars, gradients, [])
-        )
+        addends: list[list[tf.Tensor]] = [[] for _ in variables]
+        tensors = UpdateTensors(scalars, gradients, [], addends=addends)
+        update = Update(optimizer, variables, shared, ByIdentity(), tensors)
+        if not self._compute.in_control_flow():
+            for i, (gradient, variable) in enumerate(
+                zip(arguments.gradients, variables, strict=True)
+            ):
+                known = self._compute.sums.addends(gradient)
+                if known is not None:
+                    update.lookups[variable], addends[i] = known
         for gradient, variable in zip(gradients, variables, strict=True):
             coupled = self._couple(update, variable, gradient.dtype)
             if coupled is not None:

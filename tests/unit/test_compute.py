@@ -77,7 +77,8 @@ class Traced:
             step = StepContext({}, [replica], {})
             for table in inventory.tables:
                 rows, positions = tf.unique(tf.constant(ids))
-                step.add_table(table, tf.gather(table._value, rows), [positions])
+                own = tf.gather(table._value, rows)
+                step.add_table(table, own, [positions], [tf.gather(own, positions)])
             compute.add_to(step)
             return step.outputs
 

@@ -111,7 +111,7 @@ def group_of(heights, num_shards, layout):
 
 
 def pulled(request):
-    """Return the rows of each table of a request, as the ps hand them out."""
+    """Return the rows of all tables of a request, as the ps hand them out."""
     parts = []
     for shard in request.group.shards:
         ids = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
@@ -121,7 +121,7 @@ def pulled(request):
                 [own.storage.numpy()[places] for own, places in zip(shard.shards, ids, strict=True)]
             )
         )
-    return request.rows_of_tables([tf.constant(part) for part in parts])
+    return request.join([tf.constant(part) for part in parts])
 
 
 @pytest.mark.parametrize("layout", ["mod", "div"])
@@ -151,13 +151,15 @@ def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
         for rows, own in zip(heights, ids, strict=True)
     ]
     request = RowRequest(group, ask(group, wanted))
-    of_tables = pulled(request)
-    for own, rows, lookups in zip(group.tables, of_tables, ids, strict=True):
+    joined = pulled(request)
+    of_tables = zip(group.tables, request.split(joined), request.find(joined), ids, strict=True)
+    for own, rows, found, lookups in of_tables:
         whole = own.storage.numpy()
         num_different = len(np.unique(np.concatenate([i.ravel() for i in lookups])))
         assert len(rows) == request.num_rows(own) == num_different
-        for i, positions in zip(lookups, request.positions(own), strict=True):
+        for i, positions, values in zip(lookups, request.positions(own), found, strict=True):
             np.testing.assert_array_equal(rows.numpy()[positions.numpy()], whole[i.ravel()])
+            np.testing.assert_array_equal(values, whole[i.ravel()])
 
 
 @pytest.mark.parametrize("layout", ["mod", "div"])
@@ -167,7 +169,7 @@ def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, h
     group = group_of(heights, num_shards, layout)
     ids = [[[8, 0, 3, 3, 5]], [[5, 1]]][: len(heights)]
     request = RowRequest(group, ask(group, look_ups(ids)))
-    rows = pulled(request)
+    rows = request.split(pulled(request))
     for shard in group.shards:
         places = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
         expected = [own.storage.numpy()[i] for own, i in zip(shard.shards, places, strict=True)]
@@ -176,12 +178,33 @@ def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, h
         )
 
 
+@pytest.mark.parametrize("numbers", [[[0, 1], [0]], [[1, 0], [0]], [[1], [0]], [[0, 0, 1], [0]]])
+@pytest.mark.parametrize("heights", [(9,), (9, 6)])
+def test_gradients_of_look_ups_are_summed_row_by_row(heights, numbers):
+    group, numbers = group_of(heights, 1, "mod"), numbers[: len(heights)]
+    ids = [[[8, 0, 3], [3, 3, 5]], [[5, 1]]][: len(heights)]
+    request = RowRequest(group, ask(group, look_ups(ids)))
+    generator = np.random.default_rng(0)
+    addends, expected = [], [np.zeros((rows, 2), "float32") for rows in heights]
+    for own, lookups, whole in zip(numbers, ids, expected, strict=True):
+        values = [generator.random((len(lookups[number]), 2), "float32") for number in own]
+        for number, value in zip(own, values, strict=True):
+            np.add.at(whole, lookups[number], value)
+        addends.append((own, [tf.constant(value) for value in values]))
+    of_tables = request.split(request.sum(addends))
+    for rows, lookups, whole in zip(of_tables, ids, expected, strict=True):
+        different = list(dict.fromkeys(i for own in lookups for i in own))
+        np.testing.assert_allclose(rows, whole[different], rtol=1e-6)
+
+
 def test_a_request_for_no_rows_of_any_table_asks_for_none():
     group = group_of((5, 11), 2, "mod")
     nothing = tf.zeros([0], tf.int32)
     wanted = look_ups([[nothing], [nothing, nothing]], from_end=True)
     request = RowRequest(group, ask(group, wanted))
-    assert [len(rows) for rows in pulled(request)] == [0, 0]
+    joined = pulled(request)
+    assert [len(rows) for rows in request.split(joined)] == [0, 0]
+    assert [[len(found) for found in own] for own in request.find(joined)] == [[0], [0, 0]]
 
 
 @pytest.mark.parametrize("heights", [(10,), (10, 4)])
