@@ -14,6 +14,7 @@ from kerasps.step.make_step import step_for, step_function
 from kerasps.step.mode import PREDICT, TEST, TRAIN, Mode
 from kerasps.step.replica_run import CallTicket, PushCounts, run_in_graph
 from kerasps.step.state import Header, Ticket
+from kerasps.step.timing import StepTiming
 from kerasps.step.traced_step import ExecutionResult, TracedStep
 from kerasps.step.traffic import LoadReport, TaskLoad, TrafficMeter
 from kerasps.step.updating import UpdatePhase
@@ -30,6 +31,7 @@ __all__ = [
     "LoadReport",
     "Mode",
     "PushCounts",
+    "StepTiming",
     "TaskLoad",
     "Ticket",
     "TracedStep",

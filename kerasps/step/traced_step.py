@@ -19,6 +19,7 @@ from kerasps.step.methods import ModelMethod
 from kerasps.step.plan import StepPlan
 from kerasps.step.returned import MetricResult
 from kerasps.step.state import Ticket, WorkerVariables
+from kerasps.step.timing import StepTiming
 from kerasps.step.trace import Tracer
 from kerasps.step.traffic import StepTraffic
 from kerasps.variables import Flight, ParameterServerVariable
@@ -85,6 +86,8 @@ class TracedStep:
         self._plans: dict[tuple[str, ...], StepPlan] = {}
         self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
         self._state = _state_of(model)
+        # Noted by whoever drives the step.
+        self.timing = StepTiming()
 
     def serves(self, element_spec: Any, *, fused: bool) -> bool:
         """Return whether this is the step for batches of `element_spec`.
@@ -143,6 +146,11 @@ class TracedStep:
         if not self._plan.outputs:
             return None
         return self._plan.max_unrolled_steps if self._plan.joins_outputs else 1
+
+    @property
+    def unrolled_steps(self) -> int:
+        """How many steps of an execution are laid out one after the other, at most."""
+        return self._plan.max_unrolled_steps
 
     @property
     def overlapping_steps(self) -> int:

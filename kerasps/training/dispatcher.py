@@ -143,6 +143,12 @@ class Dispatcher:
         return int(self._membership.num_workers)
 
     @property
+    def may_send_more(self) -> bool:
+        """Whether an execution may have more steps than the model is compiled for."""
+        # Where a worker must not get ahead of others, it is given no more than it was.
+        return not self._function.joins and self._strategy.max_staleness is None
+
+    @property
     def num_in_flight(self) -> int:
         """The executions that were sent and are not done."""
         return self._channel.num_in_flight

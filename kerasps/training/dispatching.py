@@ -23,6 +23,10 @@ class Dispatching(Protocol):
         """The workers that executions are for."""
 
     @property
+    def may_send_more(self) -> bool:
+        """Whether an execution may have more steps than the model is compiled for."""
+
+    @property
     def num_in_flight(self) -> int:
         """The executions that were sent and are not done."""
 

@@ -20,6 +20,8 @@ class Execution:
             Empty for none.
         replicas: how many batches the worker takes at a time, for one push. What is left over it
             takes one by one.
+        unit: where a split has fewer steps left, so many are done at a time, since there is a graph
+            for them. 0 for all that are left.
     """
 
     num_steps: int
@@ -28,6 +30,7 @@ class Execution:
     first_batch: int = 0
     applied: tuple[int, ...] = ()
     replicas: int = 1
+    unit: int = 0
 
     def pushes_of(self, num_steps: int) -> int:
         """Return how many pushes the first `num_steps` steps make."""

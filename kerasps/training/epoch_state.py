@@ -489,8 +489,9 @@ class EpochState:
             left = self._splits.left(worker.split)
             if left is not None and left < execution.num_steps:
                 # The rest has no data here, but may have elsewhere.
-                commands.append(Report(missing_steps=execution.num_steps - left))
-                execution = replace(execution, num_steps=left)
+                num_steps = min(left, execution.unit or left)
+                commands.append(Report(missing_steps=execution.num_steps - num_steps))
+                execution = replace(execution, num_steps=num_steps)
             self._splits.give_out(worker.split, execution.num_steps)
         if execution.replicas != worker.replicas and not any(execution.applied):
             # What was done in part is done again in the same steps.

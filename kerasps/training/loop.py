@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from kerasps.training.batch_callbacks import BatchCallbacks, listen_to_batches
 from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER
 from kerasps.training.dispatching import Dispatching
 from kerasps.training.epoch_events import Execution, Report
+from kerasps.training.execution_size import ExecutionSize, executions_at_once
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.position import CannotResumeError, LoopPosition
 from kerasps.training.step_numbers import StepNumbers
@@ -86,16 +88,25 @@ class Loop:
         if limit is not None and limit < per_execution:
             # As many whole steps as there may be.
             per_execution = max(limit - limit % self._per_step, min(limit, self._per_step))
-        # What callbacks are told of at a time, and what is sent at a time.
-        self._whole = self._per_execution = per_execution
+        self._whole = per_execution  # what callbacks are told of at a time
+        # What may be sent at a time where steps are fast.
+        may_send_more = self._dispatcher.may_send_more and limit is None
+        longer = function.unrolled_steps * self._per_step if may_send_more and not listens else 0
         if not listens:
             limits = (function.overlapping_steps, limit, strategy.max_staleness)
             most = min(number for number in limits if number is not None)
-            self._per_execution *= _executions_at_once(
+            per_execution *= executions_at_once(
                 most * self._per_step // per_execution,
                 None if steps is None else steps // per_execution,
                 strategy.num_workers,
             )
+        self._size = ExecutionSize(
+            per_execution,
+            most=longer,
+            in_epoch=inputs.num_batches if steps is None else steps,
+            num_workers=strategy.num_workers,
+            timing=function.timing,
+        )
         # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
         self._asked = self._done = 0
         self._totals: MetricTotals | None = None
@@ -235,14 +246,16 @@ class Loop:
 
     def _ask_for_steps(self) -> bool:
         """Send the next execution; return False where the data have ended."""
-        wanted = self._per_execution
-        if self._steps is not None:
-            wanted = min(wanted, self._steps - self._asked)
+        wanted, unit = self._size.steps, self._size.unit
+        if self._steps is not None and self._steps - self._asked < wanted:
+            wanted = min(unit, self._steps - self._asked)
         data = self._inputs.next_batches(wanted)
         if not data.num_steps:
             return False
         header = self._numbers.next_header(data.num_steps)
-        self._dispatcher.send(Execution(data.num_steps, header, data.batches, data.first_batch))
+        self._dispatcher.send(
+            Execution(data.num_steps, header, data.batches, data.first_batch, unit=unit)
+        )
         self._asked += data.num_steps
         return True
 
@@ -253,6 +266,7 @@ class Loop:
         if result is None or not result.steps:
             return
         totals.add(result)
+        self._size.note(time.monotonic(), result.steps)
         self._meter.add(report.pushes, result.rows)
         if self._on_result is not None:
             self._on_result(result, report.split, report.first_batch)
@@ -279,23 +293,6 @@ class Loop:
             return False
         limit = self._max_per_worker * self._dispatcher.num_workers
         return self._dispatcher.num_in_flight < limit
-
-
-def _executions_at_once(most: int, in_epoch: int | None, num_workers: int) -> int:
-    """Return how many executions are sent as one, for the steps of all to overlap.
-
-    Args:
-        most: how many there may be.
-        in_epoch: executions in an epoch; None where that is not known.
-        num_workers: the workers that share them.
-    """
-    if in_epoch is None:
-        return max(1, most)
-    # Two for each worker, or some have nothing to do at the end.
-    most = min(most, in_epoch // (2 * num_workers))
-    # Without a shorter one at the end, which is a graph of its own.
-    even = [number for number in range(most // 2 + 1, most + 1) if in_epoch % number == 0]
-    return max([1, *(even or [most])])
 
 
 def warn_of_missing_data() -> None:

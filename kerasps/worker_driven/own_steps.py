@@ -32,7 +32,7 @@ class OwnSteps:
     """
 
     num_workers = 1
-    has_backlog = False
+    has_backlog = may_send_more = False
 
     def __init__(
         self,

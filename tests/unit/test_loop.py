@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kerasps.training.loop import _executions_at_once
+from kerasps.step import StepTiming
+from kerasps.training.execution_size import ExecutionSize, executions_at_once
 
 
 @pytest.mark.parametrize(
@@ -23,4 +24,61 @@ from kerasps.training.loop import _executions_at_once
 def test_executions_are_sent_as_one_while_each_worker_has_its_share(
     most, in_epoch, num_workers, expected
 ):
-    assert _executions_at_once(most, in_epoch, num_workers) == expected
+    assert executions_at_once(most, in_epoch, num_workers) == expected
+
+
+def size(timing, unit=1, most=10, in_epoch=200, num_workers=1):
+    return ExecutionSize(unit, most=most, in_epoch=in_epoch, num_workers=num_workers, timing=timing)
+
+
+def test_executions_get_longer_once_steps_are_known_to_be_fast():
+    chosen = size(StepTiming())
+    chosen.note(0.0, 60)  # which took time to make ready
+    assert chosen.steps == 1
+    chosen.note(0.2, 60)
+    assert chosen.steps == 1  # too short a time to tell
+    chosen.note(0.4, 40)
+    assert (chosen.steps, chosen.unit) == (10, 1)
+
+
+def test_executions_of_slow_steps_stay_as_they_are():
+    timing = StepTiming()
+    chosen = size(timing)
+    for second in range(300):
+        chosen.note(second, 50)
+    assert timing.seconds == pytest.approx(0.02)
+    assert chosen.steps == 1
+
+
+def test_executions_of_a_few_steps_stay_as_they_are():
+    chosen = size(StepTiming())
+    chosen.note(0.0, 40)
+    chosen.note(0.4, 40)
+    assert chosen.steps == 1
+
+
+def test_what_is_known_of_a_step_serves_the_next_fit():
+    assert size(StepTiming(steps=100, seconds=0.001)).steps == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"unit": 4}, 8),
+        ({"unit": 20}, 20),
+        ({"most": 0}, 1),
+        ({"in_epoch": None}, 10),
+        ({"in_epoch": 40, "num_workers": 4}, 5),
+        ({"in_epoch": 3}, 1),
+    ],
+)
+def test_longer_executions_are_of_whole_ones_and_leave_each_worker_two(changes, steps):
+    assert size(StepTiming(steps=100, seconds=0.001), **changes).steps == steps
+
+
+def test_several_workers_do_steps_side_by_side():
+    timing = StepTiming()
+    chosen = size(timing, num_workers=2)
+    chosen.note(0.0, 100)
+    chosen.note(1.0, 100)
+    assert timing.seconds == pytest.approx(0.02)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import kerasps
 import kerasps.training.batch_callbacks
+from kerasps.training import execution_size
 from kerasps.training.dispatcher import Dispatcher
 from support.models import Batches, counting_model, endless, ids_data
 
@@ -22,6 +23,21 @@ def test_counts_are_exact_in_every_epoch(strategy, steps_per_execution):
     assert history.history["batches"] == [50.0] * 3
     assert history.history["examples"] == [400.0] * 3
     assert history.epoch == [0, 1, 2]
+
+
+@pytest.mark.parametrize("knows_length", [True, False])
+def test_longer_executions_read_each_batch_once(strategy, monkeypatch, knows_length):
+    monkeypatch.setattr(execution_size, "_MAX_SECONDS", 1e6)
+    monkeypatch.setattr(execution_size, "_WINDOW_S", 0.0)
+    model = counting_model(strategy, steps_per_execution=1)
+    dataset = tf.data.Dataset.from_tensor_slices(ids_data(437 * 8)).batch(8)
+    if not knows_length:
+        dataset = dataset.filter(lambda *_: True)
+    history = model.fit(dataset, epochs=3, verbose=0)
+    assert history.history["batches"] == [437.0] * 3
+    assert history.history["examples"] == [437 * 8] * 3
+    assert history.history["ids"] == [sum(range(437 * 8))] * 3
+    assert int(model.optimizer.iterations.numpy()) == 3 * 437
 
 
 class Steps(keras.metrics.Metric):

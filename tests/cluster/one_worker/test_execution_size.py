@@ -1,0 +1,73 @@
+"""Fast steps are sent several at a time, and nothing but the time that they take changes."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from kerasps.training import execution_size
+from kerasps.training.dispatcher import Dispatcher
+from support.compare import assert_equal, regression_data, train_both
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Returns the steps of each execution that was sent; all steps count as fast ones."""
+    monkeypatch.setattr(execution_size, "_MAX_SECONDS", 1e6)
+    monkeypatch.setattr(execution_size, "_WINDOW_S", 0.0)
+    sizes, send = [], Dispatcher.send
+
+    def noted(self, execution):
+        sizes.append(execution.num_steps)
+        send(self, execution)
+
+    monkeypatch.setattr(Dispatcher, "send", noted)
+    return sizes
+
+
+def make_model():
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8, activation="tanh")])
+    model.add(layers.BatchNormalization())
+    model.add(layers.Dropout(0.3))
+    model.add(layers.Dense(1))
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def test_longer_executions_train_as_plain_keras_does(strategy, sent):
+    plain, ours = train_both(strategy, make_model, regression_data(), steps=107, epochs=4)
+    assert_equal(plain, ours)
+    assert plain.history.history["mae"] == pytest.approx(ours.history.history["mae"], rel=1e-4)
+    assert sum(sent) == 4 * 107
+    # Of two sizes, so that there are two graphs, and not one for each number that is left over.
+    assert set(sent) == {1, 10}
+    assert sent[:100] == [1] * 100
+    assert sent[-17:] == [10] * 10 + [1] * 7
+
+
+def test_the_next_fit_sends_longer_executions_at_once(strategy, sent):
+    with strategy.scope():
+        model = make_model()
+    x, y = regression_data(num_examples=16 * 120)
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    sent.clear()
+    model.fit(x, y, batch_size=16, verbose=0)
+    assert sent[:12] == [10] * 12
+    assert int(model.optimizer.iterations.numpy()) == 360
+    sent.clear()
+    for _ in range(3):
+        model.evaluate(x, y, batch_size=16, verbose=0)
+    assert sent[0] == 1
+    assert 10 in sent
+
+
+def test_a_callback_that_is_told_of_each_batch_is(strategy, sent):
+    with strategy.scope():
+        model = make_model()
+    batches = []
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: batches.append(b))
+    x, y = regression_data(num_examples=16 * 120)
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[callback])
+    assert batches == [*range(120)] * 2
+    assert set(sent) == {1}
