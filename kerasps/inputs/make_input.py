@@ -281,18 +281,15 @@ def _from_arrays(
 
     def make(worker: int, key: tf.Tensor) -> tf.data.Dataset:
         # Every worker works out the same order of the epoch, and takes its split of the batches.
-        def place(index: tf.Tensor) -> tf.Tensor:
-            return tf.random.experimental.index_shuffle(
-                index, key, tf.constant(length - 1, tf.int64)
-            )
+        def rows_of(index: tf.Tensor) -> Any:
+            if shuffle:
+                # Of a batch at a time: one by one it would take longer than a small step.
+                last = tf.constant(length - 1, tf.int64)
+                index = tf.random.experimental.index_shuffle(index, key, last)
+            return keras.tree.map_structure(lambda array: _rows(array, index), batch)
 
-        indices = tf.data.Dataset.range(length)
-        if shuffle:
-            indices = indices.map(place)
-        indices = indices.batch(batch_size).take(num_batches).shard(num_workers, worker)
-        return indices.map(
-            lambda index: keras.tree.map_structure(lambda array: _rows(array, index), batch)
-        )
+        indices = tf.data.Dataset.range(length).batch(batch_size).take(num_batches)
+        return indices.shard(num_workers, worker).map(rows_of)
 
     return WorkerInput(make, num_workers, num_batches=num_batches, order=SeededOrder(shuffle))
 
