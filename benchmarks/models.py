@@ -139,21 +139,25 @@ def _heights(rows: int) -> list[int]:
     return [round(height) for height in np.geomspace(10, rows, NUM_TABLES)]
 
 
-def _build_tables(rows: int, keras: Any) -> Any:
+def _equal_heights(rows: int) -> list[int]:
+    return [rows] * NUM_TABLES
+
+
+def _build_tables(heights: Callable[[int], list[int]], rows: int, keras: Any) -> Any:
     layers = keras.layers
     ids = [layers.Input((), dtype="int32") for _ in range(NUM_TABLES)]
     vectors = [
         layers.Embedding(height, TABLE_COLUMNS)(own)
-        for height, own in zip(_heights(rows), ids, strict=True)
+        for height, own in zip(heights(rows), ids, strict=True)
     ]
     hidden = layers.Dense(8, activation="relu")(layers.Concatenate()(vectors))
     return keras.Model(ids, layers.Dense(1)(hidden))
 
 
-def _tables_data(rows: int) -> Arrays:
+def _tables_data(heights: Callable[[int], list[int]], rows: int) -> Arrays:
     generator = np.random.default_rng(0)
     shape = (256 * EMBEDDING_BATCH_SIZE,)
-    ids = tuple(zipf_ids(generator, height, shape) for height in _heights(rows))
+    ids = tuple(zipf_ids(generator, height, shape) for height in heights(rows))
     return ids, np.sin(sum(ids))[:, None].astype("float32")
 
 
@@ -251,6 +255,12 @@ BENCHMARKS = {
     ),
 }
 EMBEDDING_OPTIMIZERS = {"embedding_adagrad": "Adagrad", "embedding_adam": "Adam"}
-_OF_TABLES = {"tables26": (_build_tables, _tables_data), "bags": (_build_bags, _bags_data)}
+_OF_TABLES = {
+    **{
+        name: tuple(functools.partial(f, heights) for f in (_build_tables, _tables_data))
+        for name, heights in (("tables26", _heights), ("equal26", _equal_heights))
+    },
+    "bags": (_build_bags, _bags_data),
+}
 MODELS_WITH_ROWS = (*EMBEDDING_OPTIMIZERS, *_OF_TABLES)
 MODELS = (*BENCHMARKS, *MODELS_WITH_ROWS)
