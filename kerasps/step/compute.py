@@ -84,7 +84,7 @@ class Compute:
         self.inputs = InputNames.of(inputs, inventory)
         self._initial = inputs.values(inventory)
         self._tables = inputs.tables_of(inventory)
-        self.sums = GradientSums(inputs.tables)
+        self.sums = GradientSums(self._tables)
         self._values = {_value_of(v): value for v, value in self._initial.items()}
         self._scratch = dict(zip(inventory.scratch, inputs.scratch, strict=True))
         self._scratch_reads: dict[ScratchKey, dict[Any, tf.Tensor]] = {}

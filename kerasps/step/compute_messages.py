@@ -127,7 +127,8 @@ class UpdateTensors(NamedTuple):
         sent: of each variable, what its shards need of the whole of it; mostly nothing.
         applied: whether the optimizer was applied, where that depends; else None.
         addends: of each variable, what its gradient is the sum of, where nothing else has become of
-            it (see `look_up.py`): for each look-up a tensor with a row for each id; mostly nothing.
+            it (see `found_rows.py`): for each look-up, a tensor with a row for each id. Mostly
+            nothing.
     """
 
     scalars: Scalars

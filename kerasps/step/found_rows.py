@@ -8,7 +8,7 @@ only hands that to an optimizer, the sum is left to the push, which takes one fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.step.compute_messages import TableRows
 from kerasps.step.identity import ByIdentity
+from kerasps.variables import ParameterServerVariable
 
 
 def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
@@ -51,16 +52,20 @@ class GradientSums:
     """Makes gradients of tables dense, and knows what each is the sum of.
 
     Args:
-        tables: what each table is in this step.
+        tables: what each table is in this step, by the table.
     """
 
-    def __init__(self, tables: Sequence[TableRows]) -> None:
-        self._numbers: ByIdentity[tf.Tensor, int] = ByIdentity(
-            (positions, number)
-            for table in tables
-            for number, positions in enumerate(table.positions)
+    def __init__(self, tables: Mapping[ParameterServerVariable, TableRows]) -> None:
+        # By the positions of each look-up, its table and its number.
+        self._lookups: ByIdentity[tf.Tensor, tuple[ParameterServerVariable, int]] = ByIdentity(
+            (positions, (table, number))
+            for table, own in tables.items()
+            for number, positions in enumerate(own.positions)
         )
-        self._addends: ByIdentity[tf.Tensor, tuple[list[int], list[tf.Tensor]]] = ByIdentity()
+        # By the dense gradient, those look-ups and what is added up of each.
+        self._addends: ByIdentity[
+            tf.Tensor, tuple[list[tuple[ParameterServerVariable, int]], list[tf.Tensor]]
+        ] = ByIdentity()
 
     def dense(self, gradient: Any) -> Any:
         """Return a gradient as a tensor; None where it is None."""
@@ -68,19 +73,27 @@ class GradientSums:
             return gradient
         # Of a table it has one row per different id, so to make it dense is cheap.
         dense = tf.convert_to_tensor(gradient)
-        numbers = [self._numbers.get(_uncast(part)) for part in _parts(gradient.indices)]
-        addends = _parts(gradient.values)
-        known = [number for number in numbers if number is not None]
-        if len(known) == len(numbers) == len(addends):
+        parts, addends = _parts(gradient.indices), _parts(gradient.values)
+        known = [self._lookups[own] for own in map(_uncast, parts) if own in self._lookups]
+        if len(known) == len(parts) == len(addends):
             self._addends[dense] = known, addends
         return dense
 
-    def addends(self, gradient: tf.Tensor) -> tuple[list[int], list[tf.Tensor]] | None:
-        """Return what a tensor that `dense` has returned is the sum of; None where not known.
+    def addends(
+        self, gradient: Any, table: ParameterServerVariable
+    ) -> tuple[list[int], list[tf.Tensor]] | None:
+        """Return what a gradient is the sum of; None where it is not known to be such a sum.
 
-        That is, numbers of look-ups, and of each a tensor with a row for each id.
+        Args:
+            gradient: what is given to an optimizer, as `dense` has returned it.
+            table: what it is given for: its look-ups alone count.
+
+        Returns:
+            Numbers of look-ups of the table, and of each a tensor with a row for each id.
         """
-        return self._addends.get(gradient)
+        lookups, addends = self._addends.get(gradient, ([], []))
+        numbers = [number for own, number in lookups if own is table]
+        return (numbers, addends) if numbers and len(numbers) == len(addends) else None
 
 
 def _parts(tensor: tf.Tensor) -> list[tf.Tensor]:

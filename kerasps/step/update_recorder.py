@@ -172,7 +172,7 @@ class UpdateRecorder:
             for i, (gradient, variable) in enumerate(
                 zip(arguments.gradients, variables, strict=True)
             ):
-                known = self._compute.sums.addends(gradient)
+                known = self._compute.sums.addends(gradient, variable)
                 if known is not None:
                     update.lookups[variable], addends[i] = known
         for gradient, variable in zip(gradients, variables, strict=True):

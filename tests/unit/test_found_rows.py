@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from kerasps.step.compute_messages import TableRows
 from kerasps.step.found_rows import GradientSums, rows_found
+from kerasps.step.identity import ByIdentity
 
+TABLE = "the table"
 ROWS = np.arange(8, dtype=np.float32).reshape(4, 2)
 POSITIONS = [np.array([3, 1, 3, 0], np.int32), np.array([1, 2], np.int32)]
 
@@ -74,7 +76,7 @@ def test_a_gradient_is_that_of_a_gather_also_of_a_gradient():
 def test_the_addends_of_a_gradient_are_known(numbers):
     def compute(rows):
         own = table(rows)
-        sums = GradientSums([own])
+        sums = GradientSums(ByIdentity([(TABLE, own)]))
         with tf.GradientTape() as tape:
             tape.watch(rows)
             loss = sum(
@@ -83,9 +85,10 @@ def test_the_addends_of_a_gradient_are_known(numbers):
             )
         gradient = tape.gradient(loss, rows)
         dense = sums.dense(gradient)
-        known, addends = sums.addends(dense)
+        known, addends = sums.addends(dense, TABLE)
         assert sorted(known) == numbers
-        assert sums.addends(dense * 1.0) is None
+        assert sums.addends(dense * 1.0, TABLE) is None
+        assert sums.addends(dense, "another table") is None
         positions = tf.concat([own.positions[number] for number in known], 0)
         return dense, tf.math.unsorted_segment_sum(tf.concat(addends, 0), positions, 4)
 
@@ -96,13 +99,13 @@ def test_the_addends_of_a_gradient_are_known(numbers):
 def test_a_gradient_that_is_more_than_look_ups_has_no_known_addends():
     def compute(rows):
         own = table(rows)
-        sums = GradientSums([own])
+        sums = GradientSums(ByIdentity([(TABLE, own)]))
         with tf.GradientTape() as tape:
             tape.watch(rows)
             found = rows_found(own, 0, own.positions[0])
             loss = tf.reduce_sum(found) + tf.reduce_sum(rows**2)
         gradient = sums.dense(tape.gradient(loss, rows))
-        assert sums.addends(gradient) is None
+        assert sums.addends(gradient, TABLE) is None
         assert sums.dense(None) is None
         return gradient
 
