@@ -145,8 +145,12 @@ class Dispatcher:
     @property
     def may_send_more(self) -> bool:
         """Whether an execution may have more steps than the model is compiled for."""
-        # Where a worker must not get ahead of others, it is given no more than it was.
-        return not self._function.joins and self._strategy.max_staleness is None
+        if not self._function.devices:
+            return True  # steps that change nothing
+        # Steps of several workers that follow each other faster overlap more, and so are staler:
+        # that is for `steps_per_execution` to ask for.
+        is_alone = self.num_workers == 1 and not self._function.joins
+        return is_alone and self._strategy.max_staleness is None
 
     @property
     def num_in_flight(self) -> int:
