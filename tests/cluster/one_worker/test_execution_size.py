@@ -5,24 +5,13 @@ from __future__ import annotations
 import keras
 import pytest
 
-from kerasps.training import execution_size
-from kerasps.training.dispatcher import Dispatcher
 from support.compare import assert_equal, regression_data, train_both
+from support.executions import sent_sizes
 
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Returns the steps of each execution that was sent; all steps count as fast ones."""
-    monkeypatch.setattr(execution_size, "_MAX_SECONDS", 1e6)
-    monkeypatch.setattr(execution_size, "_WINDOW_S", 0.0)
-    sizes, send = [], Dispatcher.send
-
-    def noted(self, execution):
-        sizes.append(execution.num_steps)
-        send(self, execution)
-
-    monkeypatch.setattr(Dispatcher, "send", noted)
-    return sizes
+    return sent_sizes(monkeypatch)
 
 
 def make_model():

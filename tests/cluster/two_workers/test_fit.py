@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import kerasps
 import kerasps.training.batch_callbacks
-from kerasps.training import execution_size
 from kerasps.training.dispatcher import Dispatcher
+from support.executions import sent_sizes
 from support.models import Batches, counting_model, endless, ids_data
 
 
@@ -27,17 +27,7 @@ def test_counts_are_exact_in_every_epoch(strategy, steps_per_execution):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Returns the steps of each execution that was sent; all steps count as fast ones."""
-    monkeypatch.setattr(execution_size, "_MAX_SECONDS", 1e6)
-    monkeypatch.setattr(execution_size, "_WINDOW_S", 0.0)
-    sizes, send = [], Dispatcher.send
-
-    def noted(self, execution):
-        sizes.append(execution.num_steps)
-        send(self, execution)
-
-    monkeypatch.setattr(Dispatcher, "send", noted)
-    return sizes
+    return sent_sizes(monkeypatch)
 
 
 def test_several_workers_are_given_no_more_steps_than_were_asked_for(strategy, sent):
