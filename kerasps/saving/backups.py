@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps.cluster import check_ps_of
+from kerasps.cluster import apart, check_ps_of
 from kerasps.saving.backup_files import Backup, BackupDirectory
 from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
 from kerasps.variables import (
@@ -131,7 +131,8 @@ class BackupStore:
                     file.write("Made to learn which ps see this directory.")
                 pieces = copies.write(directory, probe)
             finally:
-                copies.free()
+                with apart():  # what fails here is no error of the training's
+                    copies.free()
             tf.io.gfile.remove(probe)
             self._directory.commit(number, record, to_record(pieces), specs)
         except Exception as exc:

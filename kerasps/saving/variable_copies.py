@@ -9,6 +9,7 @@ come to the coordinator, which writes them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, apart, call_apart, fetch
+from kerasps.cluster import COORDINATOR_CPU, apart, call_apart, fetch, persist
 from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
 from kerasps.variables import ParameterServerVariable, ShardedStorage, num_bytes, row_bytes
@@ -163,8 +164,9 @@ class VariableCopies:
                 # A remote call that returns nothing is not waited for.
                 return tf.constant(0)
 
-            done += self._call((name, device), device, act_on_all, [])
-        fetch(done)
+            call = functools.partial(self._call, (name, device), device, act_on_all, [])
+            done += persist(call)
+        persist(functools.partial(fetch, done))
 
     def _write(self, part: _Part, prefix: str) -> None:
         """Have a ps write a part."""
@@ -362,11 +364,14 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
 
 
 def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
-    """Call a function for each device, each in a thread of its own, where its errors stay."""
+    """Call a function for each device, each in a thread of its own, where its errors stay.
+
+    It may be called again, since what was left behind on a lost worker may have it fail.
+    """
 
     def call(device: str) -> None:
         with apart():
-            function(device)
+            persist(functools.partial(function, device))
 
     with ThreadPoolExecutor(max(1, len(devices))) as pool:
         list(pool.map(call, devices))

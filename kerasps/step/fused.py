@@ -218,6 +218,6 @@ def _call_all(functions: Mapping[str, Any]) -> None:
         attempt(functools.partial(on, device, function)) for device, function in functions.items()
     ]:
         if done is not None:
-            attempt(functools.partial(fetch, [done]))
+            attempt(functools.partial(persist, functools.partial(fetch, [done])))
     if errors:
         raise errors[0]

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasps.cluster import call_apart, fetch, persist, sent
@@ -90,12 +91,16 @@ class Fences:
         Raises:
             tf.errors.OpError: a ps is lost.
         """
-        returned: list[tf.Tensor] = []
-        for device in devices if lanes else ():
-            traced = self._reading(device)
-            with tf.device(device):
-                returned += call_apart(traced, [sent(tf.constant(lanes, tf.int32))])
-        return [[LaneRecord.of(row) for row in rows] for rows in fetch(returned)]
+
+        def read() -> list[np.ndarray]:
+            returned: list[tf.Tensor] = []
+            for device in devices if lanes else ():
+                traced = self._reading(device)
+                with tf.device(device):
+                    returned += call_apart(traced, [sent(tf.constant(lanes, tf.int32))])
+            return fetch(returned)
+
+        return [[LaneRecord.of(row) for row in rows] for rows in persist(read)]
 
     def _reading(self, device: str) -> Any:
         table = self.table(device)

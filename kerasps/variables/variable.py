@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, fetch, naming_lost_ps
+from kerasps.cluster import COORDINATOR_CPU, fetch, naming_lost_ps, persist
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.variables.chunks import StoredRows, chunks_of, write_rows
 from kerasps.variables.creation import InitialShard, create_copy, create_storage
@@ -371,9 +371,13 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # what comes from a ps is a copy
-        with naming_lost_ps:
+
+        def read() -> np.ndarray:
             # Not `.numpy()`, which leaves an operation on the ps at each call.
-            return np.asarray(fetch([tf.convert_to_tensor(self.value)])[0], dtype)
+            return fetch([tf.convert_to_tensor(self.value)])[0]
+
+        with naming_lost_ps:
+            return np.asarray(persist(read), dtype)
 
     @property
     def constraint(self) -> Any:
