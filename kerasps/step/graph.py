@@ -5,7 +5,8 @@ Steps are unrolled up to a bound, and the unrolled block is looped beyond it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.overlap import Overlap
-from kerasps.step.phases import ReplicaInputs, StepContext
+from kerasps.step.phases import ReplicaInputs, StepContext, batch_inputs
 from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
 from kerasps.step.state import Header, StepState, Ticket, WorkerVariables
 from kerasps.variables import NO_LANE, ParameterServerVariable, anonymous_handle
@@ -171,18 +172,16 @@ def _unrolled(
     """
     if layout.checked and len(sizes) > 1 and not step.plan.outputs:
         return step.while_data(source, state, sizes), []
-    outputs, taken = [], 0
+    if not layout.checked:
+        batches = [
+            _next_batch(source, layout.spec) if layout.reads else source[index]
+            for index in range(sum(sizes))
+        ]
+        return step.in_turn(batches, state, sizes)
+    outputs = []
     for size in sizes:
-        if layout.checked:
-            state, predicted = step.if_data(source, state, size)
-        else:
-            batches = [
-                _next_batch(source, layout.spec) if layout.reads else source[taken + i]
-                for i in range(size)
-            ]
-            state, predicted = step(batches, state)
+        state, predicted = step.if_data(source, state, size)
         outputs += predicted
-        taken += size
     return state, outputs
 
 
@@ -236,18 +235,52 @@ class _Step:
             for _ in plan.names
         ]
 
-    def __call__(self, batches: list[Any], state: StepState) -> StepResult:
-        """Add a step that starts from `state`, with a replica for each batch."""
-        plan = self.plan
-        if plan.single is not None and len(batches) == 1:
-            plan = plan.single
+    def in_turn(self, batches: list[Any], state: StepState, sizes: Sequence[int]) -> StepResult:
+        """Add steps of so many batches each, one after the other; the first starts from `state`."""
+        ends = itertools.accumulate(sizes)
+        of_steps = [batches[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        outputs = []
+        for own, asked in zip(of_steps, self._ask_ahead(of_steps), strict=True):
+            state, predicted = self(own, state, asked)
+            outputs += predicted
+        return StepResult(state, outputs)
+
+    def _ask_ahead(self, of_steps: Sequence[list[Any]]) -> list[dict[Any, Any]]:
+        """Ask for the rows of steps that follow each other, where their batches say which."""
+        asked: list[dict[Any, Any]] = []
+        for size, alike in itertools.groupby(of_steps, len):
+            plan = self._plan_of(size)
+            steps = [
+                {
+                    name: tensor
+                    for names, batch in zip(plan.names, batches, strict=True)
+                    for name, tensor in batch_inputs(names, batch).items()
+                }
+                for batches in alike
+            ]
+            asked += plan.pull.ask_ahead(self._handles, steps)
+        return asked
+
+    def _plan_of(self, num_batches: int) -> StepPlan:
+        single = self.plan.single
+        return single if single is not None and num_batches == 1 else self.plan
+
+    def __call__(
+        self, batches: list[Any], state: StepState, asked: Mapping[Any, Any] | None = None
+    ) -> StepResult:
+        """Add a step that starts from `state`, with a replica for each batch.
+
+        What it needs may have been asked for ahead.
+        """
+        plan = self._plan_of(len(batches))
         replicas = [
             ReplicaInputs(scratch, names, batch, self._start(state, index))
             for index, (scratch, names, batch) in enumerate(
                 zip(self._scratch, plan.names, batches, strict=False)
             )
         ]
-        step = StepContext(self._handles, replicas, self._lanes_at(state.steps))
+        lanes = self._lanes_at(state.steps)
+        step = StepContext(self._handles, replicas, lanes, asked=asked)
         if self.overlap is not None:
             self.overlap.before_pull(step)
         plan.pull.add_to(step)
@@ -322,12 +355,7 @@ class _Step:
         batches = [iterator.get_next_as_optional() for _ in range(sum(sizes))]
 
         def all_steps() -> StepState:
-            after, taken = state, 0
-            for size in sizes:
-                own = batches[taken : taken + size]
-                after = self([batch.get_value() for batch in own], after).state
-                taken += size
-            return after
+            return self.in_turn([batch.get_value() for batch in batches], state, sizes).state
 
         def steps_left() -> StepState:
             batch_at = _indexed(batches, tf.OptionalSpec(iterator.element_spec))

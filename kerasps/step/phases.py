@@ -36,6 +36,11 @@ class StepPhase(Protocol):
         """Add the operations of one step to the step graph that is being built."""
 
 
+def batch_inputs(names: InputNames, batch: Any) -> dict[str, tf.Tensor]:
+    """Return the tensors of a replica's batch, by the names of the compute phase's inputs."""
+    return dict(zip(names.batch, leaves_of(batch), strict=True))
+
+
 class ReplicaInputs:
     """What one replica of a step starts from, in a step graph.
 
@@ -62,7 +67,7 @@ class ReplicaInputs:
         self.batch = batch
         self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
         self.tables: ByIdentity[ParameterServerVariable, TableRows] = ByIdentity()
-        self.known = dict(zip(names.batch, leaves_of(batch), strict=True))
+        self.known = batch_inputs(names, batch)
         self._names = names
         self.add_values(start.items())
 
@@ -86,6 +91,7 @@ class StepContext:
         replicas: what each replica starts from.
         lanes: the lane in which each ps is sent the step's push, by the device of the ps.
         number: the number of the call that the step is of, where pushes carry one.
+        asked: what was asked for ahead of the step, by the round (see `PullPhase.ask_ahead`).
 
     Attributes:
         pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
@@ -105,6 +111,7 @@ class StepContext:
         replicas: Sequence[ReplicaInputs],
         lanes: Mapping[str, tf.Tensor],
         number: tf.Tensor | None = None,
+        asked: Mapping[Any, Any] | None = None,
     ) -> None:
         self.handles = self.pull_handles = handles
         self.before_pull: Mapping[str, list[tf.Operation]] = {}
@@ -112,6 +119,7 @@ class StepContext:
         self.lanes = lanes
         self.number = number
         self.replicas = replicas
+        self.asked = asked or {}
         self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
         self.messages: dict[Any, list[tf.Tensor]] = {}
         self.clocks: dict[str, tf.Tensor] = {}

@@ -14,7 +14,7 @@ from kerasps.step.groups import grouping
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.lookups import Round, plan_rounds
 from kerasps.step.packing import Packing
-from kerasps.step.phases import ReplicaInputs, StepContext
+from kerasps.step.phases import ReplicaInputs, StepContext, batch_inputs
 from kerasps.step.pull import PullMessage, PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
@@ -78,8 +78,9 @@ class Lanes(dict):
         return tf.constant(self._lane)
 
 
-def context(inventory, names, batch, lane=OPEN_LANE):
-    return StepContext({}, [ReplicaInputs({}, names, batch, ByIdentity())], Lanes(lane))
+def context(inventory, names, batch, lane=OPEN_LANE, asked=None):
+    replicas = [ReplicaInputs({}, names, batch, ByIdentity())]
+    return StepContext({}, replicas, Lanes(lane), asked=asked)
 
 
 def push(changes, outputs, pulls=(), step=None, fences=None):
@@ -189,6 +190,53 @@ def test_a_pull_brings_dense_values_and_the_rows_that_are_looked_up(num_shards, 
         own = step.replicas[0].tables[table]
         assert len(own.rows) == len(np.unique(ids))
         np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[ids])
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_tables", [1, 2])
+def test_what_several_steps_ask_for_together_is_what_each_asks_for(num_tables, num_shards):
+    wholes = values_of([(10, 3), (8, 2)])[:num_tables]
+    tables = [local_variable(whole, num_shards) for whole in wholes]
+    inventory = inventory_of(tables=tables)
+    function, names, lookups = compute_graph(
+        inventory,
+        tf.TensorSpec([None], tf.int64),
+        lambda inputs: [[inputs.batch], [inputs.batch // 2]][:num_tables],
+    )
+    rounds = plan_rounds(function, [names], lookups, [], grouping([], "lazy"))
+    pull = PullPhase([], rounds, [], {})
+    batches = [np.array(ids, np.int64) for ids in ([9, 4, 9, 0], [], [1], [5, 5, 6, 7, 8])]
+    known = [batch_inputs(names, tf.constant(batch)) for batch in batches]
+    for batch, asked in zip(batches, pull.ask_ahead({}, known), strict=True):
+        step = context(inventory, names, tf.constant(batch), asked=asked)
+        pull.add_to(step)
+        assert {id(own) for own in step.messages.values()} == {
+            id(own) for of_round in asked.values() for own in of_round.messages.values()
+        }
+        for table, whole, ids in zip(tables, wholes, [batch, batch // 2], strict=False):
+            own = step.replicas[0].tables[table]
+            assert len(own.rows) == len(np.unique(ids))
+            np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[ids])
+
+
+def test_what_follows_from_a_pulled_value_is_not_asked_for_ahead():
+    (whole,) = values_of([(10, 3)])
+    table, offset = local_variable(whole), local_variable(np.int64(3), trainable=False)
+    inventory = inventory_of([offset], [table])
+    function, names, lookups = compute_graph(
+        inventory,
+        tf.TensorSpec([None], tf.int64),
+        lambda inputs: [[inputs.batch + inputs.pulled[0]]],
+    )
+    rounds = plan_rounds(function, [names], lookups, [offset], grouping([], "lazy"))
+    pull = PullPhase([offset], rounds, [], {})
+    batch = tf.constant([4, 0], tf.int64)
+    (asked,) = pull.ask_ahead({}, [batch_inputs(names, batch)])
+    assert asked == {}
+    step = context(inventory, names, batch, asked=asked)
+    pull.add_to(step)
+    own = step.replicas[0].tables[table]
+    np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[[7, 3]])
 
 
 def test_a_pull_takes_the_values_of_fused_variables_from_where_they_lie():
