@@ -76,12 +76,13 @@ class PullMessage(NamedTuple):
         return list(tf.split(ids, counts, num=num_shards))
 
 
-class Asked(NamedTuple):
-    """What one step asks for in one round.
+class SentRequests(NamedTuple):
+    """What one step asks for in one round, sent.
 
     Attributes:
         requests: the rows, of each group.
-        messages: what each ps was sent for it, where that is, by the pull from it.
+        messages: what arrived on each ps, packed, by the pull from it; no tensor where nothing is
+            asked of it.
     """
 
     requests: list[RowRequest]
@@ -272,7 +273,7 @@ class RoundPull:
 
     def ask(
         self, handles: dict[int, tf.Tensor], steps: Sequence[Mapping[str, tf.Tensor]]
-    ) -> list[Asked]:
+    ) -> list[SentRequests]:
         """Ask every ps for what some steps need, in one message each.
 
         Args:
@@ -283,7 +284,7 @@ class RoundPull:
         by_table = [_by_table(own) for own in requests]
         sent = [pull.ask(by_table) for pull in self.pulls]
         return [
-            Asked(own, dict(zip(self.pulls, messages, strict=True)))
+            SentRequests(own, dict(zip(self.pulls, messages, strict=True)))
             for own, *messages in zip(requests, *sent, strict=True)
         ]
 
@@ -364,7 +365,7 @@ class PullPhase:
 
     def ask_ahead(
         self, handles: dict[int, tf.Tensor], steps: Sequence[Mapping[str, tf.Tensor]]
-    ) -> list[dict[RoundPull, Asked]]:
+    ) -> list[dict[RoundPull, SentRequests]]:
         """Ask for what some steps need that follows from their batches, together.
 
         Each message costs the worker and the ps some 0.2 ms, however short it is.
