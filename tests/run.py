@@ -12,6 +12,7 @@ Tests marked `matrix` run where `-m` asks for them: they do at length what other
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -56,11 +57,22 @@ def run(session: str, paths: list[str], options: list[str]) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", dist, *options, *paths]
     print("$", *command[2:], flush=True)
     last = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_signals
+    ) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
             last = line.strip() or last
     return process.returncode, last
+
+
+def hear_signals() -> None:
+    """Have signals do what they do, also where a shell has this ignore them, in the background.
+
+    Tests send some, and a process inherits that it ignores them.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def main(arguments: list[str]) -> int:
