@@ -182,7 +182,9 @@ def test_backup_and_restore_goes_on_where_it_was(strategy, tmp_path, save_freq):
     with pytest.raises(KeyboardInterrupt):
         fit(
             first,
-            [keras.callbacks.BackupAndRestore(backup, save_freq=save_freq), Interrupt(1, 53)],
+            # Keras counts on from where it asked, up to 3 steps late each time: the fifth backup by
+            # batches is of step 115 at the latest.
+            [keras.callbacks.BackupAndRestore(backup, save_freq=save_freq), Interrupt(1, 57)],
             epochs=3,
         )
     again, at_start = descending(strategy), []
@@ -194,9 +196,7 @@ def test_backup_and_restore_goes_on_where_it_was(strategy, tmp_path, save_freq):
     )
     ((by_rows, by_counter),) = at_start
     assert by_rows == by_counter
-    # Keras counts on from where it asked, a step or more late each time: the fourth backup may be
-    # the last one before step 114.
-    assert by_counter == 60 if save_freq == "epoch" else by_counter >= 80
+    assert by_counter == 60 if save_freq == "epoch" else by_counter >= 100
     assert history.epoch == [1, 2]
     assert num_updates(again) == (180, 180)
 
