@@ -148,7 +148,8 @@ class VariableCopies:
             for part in self._parts:
                 if part.device == device:
                     prefix = f"{directory}/{files[id(part)]}"
-                    (self._write if writes_itself else self._write_here)(part, prefix)
+                    write = self._write if writes_itself else self._write_here
+                    persist(functools.partial(write, part, prefix))
 
         _at_once(write_all, self._by_device)
         return [piece for part in self._parts for piece in part.pieces(files[id(part)])]
@@ -299,7 +300,8 @@ def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) ->
         probe = f"{backup.directory}/{of_device[0][0].file}.index"
         reader = device if sees(device, probe) else COORDINATOR_CPU
         for pieces in of_device:
-            _read(f"{backup.directory}/{pieces[0].file}", pieces, variables, reader)
+            prefix = f"{backup.directory}/{pieces[0].file}"
+            persist(functools.partial(_read, prefix, pieces, variables, reader))
 
     _at_once(read_all, by_device)
 
@@ -364,14 +366,11 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
 
 
 def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
-    """Call a function for each device, each in a thread of its own, where its errors stay.
-
-    It may be called again, since what was left behind on a lost worker may have it fail.
-    """
+    """Call a function for each device, each in a thread of its own, where its errors stay."""
 
     def call(device: str) -> None:
         with apart():
-            persist(functools.partial(function, device))
+            function(device)
 
     with ThreadPoolExecutor(max(1, len(devices))) as pool:
         list(pool.map(call, devices))

@@ -250,14 +250,7 @@ class _Step:
         asked: list[dict[Any, Any]] = []
         for size, alike in itertools.groupby(of_steps, len):
             plan = self._plan_of(size)
-            steps = [
-                {
-                    name: tensor
-                    for names, batch in zip(plan.names, batches, strict=True)
-                    for name, tensor in batch_inputs(names, batch).items()
-                }
-                for batches in alike
-            ]
+            steps = [batch_inputs(plan.names, batches) for batches in alike]
             asked += plan.pull.ask_ahead(self._handles, steps)
         return asked
 

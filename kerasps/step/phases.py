@@ -36,9 +36,13 @@ class StepPhase(Protocol):
         """Add the operations of one step to the step graph that is being built."""
 
 
-def batch_inputs(names: InputNames, batch: Any) -> dict[str, tf.Tensor]:
-    """Return the tensors of a replica's batch, by the names of the compute phase's inputs."""
-    return dict(zip(names.batch, leaves_of(batch), strict=True))
+def batch_inputs(names: Sequence[InputNames], batches: Sequence[Any]) -> dict[str, tf.Tensor]:
+    """Return the tensors of replicas' batches, by the names of the compute phase's inputs."""
+    return {
+        name: tensor
+        for own, batch in zip(names, batches, strict=True)
+        for name, tensor in zip(own.batch, leaves_of(batch), strict=True)
+    }
 
 
 class ReplicaInputs:
@@ -67,7 +71,7 @@ class ReplicaInputs:
         self.batch = batch
         self.values: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
         self.tables: ByIdentity[ParameterServerVariable, TableRows] = ByIdentity()
-        self.known = batch_inputs(names, batch)
+        self.known = batch_inputs([names], [batch])
         self._names = names
         self.add_values(start.items())
 

@@ -62,7 +62,7 @@ class PullMessage(NamedTuple):
         Args:
             num_shards: the shards of all tables.
         """
-        return self.ids[0] if num_shards == 1 else tf.concat([*self.counts, *self.ids], 0)
+        return _end_to_end(self.counts, self.ids, num_shards)
 
     @staticmethod
     def unpack_ids(tensor: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
@@ -70,10 +70,7 @@ class PullMessage(NamedTuple):
 
         Runs on the ps, which needs no more of it.
         """
-        if num_shards == 1:
-            return [tensor]
-        counts, ids = tf.split(tensor, [num_shards, -1])
-        return list(tf.split(ids, counts, num=num_shards))
+        return _taken_apart(tensor, num_shards)
 
 
 class SentRequests(NamedTuple):
@@ -204,15 +201,12 @@ class DevicePull:
         messages = [
             PullMessage.of(requests, self.groups).pack(len(self.tables)) for requests in steps
         ]
+        lengths = [tf.shape(message) for message in messages]
         # Not left to the calls: as an argument of the pull and of the push, it would wait for the
         # push before.
-        if len(messages) == 1:
-            return [brought_to(self.device, messages)]
-        lengths = tf.stack([tf.size(message) for message in messages])
-        (arrived,) = brought_to(self.device, [tf.concat([lengths, *messages], 0)])
+        (arrived,) = brought_to(self.device, [_end_to_end(lengths, messages, len(messages))])
         with tf.device(self.device):
-            lengths, ends = tf.split(arrived, [len(messages), -1])
-            return [[own] for own in tf.split(ends, lengths, num=len(messages))]
+            return [[own] for own in _taken_apart(arrived, len(messages))]
 
     def add_to(
         self, step: StepContext
@@ -385,6 +379,27 @@ class PullPhase:
         """Leave `requests` and `messages` in the context; values and tables in its replicas."""
         for own in self.rounds:
             own.add_to(step)
+
+
+def _end_to_end(
+    lengths: Sequence[tf.Tensor], parts: Sequence[tf.Tensor], num_parts: int
+) -> tf.Tensor:
+    """Return lengths, and what is so long, end to end; of one part alone, that part.
+
+    Args:
+        lengths: vectors of the lengths of the parts, some in each.
+        parts: vectors that hold the parts, some in each.
+        num_parts: how many there are.
+    """
+    return parts[0] if num_parts == 1 else tf.concat([*lengths, *parts], 0)
+
+
+def _taken_apart(tensor: tf.Tensor, num_parts: int) -> list[tf.Tensor]:
+    """Return the parts that `_end_to_end` has joined."""
+    if num_parts == 1:
+        return [tensor]
+    lengths, parts = tf.split(tensor, [num_parts, -1])
+    return list(tf.split(parts, lengths, num=num_parts))
 
 
 def _by_table(

@@ -206,7 +206,7 @@ def test_what_several_steps_ask_for_together_is_what_each_asks_for(num_tables, n
     rounds = plan_rounds(function, [names], lookups, [], grouping([], "lazy"))
     pull = PullPhase([], rounds, [], {})
     batches = [np.array(ids, np.int64) for ids in ([9, 4, 9, 0], [], [1], [5, 5, 6, 7, 8])]
-    known = [batch_inputs(names, tf.constant(batch)) for batch in batches]
+    known = [batch_inputs([names], [tf.constant(batch)]) for batch in batches]
     for batch, asked in zip(batches, pull.ask_ahead({}, known), strict=True):
         step = context(inventory, names, tf.constant(batch), asked=asked)
         pull.add_to(step)
@@ -231,7 +231,7 @@ def test_what_follows_from_a_pulled_value_is_not_asked_for_ahead():
     rounds = plan_rounds(function, [names], lookups, [offset], grouping([], "lazy"))
     pull = PullPhase([offset], rounds, [], {})
     batch = tf.constant([4, 0], tf.int64)
-    (asked,) = pull.ask_ahead({}, [batch_inputs(names, batch)])
+    (asked,) = pull.ask_ahead({}, [batch_inputs([names], [batch])])
     assert asked == {}
     step = context(inventory, names, batch, asked=asked)
     pull.add_to(step)
