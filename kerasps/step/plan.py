@@ -23,11 +23,12 @@ from kerasps.step.state import StepState
 from kerasps.step.traffic import StepTraffic, TableTraffic
 from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Shard
 
-# A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share.
-# Building the graph costs a worker some 0.5 ms an operation, so a deep model, whose steps are slow
-# enough not to feel the loop, is unrolled less.
+# A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share,
+# and what another block would send. Building the graph costs a worker some 0.1 ms an operation, once.
+# A model that computes with many, and so is slow enough not to feel the loop, is unrolled less.
 MAX_UNROLLED_STEPS = 10
-MAX_UNROLLED_OPERATIONS = 6000
+MAX_UNROLLED_OPERATIONS = 20000
+MAX_UNROLLED_COMPUTE_OPERATIONS = 8000
 # Steps overlap within a block alone, and between blocks the network is waited for some ten times:
 # longer ones are worth the time it takes to build them.
 MAX_OVERLAPPING_STEPS = 40
@@ -148,8 +149,14 @@ class StepPlan:
         """
         if self.push.redoes:
             return 1
-        functions: list[Any] = [f for phase in self.phases for f in phase.functions]
-        operations = sum(len(function.graph.get_operations()) for function in functions)
+        operations = _num_operations(*self.phases)
         if self.overlaps:
             return max(1, min(MAX_OVERLAPPING_STEPS, MAX_OVERLAPPING_OPERATIONS // operations))
-        return max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations))
+        of_compute = MAX_UNROLLED_COMPUTE_OPERATIONS // _num_operations(self.compute)
+        return max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations, of_compute))
+
+
+def _num_operations(*phases: StepPhase) -> int:
+    """Return how many operations phases have, at least 1 so that it can divide."""
+    functions: list[Any] = [f for phase in phases for f in phase.functions]
+    return max(1, sum(len(function.graph.get_operations()) for function in functions))

@@ -3,10 +3,13 @@
 An execution costs a coordinator, a worker and a ps some 2.5 ms beside its steps. Where no callback
 is told of each, several are as good as one: each step still pulls and pushes for itself. So steps
 that are known to be fast are sent in longer executions than `steps_per_execution` asks for. Not
-from the start: the graph of a longer one takes a worker some time to make ready.
+from the start: the graph of a longer one takes a worker some time to make ready. And where that
+asks for somewhat more steps than are laid out one after the other, they are sent in parts.
 """
 
 from __future__ import annotations
+
+import math
 
 from kerasps.step import StepTiming
 
@@ -14,6 +17,8 @@ from kerasps.step import StepTiming
 _MAX_SECONDS = 0.1
 # Fewer steps do not bring in what a second graph costs.
 _MIN_STEPS = 100
+# In a loop of that many blocks or fewer, what it costs beside them is more than another execution.
+_MAX_PARTS = 4
 # Results of several workers come one after the other; in so long, each has sent some.
 _WINDOW_S = 0.3
 
@@ -70,6 +75,20 @@ class ExecutionSize:
         timing = self._timing
         if timing.steps >= _MIN_STEPS and timing.seconds * self._longer <= _MAX_SECONDS:
             self.steps = self._longer
+
+
+def unlooped(steps: int, unrolled: int) -> int:
+    """Return how many steps of an execution are sent at a time, for it not to be a loop of a few.
+
+    A loop across tasks costs a millisecond an iteration, and once the transfers of a whole block:
+    what follows its last iteration runs dead through all tasks.
+
+    Args:
+        steps: the steps that the execution would have.
+        unrolled: how many are laid out one after the other.
+    """
+    parts = math.ceil(steps / unrolled)
+    return math.ceil(steps / parts) if parts <= _MAX_PARTS else steps
 
 
 def executions_at_once(most: int, in_epoch: int | None, num_workers: int) -> int:

@@ -15,7 +15,7 @@ from kerasps.training.batch_callbacks import BatchCallbacks, listen_to_batches
 from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER
 from kerasps.training.dispatching import Dispatching
 from kerasps.training.epoch_events import Execution, Report
-from kerasps.training.execution_size import ExecutionSize, executions_at_once
+from kerasps.training.execution_size import ExecutionSize, executions_at_once, unlooped
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.position import CannotResumeError, LoopPosition
 from kerasps.training.step_numbers import StepNumbers
@@ -100,6 +100,9 @@ class Loop:
                 None if steps is None else steps // per_execution,
                 strategy.num_workers,
             )
+            if function.overlapping_steps == 1 and limit is None:
+                whole_steps = unlooped(per_execution // self._per_step, function.unrolled_steps)
+                per_execution = whole_steps * self._per_step
         self._size = ExecutionSize(
             per_execution,
             most=longer,
@@ -274,11 +277,14 @@ class Loop:
         self._done += result.steps
         if self._is_stopped:
             return  # who has asked to stop hears no more of what was in flight
-        # As in Keras, the last execution of an epoch counts as if it were whole.
-        is_last = self._steps is None or self._done >= self._steps
-        whole = self._whole if is_last and self._per_step == 1 else 0
-        counted = max(result.steps, whole)
-        callbacks.add(first, first + counted - 1, result)
+        counted_until = self._done
+        if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
+            # As in Keras, the last execution of an epoch counts as if it were whole. One that was
+            # sent in parts began at a multiple.
+            in_parts = self._size.unit < self._whole
+            begin = (self._done - 1) // self._whole * self._whole if in_parts else first
+            counted_until = max(counted_until, begin + self._whole)
+        callbacks.add(first, counted_until - 1, result)
 
     @property
     def _is_stopped(self) -> bool:

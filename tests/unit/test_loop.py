@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kerasps.step import StepTiming
-from kerasps.training.execution_size import ExecutionSize, executions_at_once
+from kerasps.training.execution_size import ExecutionSize, executions_at_once, unlooped
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,26 @@ def test_executions_are_sent_as_one_while_each_worker_has_its_share(
     most, in_epoch, num_workers, expected
 ):
     assert executions_at_once(most, in_epoch, num_workers) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "unrolled", "expected"),
+    [
+        (1, 10, 1),
+        (10, 10, 10),
+        (20, 10, 10),
+        (13, 10, 7),  # as equal as may be
+        (10, 4, 4),
+        (40, 10, 10),
+        (41, 10, 41),  # a loop of four blocks and more pays
+        (3, 1, 1),
+        (5, 1, 5),
+    ],
+)
+def test_executions_are_sent_in_parts_rather_than_looped_over_a_few_blocks(
+    steps, unrolled, expected
+):
+    assert unlooped(steps, unrolled) == expected
 
 
 def size(timing, unit=1, most=10, in_epoch=200, num_workers=1):

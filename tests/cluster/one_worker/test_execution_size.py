@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import pytest
+import tensorflow as tf
 
 from support.compare import assert_equal, regression_data, train_both
 from support.executions import sent_sizes
@@ -14,13 +15,27 @@ def sent(monkeypatch):
     return sent_sizes(monkeypatch)
 
 
-def make_model():
+class Bar(keras.callbacks.ProgbarLogger):
+    """A progress bar that notes what it is told, and draws nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def set_params(self, params):
+        super().set_params({**params, "verbose": 0})
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.told.append(batch)
+
+
+def make_model(steps_per_execution=1):
     layers = keras.layers
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8, activation="tanh")])
     model.add(layers.BatchNormalization())
     model.add(layers.Dropout(0.3))
     model.add(layers.Dense(1))
-    model.compile("adam", "mse", metrics=["mae"])
+    model.compile("adam", "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
     return model
 
 
@@ -60,3 +75,44 @@ def test_a_callback_that_is_told_of_each_batch_is(strategy, sent):
     model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[callback])
     assert batches == [*range(120)] * 2
     assert set(sent) == {1}
+
+
+@pytest.mark.parametrize(("steps_per_execution", "part"), [(20, 10), (23, 8)])
+def test_executions_in_parts_train_as_plain_keras_does(strategy, sent, steps_per_execution, part):
+    def make():
+        return make_model(steps_per_execution)
+
+    plain, ours = train_both(strategy, make, regression_data(), steps=107, epochs=2)
+    assert_equal(plain, ours)
+    assert plain.history.history["mae"] == pytest.approx(ours.history.history["mae"], rel=1e-4)
+    assert sent[0] == part
+    assert sum(sent) == 2 * 107
+    assert max(sent) <= 10
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so at each short end
+@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+def test_a_progress_bar_counts_as_in_keras_where_executions_are_sent_in_parts(
+    strategy, sent, is_known
+):
+    data = tf.data.Dataset.from_tensor_slices(regression_data(num_examples=16 * 47)).batch(16)
+    data = data if is_known else data.filter(lambda x, y: True)
+    plain, ours = Bar(), Bar()
+    make_model(20).fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[plain])
+    with strategy.scope():
+        model = make_model(20)
+    model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[ours])
+    assert max(sent) == 10
+    assert ours.told[-1] == plain.told[-1]
+    assert max(ours.told) == max(plain.told)
+
+
+def test_a_callback_is_told_of_whole_executions(strategy, sent):
+    with strategy.scope():
+        model = make_model(20)
+    batches = []
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: batches.append(b))
+    x, y = regression_data(num_examples=16 * 60)
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[callback])
+    assert batches == [19, 39, 59] * 2
+    assert set(sent) == {20}
