@@ -10,7 +10,7 @@ it has brought counts. See `variables/joint_table.py` for who is counted when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ import tensorflow as tf
 from kerasps.cluster import COORDINATOR_CPU, apart, call_apart, fetch, persist
 from kerasps.step.packing import filled, leaves_of
 from kerasps.step.phases import StepContext
+from kerasps.step.places import RowPlaces
 from kerasps.step.push_apply import apply
 from kerasps.step.push_message import DeviceChanges, PushMessage
 from kerasps.variables import (
@@ -151,14 +152,14 @@ class _Aside:
             updates, slots(_Sum, specs.deltas), slots(_Last, specs.assigned), None, None, None
         )
 
-    def add(self, message: PushMessage, ids: Mapping[Shard, tf.Tensor]) -> None:
+    def add(self, message: PushMessage, places: RowPlaces) -> None:
         """Set aside what a push brings. Runs on the ps, under the lock."""
         for rows in self._ids:
-            rows.add(ids[rows.shard])
+            rows.add(places[rows.shard])
         updates = [
             own._replace(
                 groups=[
-                    tf.split(rows, [tf.size(ids[shard]) for shard in group.shards])
+                    tf.split(rows, places.counts(group.shards), num=len(group.shards))
                     for group, rows in zip(update.groups, own.groups, strict=True)
                 ]
             )
@@ -173,7 +174,7 @@ class _Aside:
 
         Runs on the ps, under the lock.
         """
-        places: dict[Shard, tf.Tensor] = {}
+        places = RowPlaces({})
         place_of: dict[Shard, tf.Tensor] = {}
         for rows in self._ids:
             places[rows.shard], place_of[rows.shard] = tf.unique(rows.all())
@@ -226,16 +227,14 @@ class DeviceJoints:
         """Return the number of the open joint. Runs on the ps, in a pull."""
         return read_joint(self._table.handle)
 
-    def take_in(
-        self, lanes: tf.Tensor, message: PushMessage, ids: Mapping[Shard, tf.Tensor]
-    ) -> tf.Tensor:
+    def take_in(self, lanes: tf.Tensor, message: PushMessage, places: RowPlaces) -> tf.Tensor:
         """Set a push aside, and apply the joint if that completes it. Call with the lock held.
 
         Args:
             lanes: the handle of the ps's table of lanes.
             message: what the worker sent. Its clock is the number of the joint that it is for; its
                 lane is the complement of the lane where it brings nothing, and only comes.
-            ids: the places of the rows that gradients of tables have.
+            places: those of the rows that gradients of tables have.
 
         Returns:
             The number of the joint to wait for; -1 for none, where the push came too late.
@@ -247,7 +246,7 @@ class DeviceJoints:
         aside = self._held
 
         def set_aside() -> None:
-            aside.add(message, ids)
+            aside.add(message, places)
 
         def count() -> None:
             # One that is too late counts as well: it is not to be done again.

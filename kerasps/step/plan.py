@@ -24,8 +24,9 @@ from kerasps.step.traffic import StepTraffic, TableTraffic
 from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Shard
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share,
-# and what another block would send. Building the graph costs a worker some 0.1 ms an operation, once.
-# A model that computes with many, and so is slow enough not to feel the loop, is unrolled less.
+# and once what another block would send. Building the graph costs a worker some 0.1 ms an
+# operation. A model that computes with many is slow enough not to feel the loop: it is unrolled
+# less.
 MAX_UNROLLED_STEPS = 10
 MAX_UNROLLED_OPERATIONS = 20000
 MAX_UNROLLED_COMPUTE_OPERATIONS = 8000

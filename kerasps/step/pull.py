@@ -18,6 +18,7 @@ from kerasps.step.inventory import rows_spec
 from kerasps.step.lookups import Round
 from kerasps.step.packing import Packing, brought_to
 from kerasps.step.phases import StepContext
+from kerasps.step.places import RowPlaces
 from kerasps.step.row_requests import RowRequest
 from kerasps.variables import (
     ParameterServerVariable,
@@ -65,10 +66,10 @@ class PullMessage(NamedTuple):
         return _end_to_end(self.counts, self.ids, num_shards)
 
     @staticmethod
-    def unpack_ids(tensor: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
-        """Return the ids of each shard in what `pack` returned.
+    def unpack(tensor: tf.Tensor, num_shards: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+        """Return how many ids there are of each shard, and these, in what `pack` returned.
 
-        Runs on the ps, which needs no more of it.
+        Runs on the ps. Of one shard alone it does not say how many.
         """
         return _taken_apart(tensor, num_shards)
 
@@ -162,13 +163,16 @@ class DevicePull:
         """The spec of the message that asks for rows; none where only what is dense is pulled."""
         return [PullMessage.spec()] if self.tables else []
 
-    def places(self, messages: Sequence[tf.Tensor]) -> dict[Shard, tf.Tensor]:
+    def places(self, messages: Sequence[tf.Tensor]) -> RowPlaces:
         """Return the places of the rows of each of `tables` that messages ask for.
 
-        Runs on the ps, in its pull and in its push.
+        Runs on the ps, in its pull and in its push. There is one message, or none.
         """
-        ids = [i for m in messages for i in PullMessage.unpack_ids(m, len(self.tables))]
-        return dict(zip(self.tables, ids, strict=True))
+        places = RowPlaces({})
+        for message in messages:
+            lengths, ids = PullMessage.unpack(message, len(self.tables))
+            places.add(RowPlaces(dict(zip(self.tables, ids, strict=True)), lengths))
+        return places
 
     def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
         """Read what is asked for. Runs on the ps."""
@@ -206,7 +210,7 @@ class DevicePull:
         # push before.
         (arrived,) = brought_to(self.device, [_end_to_end(lengths, messages, len(messages))])
         with tf.device(self.device):
-            return [[own] for own in _taken_apart(arrived, len(messages))]
+            return [[own] for own in _taken_apart(arrived, len(messages))[1]]
 
     def add_to(
         self, step: StepContext
@@ -394,12 +398,12 @@ def _end_to_end(
     return parts[0] if num_parts == 1 else tf.concat([*lengths, *parts], 0)
 
 
-def _taken_apart(tensor: tf.Tensor, num_parts: int) -> list[tf.Tensor]:
-    """Return the parts that `_end_to_end` has joined."""
+def _taken_apart(tensor: tf.Tensor, num_parts: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+    """Return the lengths, of more than one part, and the parts that `_end_to_end` has joined."""
     if num_parts == 1:
-        return [tensor]
+        return None, [tensor]
     lengths, parts = tf.split(tensor, [num_parts, -1])
-    return list(tf.split(parts, lengths, num=num_parts))
+    return lengths, list(tf.split(parts, lengths, num=num_parts))
 
 
 def _by_table(

@@ -15,10 +15,11 @@ import tensorflow as tf
 from kerasps.step.joints import DeviceJoints, Joints
 from kerasps.step.packing import Packing, brought_to
 from kerasps.step.phases import StepContext
+from kerasps.step.places import RowPlaces
 from kerasps.step.pull import DevicePull
 from kerasps.step.push_apply import apply
 from kerasps.step.push_message import DeviceChanges, PushMessage, StepChanges
-from kerasps.variables import Fences, Shard, apply_if_in_lane, apply_in_lane, call_with
+from kerasps.variables import Fences, apply_if_in_lane, apply_in_lane, call_with
 
 _Mutex = Callable[[str], tf.Tensor]
 
@@ -100,10 +101,13 @@ class DevicePush:
         mutex: _Mutex,
     ) -> None:
         """Apply what has arrived, under the lock, once. Runs on the ps."""
-        ids: dict[Shard, tf.Tensor] = {}
+        places = RowPlaces({})
         for pull, asked in zip(self._pulls, messages, strict=True):
-            ids.update(pull.places(asked))
-        lengths = [_sum([tf.size(ids[shard]) for shard in shards]) for shards in self.tables]
+            places.add(pull.places(asked))
+        lengths = [
+            tf.size(places[shards[0]]) if len(shards) == 1 else tf.reduce_sum(places.counts(shards))
+            for shards in self.tables
+        ]
         message = self._received.unpack(flats, lengths)
         with tf.control_dependencies(tf.nest.flatten([messages, flats])):
             lock = tf.raw_ops.MutexLock(mutex=mutex(self.device))
@@ -112,13 +116,13 @@ class DevicePush:
         joint = None
         with tf.control_dependencies([lock]):
             if self._joints is not None:
-                joint = self._joints.take_in(self._lanes.handle, message, ids)
+                joint = self._joints.take_in(self._lanes.handle, message, places)
             else:
                 self._apply_in_lane(
                     self._lanes.handle,
                     message.lane,
                     message.clock,
-                    lambda: apply(self._changes, message, ids),
+                    lambda: apply(self._changes, message, places),
                     message.number,
                 )
         # All that changes something must be done before another push may begin.
@@ -128,10 +132,6 @@ class DevicePush:
         if self._joints is not None:
             with tf.control_dependencies([unlocked]):
                 self._joints.wait(joint)
-
-
-def _sum(numbers: list[tf.Tensor]) -> tf.Tensor:
-    return numbers[0] if len(numbers) == 1 else tf.add_n(numbers)
 
 
 class PushPhase:

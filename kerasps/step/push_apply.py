@@ -7,13 +7,14 @@ by rows, on these rows of the variable and its slots. What it treats alike, it i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps.step.fused import FusedVariable
 from kerasps.step.identity import ByIdentity, IdentitySet
+from kerasps.step.places import RowPlaces
 from kerasps.step.push_message import DeviceChanges, DeviceUpdate, PushMessage, UpdateMessage
 from kerasps.step.updating import Scalars, UpdatePhase, ValueOf, decay_and_update, finish
 from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
@@ -25,12 +26,14 @@ class _Rows:
     Args:
         optimizer: the optimizer, which treats all of the tables alike.
         shards: a shard of each table.
-        ids: the places of the rows in each.
+        places: the places of the rows in each.
     """
 
-    def __init__(self, optimizer: Any, shards: Sequence[Shard], ids: Sequence[tf.Tensor]) -> None:
+    def __init__(self, optimizer: Any, shards: Sequence[Shard], places: RowPlaces) -> None:
         self._shards = shards
-        self._ids = ids
+        self._ids = [places[shard] for shard in shards]
+        # Of one shard there is nothing to divide.
+        self._counts = places.counts(shards) if len(shards) > 1 else None
         self._rows: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._alike = ByIdentity[ParameterServerVariable, Sequence[ParameterServerVariable]]()
@@ -66,11 +69,10 @@ class _Rows:
 
     def write(self) -> None:
         """Write the rows that have changed."""
-        counts = [tf.size(ids) for ids in self._ids]
         for variable in self._changed:
             rows = [self._rows[variable]]
-            if len(counts) > 1:
-                rows = tf.split(rows[0], tf.stack(counts), num=len(counts))
+            if self._counts is not None:
+                rows = tf.split(rows[0], self._counts, num=len(self._ids))
             for storage, ids, own in zip(self._storages(variable), self._ids, rows, strict=True):
                 tf.raw_ops.ResourceScatterUpdate(resource=storage.handle, indices=ids, updates=own)
 
@@ -142,34 +144,30 @@ class OnDevice(UpdatePhase):
         return variable.shards[self._index if variable.sharding is not None else 0]
 
 
-def apply(changes: DeviceChanges, message: PushMessage, ids: Mapping[Shard, tf.Tensor]) -> None:
+def apply(changes: DeviceChanges, message: PushMessage, places: RowPlaces) -> None:
     """Change what the ps holds. Call while its lock is held.
 
     Args:
         changes: what the message is about.
         message: what the worker sent.
-        ids: the places of the rows that gradients of tables have.
+        places: those of the rows that gradients of tables have.
     """
     for update, own in zip(changes.updates, message.updates, strict=True):
-        _apply_if_wanted(update, own, ids)
+        _apply_if_wanted(update, own, places)
     for shard, value in zip(changes.deltas, message.deltas, strict=True):
         shard.storage.assign_add(value, read_value=False)
     for shard, value in zip(changes.assigned, message.assigned, strict=True):
         shard.storage.assign(value, read_value=False)
 
 
-def _apply_if_wanted(
-    update: DeviceUpdate, message: UpdateMessage, ids: Mapping[Shard, tf.Tensor]
-) -> None:
+def _apply_if_wanted(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
     if message.applied is None:
-        _apply_update(update, message, ids)
+        _apply_update(update, message, places)
     else:
-        tf.cond(message.applied > 0, lambda: _apply_update(update, message, ids), lambda: None)
+        tf.cond(message.applied > 0, lambda: _apply_update(update, message, places), lambda: None)
 
 
-def _apply_update(
-    update: DeviceUpdate, message: UpdateMessage, ids: Mapping[Shard, tf.Tensor]
-) -> None:
+def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
     """Do what follows clipping in `Optimizer.apply`, for the shards on this ps."""
     phase = OnDevice(update.update.optimizer, message.scalars, update.update.shared)
     for fused, gradient in zip(update.fused, message.fused, strict=True):
@@ -177,7 +175,7 @@ def _apply_update(
             decay_and_update(phase, fused.shards[0].variable, gradient)
     for group, gradient in zip(update.groups, message.groups, strict=True):
         shards = group.shards
-        rows = _Rows(update.update.optimizer, shards, [ids[shard] for shard in shards])
+        rows = _Rows(update.update.optimizer, shards, places)
         with entering(phase), phase.on(shards[0], rows):
             decay_and_update(phase, shards[0].variable, gradient)
     gradients = dict(zip(update.single, message.gradients, strict=True))
@@ -189,12 +187,12 @@ def _apply_update(
     for shard in update.rest:
         gradient = gradients.get(shard)
         touched: _Rows | None = None
-        if gradient is not None and shard in ids:
+        if gradient is not None and shard in places:
             if update.updates_rows(shard):
-                touched = _Rows(update.update.optimizer, [shard], [ids[shard]])
+                touched = _Rows(update.update.optimizer, [shard], places)
             else:
                 gradient = tf.math.unsorted_segment_sum(
-                    gradient, ids[shard], shard.storage.shape[0]
+                    gradient, places[shard], shard.storage.shape[0]
                 )
         if touched is None and shard in coupling:
             coupled, sent = coupling[shard]
