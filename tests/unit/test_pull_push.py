@@ -15,10 +15,11 @@ from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.lookups import Round, plan_rounds
 from kerasps.step.packing import Packing
 from kerasps.step.phases import ReplicaInputs, StepContext, batch_inputs
+from kerasps.step.places import RowPlaces
 from kerasps.step.pull import PullMessage, PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
-from kerasps.variables import NO_LANE, NUM_BINS, OPEN_LANE, Fences, read_clock, shards_in
+from kerasps.variables import NO_LANE, NUM_BINS, OPEN_LANE, Fences, Shard, read_clock, shards_in
 from support.local_variables import (
     compute_graph,
     inventory_of,
@@ -118,10 +119,26 @@ def test_a_message_that_asks_for_rows_arrives_as_it_was_sent(counts):
     message = PullMessage([tf.constant(counts)], [tf.constant(np.concatenate(ids))])
     packed = message.pack(len(counts))
     assert PullMessage.spec().is_compatible_with(packed)
-    received = tf.function(PullMessage.unpack_ids)(packed, len(counts))
+    lengths, received = tf.function(PullMessage.unpack)(packed, len(counts))
     assert len(received) == len(ids)
     for actual, expected in zip(received, ids, strict=True):
         np.testing.assert_array_equal(actual, expected)
+    assert (lengths is None) if len(counts) == 1 else (lengths.numpy().tolist() == counts)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_ps_knows_how_many_rows_of_some_shards_were_asked_for(is_told):
+    # By index alone: nobody asks for what is in them.
+    shards = [Shard(None, index) for index in range(5)]
+    counts = [2, 0, 3, 1, 4]
+    vectors = dict(zip(shards, [tf.zeros([count], tf.int32) for count in counts], strict=True))
+    places = RowPlaces({})
+    for own in (shards[:3], shards[3:]):  # two messages
+        told = tf.constant([counts[shard.index] for shard in own])
+        places.add(RowPlaces({s: vectors[s] for s in own}, told if is_told else None))
+    assert list(places) == shards
+    for of in (shards[:3], shards[1:3], shards[3:], shards[2:4], shards[3:2:-1], shards[::2]):
+        assert places.counts(of).numpy().tolist() == [counts[shard.index] for shard in of]
 
 
 @pytest.mark.parametrize("applied", [None, True])
