@@ -73,7 +73,11 @@ def apart() -> Iterator[None]:
         executor.clear_error()
 
 
-def persist(call: Callable[[], _Returned]) -> _Returned:
+def persist(
+    call: Callable[[], _Returned],
+    *,
+    when: Callable[[tf.errors.OpError], bool] = lambda error: True,
+) -> _Returned:
     """Call, and again where that ends in an error of TensorFlow's; return what it returns.
 
     What this process deletes of a task that is gone leaves an error, which the next operation ends
@@ -81,14 +85,17 @@ def persist(call: Callable[[], _Returned]) -> _Returned:
 
     Args:
         call: what is to be done, on tasks that are there.
+        when: says of an error whether to call again.
 
     Raises:
-        tf.errors.OpError: it has failed three times in a row.
+        tf.errors.OpError: it has failed three times in a row, or for another reason.
     """
     for _ in range(_MAX_TRIES - 1):
         try:
             return call()
-        except tf.errors.OpError:
+        except tf.errors.OpError as exc:
+            if not when(exc):
+                raise
             _compat.eager_context().executor.clear_error()
             time.sleep(_PAUSE_S)
     return call()

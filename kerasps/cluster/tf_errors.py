@@ -17,7 +17,8 @@ from kerasps.errors import InputError, KeraspsError, PSLostError
 OUT_OF_RANGE = "kerasps: ids out of range"
 
 # How gRPC names the task that an error came from.
-_FROM_PS = "GRPC error information from remote target /job:ps"
+_FROM_TASK = "GRPC error information from remote target /job:"
+_FROM_PS = f"{_FROM_TASK}ps"
 
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
@@ -208,6 +209,11 @@ def lost_ps(error: BaseException) -> int | None:
         or "Unable to find the relevant tensor remote_handle" in text
     )
     return _task_of("ps", error) if came_back and _FROM_PS in text else None
+
+
+def comes_from_worker(error: BaseException) -> bool:
+    """Return whether a call to a worker has ended in `error`, by its own words."""
+    return isinstance(error, tf.errors.OpError) and f"{_FROM_TASK}worker" in str(error)
 
 
 def _task_of(job: str, error: BaseException) -> int | None:

@@ -13,13 +13,15 @@ import functools
 import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import is_fork, naming_lost_ps
+from kerasps.cluster import comes_from_worker, is_fork, naming_lost_ps, persist
 from kerasps.variables.names import CALLS, NAMES
+
+_Returned = TypeVar("_Returned")
 
 
 class NamedVariable(_compat.ResourceVariable):
@@ -47,10 +49,11 @@ class NamedVariable(_compat.ResourceVariable):
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
             kind = (dtype.name, tuple(shape))
             shared_name = self._claim_name(kind)
-            with naming_lost_ps:
-                handle = tf.raw_ops.VarHandleOp(
+            handle = _on_own_task(
+                lambda: tf.raw_ops.VarHandleOp(
                     dtype=dtype, shape=shape, container="", shared_name=shared_name
                 )
+            )
             # TensorFlow's variables know their names by these two. The latter is never given again,
             # not even to a variable that gets the name of another on its task.
             handle._name, handle._unique_id = f"{name}:0", uuid.uuid4().hex
@@ -60,8 +63,8 @@ class NamedVariable(_compat.ResourceVariable):
             self.shared_name = shared_name
             if initial_value is not None and self._takes_initial_value():
                 value = initial_value()
-                with naming_lost_ps:
-                    super().assign(value, read_value=False)
+                assign = super().assign
+                _on_own_task(lambda: assign(value, read_value=False))
             # A graph captures handles and not variables, and is asked for the variables later.
             handle.named_variable = weakref.ref(self)
             self._own(kind)
@@ -83,11 +86,28 @@ class NamedVariable(_compat.ResourceVariable):
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
 
 
-def _naming_lost_ps(method: Any) -> None:
+def _on_own_task(call: Callable[[], _Returned]) -> _Returned:
+    """Call what goes to the task of a variable alone.
+
+    An error that a worker has sent is of something else then, which was left behind when the worker
+    was lost, and what was called has not begun (see `persist`). In a session's thread it says that
+    its worker is lost.
+
+    Raises:
+        PSLostError: that task is gone.
+    """
+    with naming_lost_ps:
+        return persist(call, when=_was_left_behind)
+
+
+def _was_left_behind(error: tf.errors.OpError) -> bool:
+    return CALLS.are_waited_for and comes_from_worker(error)
+
+
+def _wrapped(method: Any) -> None:
     @functools.wraps(method)
     def named(*args: Any, **kwargs: Any) -> Any:
-        with naming_lost_ps:
-            return method(*args, **kwargs)
+        return _on_own_task(lambda: method(*args, **kwargs))
 
     setattr(NamedVariable, method.__name__, named)
 
@@ -102,7 +122,7 @@ for _method in (
     NamedVariable.sparse_read,
     NamedVariable.gather_nd,
 ):
-    _naming_lost_ps(_method)
+    _wrapped(_method)
 
 
 def plain_variable(*, use_resource: bool = True, **kwargs: Any) -> tf.Variable:
