@@ -36,7 +36,7 @@ def test_executions_are_sent_as_one_while_each_worker_has_its_share(
         (13, 10, 7),  # as equal as may be
         (10, 4, 4),
         (40, 10, 10),
-        (41, 10, 41),  # a loop of four blocks and more pays
+        (41, 10, 41),  # a loop of more than four blocks pays
         (3, 1, 1),
         (5, 1, 5),
     ],
