@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,7 +38,13 @@ from kerasps.step import (
     TrafficMeter,
     run_in_graph,
 )
-from kerasps.variables import LAYOUTS, AwayStates, Extended, Placement
+from kerasps.strategy_arguments import (
+    check_overlap,
+    check_tables,
+    check_update_mode,
+    checked_staleness,
+)
+from kerasps.variables import AwayStates, Extended, Placement
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -149,20 +155,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         worker_devices: Sequence[str] | None = None,
         connect_timeout: float | None = None,
     ) -> None:
-        if max_staleness is not None:
-            max_staleness = checks.count(
-                "Argument `max_staleness` is not a number of steps",
-                max_staleness,
-                received=f"max_staleness={max_staleness!r}",
-                advice="Give the steps that a worker may be ahead of the slowest: 1 has all go "
-                "step by step. Leave it out, and no worker waits.",
-            )
-        if not isinstance(overlap, bool):
-            raise TypeError(
-                "Argument `overlap` must say whether a worker pulls while its push is on the way. "
-                f"Expected: True or False. Received: overlap={overlap!r}. Leave it out where one "
-                "worker is to equal plain Keras."
-            )
+        max_staleness = checked_staleness(max_staleness)
+        check_overlap(overlap)
         if cluster_resolver is None:
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -178,7 +172,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "num_backup_workers": num_backup_workers,
             "worker_devices": checked_device_names(worker_devices),
         }
-        _check_update_mode(arguments, len(description.jobs["worker"]))
+        check_update_mode(arguments, len(description.jobs["worker"]))
         self._set_up(cluster_resolver, description, arguments, connect_timeout)
 
     def _set_up(
@@ -196,23 +190,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             arguments: those of the constructor that make one strategy differ from another.
             connect_timeout: as for the constructor.
         """
-        _check_choice("shard_layout", arguments["shard_layout"], LAYOUTS)
-        _check_choice("sparse_updates", arguments["sparse_updates"], ("lazy", "dense"))
-        arguments["table_min_bytes"] = checks.count(
-            "Argument `table_min_bytes` is not a number of bytes",
-            arguments["table_min_bytes"],
-            least=0,
-            received=f"table_min_bytes={arguments['table_min_bytes']!r}",
-            advice="Give the bytes from which on a variable that is read by rows is a table, or 0 "
-            "for all of them.",
-        )
-        variable_partitioner = arguments["variable_partitioner"]
-        if variable_partitioner is not None and not callable(variable_partitioner):
-            raise TypeError(
-                "Argument `variable_partitioner` must be a callable of `shape` and `dtype`, such "
-                "as `kerasps.MinSizePartitioner()`. Received: "
-                f"variable_partitioner={variable_partitioner!r}"
-            )
+        check_tables(arguments)
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
             if current is not None:
@@ -225,7 +203,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             wait_until_reachable(description.server_addresses, connect_timeout)
             self._description = description
             self._arguments: dict[str, Any] = arguments
-            self._connect(cluster_resolver, variable_partitioner)
+            self._connect(cluster_resolver, arguments["variable_partitioner"])
             remember_connected(self)
             hooks.install(hooks.PATCHES)
 
@@ -488,49 +466,6 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"
-
-
-def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        expected = " or ".join(repr(choice) for choice in choices)
-        raise ValueError(
-            f"Argument `{argument}` is not one of its values. Expected: {expected}. Received: "
-            f"{argument}={value!r}."
-        )
-
-
-def _check_update_mode(arguments: Mapping[str, Any], num_workers: int) -> None:
-    """Check what says when updates are made, and that nothing else says otherwise."""
-    update_mode = arguments["update_mode"]
-    _check_choice("update_mode", update_mode, ("async", "sync"))
-    num_backups = checks.count(
-        "Argument `num_backup_workers` is not a number of workers",
-        arguments["num_backup_workers"],
-        least=0,
-        received=f"num_backup_workers={arguments['num_backup_workers']!r}",
-        advice="Give how many workers an update does not wait for; 0 waits for all.",
-    )
-    if num_backups and update_mode != "sync":
-        raise ValueError(
-            "Argument `num_backup_workers` says whom synchronous updates do not wait for, and "
-            "others wait for nobody. Expected: 0, or update_mode='sync'. Received: "
-            f"num_backup_workers={num_backups!r} with update_mode={update_mode!r}. Leave one out."
-        )
-    if num_backups >= num_workers:
-        raise ValueError(
-            "Argument `num_backup_workers` leaves no worker to wait for. Expected: less than the "
-            f"{num_workers} workers of the cluster. Received: num_backup_workers={num_backups!r}. "
-            "Give fewer."
-        )
-    if update_mode == "sync":
-        for name, default in (("max_staleness", None), ("overlap", False)):
-            if arguments[name] != default:
-                raise ValueError(
-                    f"Argument `{name}` is about updates that workers make each by itself. "
-                    f"Expected: {name}={default!r} with update_mode='sync', where all workers "
-                    f"start from the same values. Received: {name}={arguments[name]!r}. Leave one "
-                    "out."
-                )
 
 
 def _tasks(description: ClusterDescription) -> str:

@@ -18,7 +18,8 @@ PACKAGE = Path(kerasps.__file__).parent
 ORDER = [
     *("errors", "_private_names", "_private_attributes", "_compat", "checks", "_doors"),
     *("cluster", "variables", "inputs", "step", "training", "saving"),
-    *("hooks", "strategy", "central_storage", "callbacks", "evaluator", "worker_driven"),
+    *("hooks", "strategy_arguments", "strategy", "central_storage"),
+    *("callbacks", "evaluator", "worker_driven"),
     *("__init__", "cli"),
 ]
 WINGS = [
