@@ -87,20 +87,23 @@ class _Kept:
     interval: float | None
     due_at: float = 0.0
     is_asked: bool = False
+    # The steps that the training had counted when the last one was made.
+    counted: int = 0
 
     def __post_init__(self) -> None:
-        self.begin_interval()
+        self.begin_interval(0)
 
-    def begin_interval(self) -> None:
-        self.is_asked = False
+    def begin_interval(self, counted: int) -> None:
+        self.is_asked, self.counted = False, counted
         self.due_at = time.monotonic() + (self.interval or 0.0)
 
-    @property
-    def is_due(self) -> bool:
+    def is_due(self, counted: int) -> bool:
         if self.is_asked:
             return True
         is_time = self.interval is not None and time.monotonic() >= self.due_at
-        return is_time and not self.store.is_writing
+        # Where nothing was done since, another would say the same; and sessions that end for each,
+        # before they know how far their data reach, would get nowhere.
+        return is_time and counted > self.counted and not self.store.is_writing
 
 
 _running: list[FitBackups] = []
@@ -237,11 +240,11 @@ class FitBackups:
         Raises:
             SystemExit: the process is to end. The code is 143.
         """
-        self._make_due(self.epoch, loop.rest)
+        self._make_due(self.epoch, loop, loop.rest)
 
     def at_epoch_end(self, loop: Loop) -> None:
         """Do as `at_turn`, where the epoch has ended and the next one is to begin."""
-        self._make_due(self.epoch + 1, lambda: loop.position(in_epoch=False))
+        self._make_due(self.epoch + 1, loop, lambda: loop.position(in_epoch=False))
 
     def stop_if_preempted(self) -> None:
         """Raise `Preempted` where a notice was given that ends the process."""
@@ -254,7 +257,7 @@ class FitBackups:
         try:
             yield
         except Preempted:
-            self._make_due(self.epoch, lambda: loop.position(in_epoch=True))
+            self._make_due(self.epoch, loop, lambda: loop.position(in_epoch=True))
 
     def finish(self) -> None:
         """Wait for a backup that is being written, before callbacks delete it."""
@@ -262,18 +265,18 @@ class FitBackups:
             kept.store.wait(worker_timeout())
         self._tell_problems()
 
-    def _make_due(self, epoch: int, loop_position: Callable[[], LoopPosition]) -> None:
+    def _make_due(self, epoch: int, loop: Loop, loop_position: Callable[[], LoopPosition]) -> None:
         self._tell_problems()
         is_notice = self._notice.is_given
-        if not is_notice and not any(kept.is_due for kept in self._kept):
+        if not is_notice and not any(kept.is_due(loop.num_counted) for kept in self._kept):
             return
         at_rest = loop_position()
         # What was counted meanwhile may have had callbacks ask.
-        due = [kept for kept in self._kept if is_notice or kept.is_due]
+        due = [kept for kept in self._kept if is_notice or kept.is_due(loop.num_counted)]
         record = self._position(epoch, at_rest).to_record()
         for kept in due:
             kept.store.write(record, self._variables)
-            kept.begin_interval()
+            kept.begin_interval(loop.num_counted)
         if is_notice:
             self.finish()
             self._notice.answer()

@@ -210,8 +210,7 @@ class Dispatcher:
     def send(self, execution: Execution) -> None:
         """Put an execution into flight."""
         self._check_suspended()
-        if self._is_suspended:
-            self._take_off()
+        self._fly_again()
         self._channel.post(StepsAsked(execution))
 
     def settle(self, *, all_asked: bool) -> bool:
@@ -228,12 +227,16 @@ class Dispatcher:
             Exception: what `train_step` or the input pipeline raised on a worker.
         """
         self._check_suspended()
-        return self._backlog.popleft() if self._backlog else self._next_report()
+        if self._backlog:
+            return self._backlog.popleft()
+        self._fly_again()
+        return self._next_report()
 
     def suspend(self) -> None:
         """Wait for what is in flight and end the sessions: the variables rest, workers are free.
 
-        What comes back meanwhile waits for `wait`. The next `send` starts the sessions again.
+        What comes back meanwhile waits for `wait`. The next `send` starts the sessions again, and
+        so does the next `wait` that waits.
         """
         # After an interrupt at the end of a callback, this may be called when `fit` is gone.
         if self._is_suspended or not self._owner.locked():
@@ -315,6 +318,10 @@ class Dispatcher:
         return f"worker {worker} at {self._membership.address(('worker', worker))}"
 
     # Flights
+
+    def _fly_again(self) -> None:
+        if self._is_suspended:
+            self._take_off()
 
     def _take_off(self) -> None:
         self._is_suspended = False

@@ -112,6 +112,7 @@ class Loop:
         )
         # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
         self._asked = self._done = 0
+        self._num_counted = 0
         self._totals: MetricTotals | None = None
         self._batch_callbacks: BatchCallbacks | None = None
         # Where the next epoch goes on, if it was begun before.
@@ -141,6 +142,11 @@ class Loop:
         return totals
 
     # Positions
+
+    @property
+    def num_counted(self) -> int:
+        """The steps counted in all epochs that this loop has run."""
+        return self._num_counted
 
     def restart_numbers(self) -> None:
         """Number steps from the optimizer's iterations, which may have been set meanwhile."""
@@ -275,6 +281,7 @@ class Loop:
             self._on_result(result, report.split, report.first_batch)
         first = self._done
         self._done += result.steps
+        self._num_counted += result.steps
         if self._is_stopped:
             return  # who has asked to stop hears no more of what was in flight
         counted_until = self._done

@@ -181,6 +181,24 @@ def test_a_backup_between_epochs_begins_with_the_next_one(pair, tmp_path, monkey
     assert told.epochs == [1, *range(EPOCHS)]
 
 
+@pytest.mark.filterwarnings("ignore:.*lives in this process")
+@pytest.mark.parametrize("data", [arrays, of_unknown_length, endless, py_dataset])
+def test_no_backup_is_made_where_nothing_was_done(pair, tmp_path, data):
+    path = tmp_path / "backup"
+    backup = keras.callbacks.BackupAndRestore(path, save_freq=False)
+    with pytest.raises(SystemExit):
+        pair.begin(data, backup, At(0, STEPS - 1, terminate))
+    assert (record_of(path)["epoch"], record_of(path)["loop"]["steps"]) == (0, STEPS)
+    # Backups are due before workers have said that the epoch has no more data.
+    always = kerasps.BackupAndRestore(path, interval_s=1e-3, delete_checkpoint=False)
+    history = pair.go_on(data, always)
+    assert pair.updates == EPOCHS * STEPS
+    exact = [name for name in EXACT if data is not endless or name not in IDS]
+    assert last(history, exact) == {name: EXACT[name] for name in exact}
+    executions = STEPS // 5
+    assert next(BackupDirectory(path).backups()).number < 1 + executions + EPOCHS + 1
+
+
 def test_the_time_between_backups_comes_from_the_environment(pair, tmp_path, monkeypatch):
     monkeypatch.setenv("KERASPS_BACKUP_INTERVAL", "0.02")
     path = tmp_path / "backup"
