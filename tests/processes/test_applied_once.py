@@ -20,9 +20,10 @@ def test_every_update_is_applied_once_when_workers_are_killed_at_random():
     assert report["kills"] >= 12
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "arguments",
-    [pytest.param({"max_staleness": 3}, marks=pytest.mark.matrix), {"overlap": True}],
+    [{"max_staleness": 3}, {"overlap": True}],
     ids=str,
 )
 def test_so_it_is_however_far_workers_may_drift(arguments):

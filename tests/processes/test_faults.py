@@ -48,7 +48,10 @@ def test_a_worker_that_comes_back_has_its_lookup_tables_again_and_works_when_the
 
 @pytest.mark.parametrize(
     ("scenario", "steps_per_execution"),
-    [("holding_worker_restarted", 7), ("holding_worker_gone", 1)],
+    [
+        ("holding_worker_restarted", 7),
+        pytest.param("holding_worker_gone", 1, marks=pytest.mark.matrix),
+    ],
 )
 def test_results_that_a_lost_worker_held_are_worked_out_again(scenario, steps_per_execution):
     report = run(scenario, steps_per_execution)

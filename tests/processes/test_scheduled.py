@@ -13,7 +13,14 @@ pytestmark = pytest.mark.timeout(180)
 SCRIPT = Path(__file__).with_name("scheduled_kills.py")
 
 
-@pytest.mark.parametrize("kind", ["single", "whole", "looped"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("single", marks=pytest.mark.matrix),
+        pytest.param("whole", marks=pytest.mark.matrix),
+        "looped",
+    ],
+)
 def test_every_update_is_applied_once_when_workers_are_killed_at_random(kind):
     report = run_and_report(SCRIPT, "--kills", 6, "--seed", 3, "--kind", kind)
     assert report["problems"] == []

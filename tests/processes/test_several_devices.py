@@ -120,7 +120,7 @@ def test_what_several_devices_cannot_do_is_refused(what, error, words):
 @pytest.mark.parametrize(
     ("scenario", "devices"),
     [
-        ("equal", [["CPU:0", "CPU:1"]] * 2),
+        pytest.param("equal", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
         ("unequal", [[], ["CPU:0", "CPU:1"]]),
         pytest.param("paced", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
         pytest.param("overlapping", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),

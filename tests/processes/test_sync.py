@@ -52,6 +52,7 @@ def test_two_workers_equal_one_process_on_batches_of_twice_the_size(
         assert found["staleness"] == 0, name
 
 
+@pytest.mark.matrix
 def test_so_do_two_workers_with_two_devices_each():
     arguments = ("--steps-per-execution", 4, "--replicas", 2, "--optimizers", "adam", "momentum")
     report = run_and_report(HERE / "synchronous_training.py", *arguments)
