@@ -9,7 +9,7 @@ from __future__ import annotations
 from kerasps.inputs.arguments import no_batches, whole_number
 from kerasps.inputs.class_weights import sample_weights
 from kerasps.inputs.dataset_creator import DatasetCreator
-from kerasps.inputs.dataset_graphs import python_calls
+from kerasps.inputs.dataset_graphs import has_loops, python_calls
 from kerasps.inputs.make_input import as_input
 from kerasps.inputs.source import Input, OpenDataset
 
@@ -18,6 +18,7 @@ __all__ = [
     "Input",
     "OpenDataset",
     "as_input",
+    "has_loops",
     "no_batches",
     "python_calls",
     "sample_weights",

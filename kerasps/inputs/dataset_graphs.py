@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -44,11 +44,18 @@ def python_calls(graph_def: Any) -> list[str]:
 
     These live in this process, and no other can call them.
     """
-    nodes = [
-        *graph_def.node,
-        *(node for function in graph_def.library.function for node in function.node_def),
-    ]
-    return sorted({node.op for node in nodes if "PyFunc" in node.op})
+    return sorted({node.op for node in _nodes(graph_def) if "PyFunc" in node.op})
+
+
+def has_loops(graph_def: Any) -> bool:
+    """Return whether a `GraphDef` has a `tf.while_loop`, in whatever function of it."""
+    return any(node.op in ("While", "StatelessWhile") for node in _nodes(graph_def))
+
+
+def _nodes(graph_def: Any) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
 
 
 def reject_python_calls(graph_def: Any) -> None:

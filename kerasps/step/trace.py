@@ -13,7 +13,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.cluster import ps_device
 from kerasps.errors import KeraspsError, UnsupportedError
-from kerasps.inputs import python_calls
+from kerasps.inputs import has_loops, python_calls
 from kerasps.step.compute import Compute
 from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, Update
 from kerasps.step.compute_phase import ComputePhase
@@ -91,6 +91,7 @@ class Tracer:
         self._fused = fused
         self._inventory = Inventory(strategy.table_min_bytes)
         self._known = None if known is None else known._inventory
+        self._has_loops: bool = known is not None and known._has_loops
 
     def trace(self) -> Trace:
         """Trace until a trace meets no news.
@@ -193,19 +194,28 @@ class Tracer:
                 ],
             )
 
+        # TensorFlow would lay the loops of a step (of a recurrent layer) into the step graph's own,
+        # across tasks, where they wait for each other for ever. So the step stays a function.
         function = tf.function(
-            compute, autograph=False, jit_compile=self._method.jit_compile
+            compute,
+            autograph=False,
+            jit_compile=self._method.jit_compile,
+            experimental_attributes={"_noinline": True} if self._has_loops else None,
         ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory) * len(devices))
         phases, returned = traced[-1]  # TensorFlow traces twice where variables are made
         phase = phases[0]
         inventory.settle(phase)
         for own in phases[1:]:
             own.settle_reads()
+        graph_def = function.graph.as_graph_def()
+        if not self._has_loops and has_loops(graph_def):
+            self._has_loops = True
+            return None
         if inventory.grew:
             return None
         if not self._method.may_assign:
             _check_assigned(function.graph, self._method.name)
-        _check_python_calls(function.graph, self._method.name)
+        _check_python_calls(graph_def, self._method.name)
         lookups = ByIdentity(
             (table, [looked_up for own in phases for looked_up in own.lookups[table]])
             for table in inventory.tables
@@ -383,9 +393,9 @@ def _check_assigned(graph: Any, method: str) -> None:
             )
 
 
-def _check_python_calls(graph: Any, method: str) -> None:
+def _check_python_calls(graph_def: Any, method: str) -> None:
     """Check that a step calls nothing that lives in this process alone; else raise."""
-    calls = python_calls(graph.as_graph_def())
+    calls = python_calls(graph_def)
     if calls:
         raise UnsupportedError(
             f"{method} calls Python functions (`tf.py_function`, `tf.numpy_function`), which "

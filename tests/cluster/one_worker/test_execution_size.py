@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -88,6 +89,35 @@ def test_executions_in_parts_train_as_plain_keras_does(strategy, sent, steps_per
     assert sent[0] == part
     assert sum(sent) == 2 * 107
     assert max(sent) <= 10
+
+
+def read_whole(table):
+    return 1e-3 * keras.ops.mean(keras.ops.square(table))
+
+
+def make_recurrent(regularizer):
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((6,), dtype="int32")])
+    model.add(layers.Embedding(1000, 4, embeddings_regularizer=regularizer))
+    model.add(layers.LSTM(3))
+    model.add(layers.Dense(1))
+    model.compile("sgd", "mse", metrics=["mae"], steps_per_execution=100)
+    return model
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("regularizer", [None, read_whole], ids=["by rows", "whole"])
+def test_a_step_with_loops_is_done_in_a_loop(strategy, sent, regularizer):
+    def make():
+        return make_recurrent(regularizer)
+
+    random = np.random.default_rng(0)
+    ids, y = random.integers(0, 1000, (512, 6), "int32"), random.random((512, 1), "float32")
+    plain, ours = train_both(strategy, make, (ids, y), steps=210, epochs=2)
+    assert_equal(plain, ours)
+    assert max(sent) == 100
+    np.testing.assert_allclose(ours.evaluate(ids, y), plain.evaluate(ids, y), rtol=1e-4)
+    np.testing.assert_allclose(ours.predict(ids), plain.predict(ids), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so at each short end
