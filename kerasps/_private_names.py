@@ -366,6 +366,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "the thread of a worker that joins",
         ("worker_index", "device_name", "cluster"),
     ),
+    "multi_device_iterator_ops": PrivateName(
+        "tensorflow.python.data.ops",
+        "multi_device_iterator_ops",
+        "patched: `_create_device_dataset` makes what a distributed iterator reads on a device",
+    ),
     "ClosureInputError": PrivateName(
         "tensorflow.python.distribute.coordinator.cluster_coordinator",
         "ClosureInputError",

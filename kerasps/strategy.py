@@ -29,7 +29,7 @@ from kerasps.cluster import (
     wait_until_reachable,
 )
 from kerasps.errors import KeraspsError
-from kerasps.inputs import Input, as_input
+from kerasps.inputs import Input, as_input, makes_quickly_deleted, quickly_deleted
 from kerasps.step import (
     DEFAULT_TABLE_MIN_BYTES,
     LoadReport,
@@ -444,6 +444,22 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
         """The `ClusterCoordinator` of this strategy."""
         return tf.distribute.coordinator.ClusterCoordinator(self)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Return a dataset for `coordinator.create_per_worker_dataset`, as TensorFlow documents it.
+
+        It is not tuned by tf.data unless its options say `autotune.enabled = True`.
+        """
+        return super().experimental_distribute_dataset(quickly_deleted(dataset), options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., tf.data.Dataset], options: Any = None
+    ) -> Any:
+        """Return a dataset for `coordinator.create_per_worker_dataset`, as TensorFlow documents it.
+
+        It is not tuned by tf.data unless its options say `autotune.enabled = True`.
+        """
+        return super().distribute_datasets_from_function(makes_quickly_deleted(dataset_fn), options)
 
     def placement(self) -> Placement:
         """Return how many variables and bytes every ps holds, and its device; prints as a table."""

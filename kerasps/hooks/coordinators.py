@@ -7,6 +7,7 @@ from typing import Any
 from kerasps import _compat, training
 from kerasps.cluster import connected_strategy, translated_errors
 from kerasps.hooks.thread_state import left_as_found
+from kerasps.inputs import per_worker_dataset, quickly_deleted
 from kerasps.variables import come_to_rest
 
 
@@ -27,6 +28,19 @@ def join(original: Any, self: Any) -> None:
         strategy._scheduled_calls.join(
             lambda timeout: self._cluster.closure_queue.wait(timeout=timeout)
         )
+
+
+def create_per_worker_dataset(original: Any, self: Any, dataset_fn: Any) -> Any:
+    """`ClusterCoordinator.create_per_worker_dataset`: no worker waits for an iterator to go."""
+    if connected_strategy() is not None:
+        dataset_fn = per_worker_dataset(dataset_fn)
+    return original(self, dataset_fn)
+
+
+def create_device_dataset(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """`_create_device_dataset`: the same of what a distributed iterator has on each device."""
+    made = original(*args, **kwargs)
+    return made if connected_strategy() is None else quickly_deleted(made)
 
 
 def make_closure(

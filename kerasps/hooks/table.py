@@ -28,6 +28,7 @@ _EXPORTING = "what is traced meanwhile is for a SavedModel, which has no cluster
 _STEPS = "steps of a model of ours run on the workers, or as plain Python where it is eager"
 _BATCH = "a step of a model of ours runs on the coordinator, and pushes to the ps"
 _ADOPTING = "a variable that a step touches, and that was made elsewhere, is adopted"
+_UNTUNED = "a worker that deletes an iterator does not wait for the thread that tunes it"
 _IN_STEP = "in a step our variables take assignments themselves; Keras would assign the storage"
 
 # One row, one call: as a table.
@@ -94,6 +95,10 @@ PATCHES: tuple[Patch, ...] = (
           "what a callback schedules waits for the steps of `fit`", TENSORFLOW),
     Patch(_COORDINATOR, "join", coordinators.join,
           "waits for no task that is gone, and errors name it", TENSORFLOW),
+    Patch(_COORDINATOR, "create_per_worker_dataset", coordinators.create_per_worker_dataset,
+          _UNTUNED, TENSORFLOW),
+    Patch(_compat.multi_device_iterator_ops, "_create_device_dataset",
+          coordinators.create_device_dataset, _UNTUNED, TENSORFLOW),
     Patch(_compat.Closure, "__init__", coordinators.make_closure,
           "a scheduled function that trains outside `strategy.run` is run there", TENSORFLOW),
     Patch(_compat.Closure, "execute_on", coordinators.execute,

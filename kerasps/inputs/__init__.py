@@ -9,7 +9,13 @@ from __future__ import annotations
 from kerasps.inputs.arguments import no_batches, whole_number
 from kerasps.inputs.class_weights import sample_weights
 from kerasps.inputs.dataset_creator import DatasetCreator
-from kerasps.inputs.dataset_graphs import has_loops, python_calls
+from kerasps.inputs.dataset_graphs import (
+    has_loops,
+    makes_quickly_deleted,
+    per_worker_dataset,
+    python_calls,
+    quickly_deleted,
+)
 from kerasps.inputs.make_input import as_input
 from kerasps.inputs.source import Input, OpenDataset
 
@@ -19,8 +25,11 @@ __all__ = [
     "OpenDataset",
     "as_input",
     "has_loops",
+    "makes_quickly_deleted",
     "no_batches",
+    "per_worker_dataset",
     "python_calls",
+    "quickly_deleted",
     "sample_weights",
     "whole_number",
 ]

@@ -8,8 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework.dataset_options_pb2 import Options
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from kerasps.errors import InputError, UnsupportedError
+from kerasps.inputs import quickly_deleted
 from support.optimizers import OPTIMIZERS
 
 NUM_ROWS, BATCH_SIZE, STEPS = 32, 8, 20
@@ -116,7 +119,8 @@ KINDS = [as_documented, given_the_iterator, without_run, by_closure, in_function
 
 
 def train_plainly(make_optimizer):
-    parts, iterator = Parts(make_optimizer), iter(dataset_fn())
+    # Else the test that has it deleted, some later one, may wait for as long as it has lived.
+    parts, iterator = Parts(make_optimizer), iter(quickly_deleted(dataset_fn()))
     # In a trace, plain Keras would do what `build` assigns in each step.
     parts.optimizer.build(parts.model.trainable_variables)
 
@@ -244,7 +248,8 @@ def test_ways_to_make_a_per_worker_dataset(strategy, kind):
     }[kind]
     if kind == "distributed":
         made = strategy.experimental_distribute_dataset(tf.data.Dataset.range(100).batch(2))
-    iterator = iter(coordinator.create_per_worker_dataset(made))
+    per_worker = coordinator.create_per_worker_dataset(made)
+    iterator = iter(per_worker)
 
     @tf.function
     def function(iterator):
@@ -252,6 +257,57 @@ def test_ways_to_make_a_per_worker_dataset(strategy, kind):
 
     sums = [coordinator.schedule(function, args=(iterator,)) for _ in range(3)]
     assert coordinator.fetch(sums) == [1, 5, 9]
+    # An iterator that is tuned keeps its worker waiting when it goes, for as long as it has lived.
+    assert tuning(strategy, per_worker) == {"enabled": False}
+
+
+def tuning(strategy, per_worker):
+    """Return which options of tf.data's tuning a worker's dataset has been given."""
+
+    @tf.function(autograph=False)
+    def options_of(dataset):
+        for inside in ("_cloned_datasets", "_datasets"):  # of a distributed one
+            if hasattr(dataset, inside):
+                dataset = getattr(dataset, inside)[0]
+        return tf.raw_ops.GetOptions(input_dataset=tf.data.experimental.to_variant(dataset))
+
+    written = strategy.coordinator.schedule(options_of, args=(per_worker.build(),)).fetch()
+    options = Options.FromString(written).autotune_options
+    return {field.name: value for field, value in options.ListFields()}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_per_worker_dataset_that_asks_to_be_tuned_is(strategy, traced):
+    def tuned():
+        dataset, options = tf.data.Dataset.range(4), tf.data.Options()
+        options.autotune.enabled = True
+        return dataset.with_options(options)
+
+    made = tf.function(tuned) if traced else tuned
+    assert tuning(strategy, strategy.coordinator.create_per_worker_dataset(made)) == {
+        "enabled": True
+    }
+
+
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
+def test_what_a_distributed_iterator_reads_on_a_device_is_not_tuned(strategy, monkeypatch):
+    original, tuned = multi_device_iterator_ops._create_device_dataset, []
+
+    def noting(*args):
+        made = original(*args)
+        tuned.append(made.options().autotune.enabled)
+        return made
+
+    monkeypatch.setattr(multi_device_iterator_ops, "_create_device_dataset", noting)
+    distributed = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(1))
+    iterator = iter(strategy.coordinator.create_per_worker_dataset(distributed))
+
+    @tf.function
+    def function(iterator):
+        return next(iterator)
+
+    assert strategy.coordinator.schedule(function, args=(iterator,)).fetch() == 0
+    assert tuned == [False]
 
 
 def test_an_error_of_a_function_reaches_join_once(strategy):
