@@ -449,6 +449,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Return a dataset for `coordinator.create_per_worker_dataset`, as TensorFlow documents it.
 
         It is not tuned by tf.data unless its options say `autotune.enabled = True`.
+
+        Args:
+            dataset: the `tf.data.Dataset`.
+            options: a `tf.distribute.InputOptions`.
         """
         return super().experimental_distribute_dataset(quickly_deleted(dataset), options)
 
@@ -458,6 +462,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """Return a dataset for `coordinator.create_per_worker_dataset`, as TensorFlow documents it.
 
         It is not tuned by tf.data unless its options say `autotune.enabled = True`.
+
+        Args:
+            dataset_fn: given a `tf.distribute.InputContext`, returns a `tf.data.Dataset`.
+            options: a `tf.distribute.InputOptions`.
         """
         return super().distribute_datasets_from_function(makes_quickly_deleted(dataset_fn), options)
 
