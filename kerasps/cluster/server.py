@@ -43,6 +43,8 @@ _PR_SET_NAME = 15
 _PARENT_POLL_MS = 1000
 # A server that has started listens at once; on a machine that swaps, within seconds.
 _LISTEN_TIMEOUT_S = 10.0
+# One for a call of the coordinator, one for what other tasks ask for meanwhile, and as many again.
+_MIN_INTER_OP_THREADS = 4
 # Set when a signal has told this process to leave once it has nothing to do.
 _LEAVING = threading.Event()
 
@@ -140,6 +142,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     _, port = split_address(address)
     spec = server_lib.ClusterSpec({job: list(tasks) for job, tasks in description.jobs.items()})
     config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
+    config.inter_op_parallelism_threads = _inter_op_threads()
     if description.task_type == "ps":
         # Variables live in main memory. A ps that saw a GPU would take all of its memory away from
         # a worker beside it.
@@ -194,6 +197,20 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             os.close(args.report_fd)
 
     serve(read_tf_config(), on_ready=report, watch_parent=args.watch_parent)
+
+
+def _inter_op_threads() -> int:
+    """Return how many threads functions and requests of other tasks share; 0: TensorFlow's number.
+
+    A call from the coordinator holds one of them until it is done. It may wait for a ps, which asks
+    for what is pushed to it: with no other thread, it would wait for ever.
+    """
+    wanted = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    threads = int(wanted) if wanted.isdecimal() else 0
+    if not threads:
+        cores = getattr(os, "sched_getaffinity", None)
+        threads = len(cores(0)) if cores else os.cpu_count() or 1
+    return 0 if threads >= _MIN_INTER_OP_THREADS else _MIN_INTER_OP_THREADS
 
 
 def _cpu_devices() -> int:

@@ -13,11 +13,12 @@ import tempfile
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
 import kerasps
-from kerasps.cluster import Notice, task_watch_of
+from kerasps.cluster import Notice, server, task_watch_of
 from kerasps.cluster.description import split_address
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import TaskStartError
@@ -553,3 +554,15 @@ def test_two_clusters_at_once_do_not_collide():
             for cluster in (first, second)
             for process in cluster.processes.values()
         )
+
+
+def test_a_cluster_on_one_processor_trains():
+    script = Path(__file__).with_name("one_processor.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == ["80", "True"], done.stderr
+
+
+@pytest.mark.parametrize(("wanted", "threads"), [("1", 4), ("3", 4), ("4", 0), ("16", 0)])
+def test_a_task_has_threads_for_requests_beside_a_call(monkeypatch, wanted, threads):
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", wanted)
+    assert server._inter_op_threads() == threads
