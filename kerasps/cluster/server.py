@@ -207,9 +207,7 @@ def _inter_op_threads() -> int:
     """
     wanted = os.environ.get("TF_NUM_INTEROP_THREADS", "")
     threads = int(wanted) if wanted.isdecimal() else 0
-    if not threads:
-        cores = getattr(os, "sched_getaffinity", None)
-        threads = len(cores(0)) if cores else os.cpu_count() or 1
+    threads = threads or len(os.sched_getaffinity(0))
     return 0 if threads >= _MIN_INTER_OP_THREADS else _MIN_INTER_OP_THREADS
 
 

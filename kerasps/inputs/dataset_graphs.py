@@ -110,15 +110,17 @@ def options_of(dataset: tf.data.Dataset) -> tf.data.Options:
 
 
 @tf.autograph.experimental.do_not_convert
-def quickly_deleted(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def quickly_deleted(dataset: Any) -> Any:
     """Turn tf.data's tuning off, unless the dataset's options turn it on.
+
+    What is no `tf.data.Dataset`, such as a distributed one, it returns as it is.
 
     The thread that tunes an iterator wakes up ever more rarely, in the end once a minute. Whoever
     deletes the iterator may wait for that (on a machine with nothing else to do the thread is told
     in time, on a busy one every other time it is not), and so does everything that is sent to its
     task afterwards. Without tuning, AUTOTUNE means a thread per core.
     """
-    if options_of(dataset).autotune.enabled is None:
+    if isinstance(dataset, tf.data.Dataset) and options_of(dataset).autotune.enabled is None:
         options = tf.data.Options()
         options.autotune.enabled = False
         dataset = dataset.with_options(options)
@@ -126,14 +128,10 @@ def quickly_deleted(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def makes_quickly_deleted(dataset_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose dataset is that of `dataset_fn`, `quickly_deleted`.
-
-    What is no `tf.data.Dataset`, such as a distributed one, it returns as it is.
-    """
+    """Return a function whose dataset is that of `dataset_fn`, `quickly_deleted`."""
 
     def make(*args: Any) -> Any:
-        made = dataset_fn(*args)
-        return quickly_deleted(made) if isinstance(made, tf.data.Dataset) else made
+        return quickly_deleted(dataset_fn(*args))
 
     return make
 
@@ -145,10 +143,10 @@ def per_worker_dataset(dataset_or_fn: Any) -> Any:
         dataset_or_fn: a dataset, or a function that makes one. Of one that was traced already, the
             result is a tensor, which does not show its options: it is left alone.
     """
-    if isinstance(dataset_or_fn, tf.data.Dataset):
-        return quickly_deleted(dataset_or_fn)
     if isinstance(dataset_or_fn, tf.types.experimental.ConcreteFunction):
         return dataset_or_fn
     if isinstance(dataset_or_fn, tf.types.experimental.PolymorphicFunction):
         return tf.function(makes_quickly_deleted(dataset_or_fn.python_function))
-    return makes_quickly_deleted(dataset_or_fn) if callable(dataset_or_fn) else dataset_or_fn
+    if callable(dataset_or_fn):
+        return makes_quickly_deleted(dataset_or_fn)
+    return quickly_deleted(dataset_or_fn)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework.dataset_options_pb2 import Options
-from tensorflow.python.data.ops import multi_device_iterator_ops
 
+from kerasps import _compat
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.inputs import quickly_deleted
 from support.optimizers import OPTIMIZERS
@@ -291,14 +291,15 @@ def test_a_per_worker_dataset_that_asks_to_be_tuned_is(strategy, traced):
 
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
 def test_what_a_distributed_iterator_reads_on_a_device_is_not_tuned(strategy, monkeypatch):
-    original, tuned = multi_device_iterator_ops._create_device_dataset, []
+    owner, name, tuned = _compat.multi_device_iterator_ops, "_create_device_dataset", []
+    original = getattr(owner, name)
 
     def noting(*args):
         made = original(*args)
         tuned.append(made.options().autotune.enabled)
         return made
 
-    monkeypatch.setattr(multi_device_iterator_ops, "_create_device_dataset", noting)
+    monkeypatch.setattr(owner, name, noting)
     distributed = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(1))
     iterator = iter(strategy.coordinator.create_per_worker_dataset(distributed))
 
