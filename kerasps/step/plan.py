@@ -13,6 +13,7 @@ from kerasps.cluster import ps_index
 from kerasps.step.compute_messages import InputNames
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
+from kerasps.step.gathered import GatheredVariables
 from kerasps.step.inventory import Inventory, spec_of
 from kerasps.step.packing import Packing
 from kerasps.step.phases import StepPhase
@@ -45,6 +46,7 @@ class StepPlan:
         compute: the second.
         push: the third.
         names: the names of the inputs of the compute phase's graph, by replica.
+        gathered: the variables that are on another ps in flight.
         fused: the fused variables.
         lookup: finds by name, in a step graph, what the phases have captured.
         lookup_tables: those that the compute phase has captured.
@@ -61,6 +63,7 @@ class StepPlan:
     compute: ComputePhase
     push: PushPhase
     names: list[InputNames]
+    gathered: GatheredVariables
     fused: FusedVariables
     lookup: Lookup
     lookup_tables: LookupTables
@@ -86,7 +89,8 @@ class StepPlan:
     def redoing(self) -> StepPlan:
         """The plan of steps that may have been applied on some ps before."""
         single = None if self.single is None else self.single.redoing
-        return replace(self, push=self.push.redoing(), single=single)
+        with self.gathered.in_place():
+            return replace(self, push=self.push.redoing(), single=single)
 
     @property
     def inventory(self) -> Inventory:
@@ -107,6 +111,12 @@ class StepPlan:
     def table_shards(self) -> list[Shard]:
         """The shards of tables, in the order in which the state counts their rows."""
         return [shard for group in self.pull.groups for own in group.shards for shard in own.shards]
+
+    @property
+    def _ps_of_tables(self) -> list[int]:
+        """The ps where each of `table_shards` is in flight."""
+        with self.gathered.in_place():
+            return [ps_index(shard.device) for shard in self.table_shards]
 
     @cached_property
     def state(self) -> Packing[StepState]:
@@ -132,12 +142,12 @@ class StepPlan:
         updated = {shard for push in self.push.pushes for shards in push.tables for shard in shards}
         tables = [
             TableTraffic(
-                ps_index(shard.device),
+                ps,
                 shard.variable.path,
                 math.prod(shard.spec.shape[1:]) * shard.spec.dtype.size,
                 shard in updated,
             )
-            for shard in self.table_shards
+            for shard, ps in zip(self.table_shards, self._ps_of_tables, strict=True)
         ]
         return StepTraffic(read, written, tables)
 

@@ -18,6 +18,7 @@ from kerasps.step.compute import Compute
 from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, Update
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
+from kerasps.step.gathered import GatheredVariables
 from kerasps.step.groups import grouping
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import Inventory
@@ -72,7 +73,7 @@ class Tracer:
         method: what a step calls.
         strategy: the `ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec` structure of a batch.
-        fused: whether small variables are to be fused.
+        fused: whether small variables are to be gathered and fused.
         known: what traced another step of the same model before; None for none.
     """
 
@@ -221,13 +222,18 @@ class Tracer:
             for table in inventory.tables
         )
         names = [own.inputs for own in phases]
-        divide = grouping(phase.updates, self._strategy.sparse_updates)
-        rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
-        if isinstance(rounds, MustReadWhole):
-            for table, why in rounds.reasons.items():
-                inventory.read_whole(table, why)
-            return None
-        plan = self._make_plan(function, phases, rounds, returned, single)
+        gathered = single.gathered if single is not None else self._gather(phase)
+        with gathered.in_place():
+            divide = grouping(phase.updates, self._strategy.sparse_updates)
+            rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
+            if isinstance(rounds, MustReadWhole):
+                for table, why in rounds.reasons.items():
+                    inventory.read_whole(table, why)
+                return None
+            plan = self._make_plan(function, phases, rounds, returned, gathered, single)
+        ledger = self._strategy.extended.ledger
+        ledger.note_looked_up(inventory.tables, small=False)
+        ledger.note_looked_up(inventory.small, small=True)
         return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
 
     def _compute(
@@ -260,11 +266,10 @@ class Tracer:
         phases: Sequence[Compute],
         rounds: list[Round],
         returned: Returned,
+        gathered: GatheredVariables,
         single: StepPlan | None,
     ) -> StepPlan:
         inventory, extended, phase = self._inventory, self._strategy.extended, phases[0]
-        extended.ledger.note_looked_up(inventory.tables, small=False)
-        extended.ledger.note_looked_up(inventory.small, small=True)
         deltas, assigned = phase.state_changes()
         pulled = list(inventory.pulled)
         # What lies end to end, whoever does a step.
@@ -317,6 +322,7 @@ class Tracer:
             ),
             push=push,
             names=[own.inputs for own in phases],
+            gathered=gathered,
             fused=fused,
             lookup=Lookup(captures, extended.mutex),
             lookup_tables=LookupTables(function),
@@ -328,6 +334,19 @@ class Tracer:
             # Steps that push nothing never wait for a push.
             overlaps=self._strategy.overlap and bool(changes.devices),
             single=single,
+        )
+
+    def _gather(self, phase: Compute) -> GatheredVariables:
+        """Return what is on another ps in flight; nothing where variables stay what they are."""
+        deltas, assigned = phase.state_changes()
+        changed = IdentitySet([*deltas, *assigned])
+        touched = IdentitySet([*self._inventory.pulled, *changed]) if self._fused else IdentitySet()
+        return GatheredVariables(
+            phase.updates if self._fused else [],
+            touched,
+            changed,
+            self._inventory.tables,
+            self._strategy.table_min_bytes if self._fused else 0,
         )
 
     def _fuse(self, phase: Compute) -> FusedVariables:

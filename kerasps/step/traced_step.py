@@ -246,19 +246,23 @@ class TracedStep:
         return next(plan for plan in self._plans.values() if plan.num_replicas == replicas)
 
     def load(self) -> None:
-        """Copy small variables into the fused ones on each ps.
+        """Copy small variables to where steps find them: gathered, and fused, on a ps.
 
         Call in a flight, before the first execution is sent.
         """
+        self._plan.gathered.load()
         self._plan.fused.load()
 
     def store(self) -> None:
-        """Copy the fused variables back into the variables.
+        """Copy them back into the variables.
 
         Call in a flight, after `load`, when nothing is in flight. Until then, `variable.value` is
         stale.
         """
-        self._plan.fused.store()
+        try:
+            self._plan.fused.store()
+        finally:
+            self._plan.gathered.store()
 
     @property
     def devices(self) -> list[str]:

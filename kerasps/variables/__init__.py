@@ -66,6 +66,7 @@ from kerasps.variables.phase import (
     current_phase,
     entering,
     is_outside_replica,
+    lying_elsewhere,
     outside_replica,
 )
 from kerasps.variables.placement import (
@@ -156,6 +157,7 @@ __all__ = [
     "is_outside_replica",
     "is_seed_state",
     "keras_variable_of",
+    "lying_elsewhere",
     "make_parameter_server_variable",
     "move_slots",
     "num_bytes",

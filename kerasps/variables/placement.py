@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import tensorflow as tf
 
@@ -136,24 +136,34 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+class _Held(NamedTuple):
+    name: str
+    num_bytes: int
+    is_scalar: bool
+
+
 class PlacementLedger:
     """The variables that live on each ps now, and the ps that takes the next one."""
 
     def __init__(self, num_ps: int) -> None:
-        self._variables: list[dict[int, tuple[str, int]]] = [{} for _ in range(num_ps)]
+        self._variables: list[dict[int, _Held]] = [{} for _ in range(num_ps)]
         # Of variables that steps look rows up in: whether they are small, name and bytes.
         self._looked_up: dict[int, tuple[bool, str, int]] = {}
 
     def lightest(self) -> int:
         """Return the index of the ps with the fewest bytes; of several, the lowest."""
-        return min(range(len(self._variables)), key=self._bytes_and_index)
+        return min(range(len(self._variables)), key=self._weight_and_index)
+
+    def heaviest(self) -> int:
+        """Return the index of the ps with the most bytes; of several, the lowest."""
+        return max(range(len(self._variables)), key=lambda ps: (self._weight(ps), -ps))
 
     def spread(self, num_shards: int) -> list[int]:
         """Return the ps of each of `num_shards` shards of one variable, the lightest first.
 
         They are as many different ps as there are.
         """
-        by_bytes = sorted(range(len(self._variables)), key=self._bytes_and_index)
+        by_bytes = sorted(range(len(self._variables)), key=self._weight_and_index)
         return [by_bytes[shard % len(by_bytes)] for shard in range(num_shards)]
 
     def add(self, variable: tf.Variable) -> None:
@@ -163,7 +173,8 @@ class PlacementLedger:
             return
         held = self._variables[spec.task]
         # Not the variable itself, which would never be collected.
-        held[id(variable)] = (variable.name, math.prod(variable.shape) * variable.dtype.size)
+        num_bytes = math.prod(variable.shape) * variable.dtype.size
+        held[id(variable)] = _Held(variable.name, num_bytes, tuple(variable.shape) == ())
         weakref.finalize(variable, held.pop, id(variable), None)
 
     def note_looked_up(self, variables: Iterable[Any], *, small: bool) -> None:
@@ -181,10 +192,10 @@ class PlacementLedger:
                 TaskPlacement(
                     ps_device(ps),
                     len(held),
-                    self._bytes(ps),
-                    tuple(name for name, _ in held.values()),
+                    sum(own.num_bytes for own in held),
+                    tuple(own.name for own in held),
                 )
-                for ps, held in enumerate(self._variables)
+                for ps, held in enumerate(map(self._held_by, range(len(self._variables))))
             ],
             self._all_looked_up(),
         )
@@ -199,9 +210,13 @@ class PlacementLedger:
             sum(num_bytes for *_, num_bytes in small),
         )
 
-    def _bytes(self, ps: int) -> int:
-        # A copy: Python may collect a variable, and take it off, in the middle of the sum.
-        return sum(num_bytes for _, num_bytes in list(self._variables[ps].values()))
+    def _held_by(self, ps: int) -> list[_Held]:
+        # A copy: Python may collect a variable, and take it off, in the middle of a loop.
+        return list(self._variables[ps].values())
 
-    def _bytes_and_index(self, ps: int) -> tuple[int, int]:
-        return self._bytes(ps), ps
+    def _weight(self, ps: int) -> int:
+        """Return the bytes of a ps without those of scalars, which do not weigh."""
+        return sum(held.num_bytes for held in self._held_by(ps) if not held.is_scalar)
+
+    def _weight_and_index(self, ps: int) -> tuple[int, int]:
+        return self._weight(ps), ps

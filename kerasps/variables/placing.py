@@ -185,6 +185,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             device = kwargs["colocate_with"].device
         elif placing.beside is not None:
             device = placing.beside.device
+        elif tuple(kwargs["shape"]) == ():
+            # It weighs nothing, and the message that it takes goes to the heaviest anyway.
+            device = ps_device(self.ledger.heaviest())
         else:
             device = ps_device(self.ledger.lightest())
         return self._create_on(device, self._make_variable, kwargs)

@@ -71,7 +71,13 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
 
     @property
     def shards(self) -> tuple[tf.Variable, ...]:
-        """The `tf.Variable`s that hold the value, one per shard; a whole variable has one."""
+        """The `tf.Variable`s that hold the value, one per shard; a whole variable has one.
+
+        In the context of `lying_elsewhere` they may be others than those of the storage.
+        """
+        elsewhere = _STATE.elsewhere
+        if elsewhere is not None and self in elsewhere:
+            return elsewhere[self]
         return shards_of(self.storage)
 
     @property

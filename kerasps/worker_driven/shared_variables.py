@@ -77,16 +77,16 @@ class _LastingLedger(PlacementLedger):
 
     def __init__(self, num_ps: int) -> None:
         super().__init__(num_ps)
-        self._all_bytes = [0] * num_ps
+        self._weights = [0] * num_ps
 
     def add(self, variable: tf.Variable) -> None:
         super().add(variable)
         spec = tf.DeviceSpec.from_string(variable.device)
-        if spec.job == "ps":
-            self._all_bytes[spec.task] += math.prod(variable.shape) * variable.dtype.size
+        if spec.job == "ps" and tuple(variable.shape) != ():
+            self._weights[spec.task] += math.prod(variable.shape) * variable.dtype.size
 
-    def _bytes_and_index(self, ps: int) -> tuple[int, int]:
-        return self._all_bytes[ps], ps
+    def _weight(self, ps: int) -> int:
+        return self._weights[ps]
 
 
 class SharedExtended(Extended):
