@@ -61,9 +61,10 @@ class GatheredVariables:
 
     Args:
         updates: what the step's optimizers apply, in order.
-        touched: the variables that the step reads whole or changes.
-        assigned: those of them that it assigns.
-        tables: the variables of which it reads rows.
+        read: the variables that the step reads whole.
+        deltas: those that a difference is added to.
+        assigned: those that take a value.
+        tables: those of which it reads rows.
         table_min_bytes: the strategy's argument of that name. Tables of more than 16 times as much
             stay where they are.
     """
@@ -71,18 +72,20 @@ class GatheredVariables:
     def __init__(
         self,
         updates: Sequence[Update],
-        touched: _Variables,
+        read: _Variables,
+        deltas: _Variables,
         assigned: _Variables,
         tables: _Variables,
         table_min_bytes: int,
     ) -> None:
-        families = _families(updates, [*touched, *tables])
+        families = _families(updates, [*read, *deltas, *assigned, *tables])
         updated = IdentitySet(v for update in updates for v in update.variables)
+        set_by_steps = IdentitySet([*updated, *assigned])
         max_bytes = MAX_TABLE * table_min_bytes
         small = IdentitySet(
             v
             for v in families
-            if _may_move(v, is_updated=v in updated)
+            if _may_move(v, may_be_scalar=v in set_by_steps)
             and (v not in tables or num_bytes(v.storage) <= max_bytes)
         )
         self._devices = _Devices([v for v in families if v not in small], small)
@@ -90,7 +93,7 @@ class GatheredVariables:
         moves: list[_Move] = []
         for variable in small:
             for member in [variable, *families[variable]]:
-                returns = member is not variable or variable in updated or variable in assigned
+                returns = member is not variable or variable in set_by_steps or variable in deltas
                 moves += self._move(member, returns=returns)
         self._loads = _copies((move.home, move.stand_in) for move in moves)
         self._stores = _copies((move.stand_in, move.home) for move in moves if move.returns)
@@ -232,11 +235,11 @@ def _families(
     return ByIdentity((owners.get(v, v), slots.get(owners.get(v, v), [])) for v in members)
 
 
-def _may_move(variable: ParameterServerVariable, *, is_updated: bool) -> bool:
+def _may_move(variable: ParameterServerVariable, *, may_be_scalar: bool) -> bool:
     """Return whether a variable is small, and may lie elsewhere in flight.
 
-    Scalars that no optimizer updates, counters and rates, are looked at and set from other threads
-    while steps run, so they stay.
+    Scalars that steps do not set themselves, counters and rates, are looked at and set from other
+    threads while steps run, so they stay.
     """
     is_small = all(num_bytes(shard) <= MAX_BYTES_OF_A_VARIABLE for shard in variable.shards)
-    return is_small and (is_updated or len(variable.shape) > 0)
+    return is_small and (may_be_scalar or len(variable.shape) > 0)

@@ -338,15 +338,16 @@ class Tracer:
 
     def _gather(self, phase: Compute) -> GatheredVariables:
         """Return what is on another ps in flight; nothing where variables stay what they are."""
-        deltas, assigned = phase.state_changes()
-        changed = IdentitySet([*deltas, *assigned])
-        touched = IdentitySet([*self._inventory.pulled, *changed]) if self._fused else IdentitySet()
+        if not self._fused:
+            return GatheredVariables([], [], [], [], [], 0)
+        deltas, assigned = (IdentitySet(own) for own in phase.state_changes())
         return GatheredVariables(
-            phase.updates if self._fused else [],
-            touched,
-            changed,
+            phase.updates,
+            self._inventory.pulled,
+            deltas,
+            assigned,
             self._inventory.tables,
-            self._strategy.table_min_bytes if self._fused else 0,
+            self._strategy.table_min_bytes,
         )
 
     def _fuse(self, phase: Compute) -> FusedVariables:
