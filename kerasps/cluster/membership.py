@@ -151,6 +151,11 @@ class Membership:
             lost = self._presence.of("ps", Status.HUNG, Status.LOST)
         return lost[0] if lost else None
 
+    def hangs(self, ps: int) -> bool:
+        """Return whether a ps that does not answer may still be alive."""
+        with self._lock:
+            return self._presence.status(("ps", ps)) is Status.HUNG
+
     def has_worker(self, worker: int) -> bool:
         """Return whether a worker can be called."""
         return worker not in self.absent_workers
@@ -250,33 +255,33 @@ class Membership:
         with self._news:
             noticed = self._presence.hear(answers, time.monotonic())
             is_back = bool(self._presence.back)
-            there = [
-                index
-                for (job, index), answer in answers.items()
-                if job == "worker"
-                and answer is Answer.REFUSES
-                and self._presence.status((job, index)) is Status.THERE
+            refusing = [
+                task
+                for task, answer in answers.items()
+                if answer is Answer.REFUSES and self._presence.status(task) is Status.THERE
             ]
             idle = [] if self._num_users else self._presence.of("worker", Status.LEAVING)
         self._do(noticed)
-        for worker in there:
-            self._look_at_refusing(worker)
+        for task in refusing:
+            self._look_at_refusing(task)
         for worker in idle:
             self.has_let_go(worker)
         if is_back:
             self._to_tell.set()
 
-    def _look_at_refusing(self, worker: int) -> None:
-        """Tell a worker that died from one that takes no new connections: it is about to leave."""
-        task = ("worker", worker)
-        error = error_of(f"/job:worker/replica:0/task:{worker}")
+    def _look_at_refusing(self, task: Task) -> None:
+        """Tell a task that died from one that takes no new connections.
+
+        A worker that does not is about to leave. A ps to which no steps go is missed here first.
+        """
+        job, index = task
+        error = error_of(f"/job:{job}/replica:0/task:{index}")
         with self._news:
             now = time.monotonic()
-            noticed = (
-                self._presence.leave(task, now)
-                if error is None
-                else self._presence.lose(task, now, "connection refused")
-            )
+            if error is not None:
+                noticed = self._presence.lose(task, now, "connection refused")
+            else:
+                noticed = self._presence.leave(task, now) if job == "worker" else []
         self._do(noticed)
 
     def _look_for_moves(self) -> None:

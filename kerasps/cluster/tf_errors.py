@@ -102,8 +102,10 @@ def check_ps_of(strategy: Any) -> None:
             _raise_if_ps_lost(strategy, error)
 
 
-def hung_ps_error(strategy: Any, ps: int) -> PSLostError:
-    """Return the error of a ps that does not answer any more."""
+def absent_ps_error(strategy: Any, ps: int) -> PSLostError:
+    """Return the error of a ps that does not answer any more, as the membership has noticed."""
+    if not strategy._membership.hangs(ps):
+        return _lost_ps_error(strategy, ps, "connection refused")
     tell_supervisor("hung", "ps", ps)
     return PSLostError(
         f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
@@ -119,16 +121,22 @@ def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
     lost = lost_ps(error)
     if lost is None:
         return
+    if comes_from_worker(error) and answers(f"/job:ps/replica:0/task:{lost}"):
+        return  # a call to a worker has failed, and the ps is named for what else it was about
     cause = cleaned(error)
     first_line = (str(cause).splitlines() or [""])[0]
-    tell_supervisor("lost", "ps", lost)
-    raise PSLostError(
-        f"ps {lost} at {strategy.description.jobs['ps'][lost]} is gone, and with it its variables. "
-        f"Expected: ps tasks that live as long as the training. Received: {type(cause).__name__}: "
-        f"{first_line}. {strategy.after_ps_loss} The ps's log says why it ended.",
+    raise _lost_ps_error(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
+
+
+def _lost_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
+    tell_supervisor("lost", "ps", ps)
+    return PSLostError(
+        f"ps {ps} at {strategy.description.jobs['ps'][ps]} is gone, and with it its variables. "
+        f"Expected: ps tasks that live as long as the training. Received: {received}. "
+        f"{strategy.after_ps_loss} The ps's log says why it ended.",
         task_type="ps",
-        task_index=lost,
-    ) from cause
+        task_index=ps,
+    )
 
 
 # What TensorFlow's runtime adds to an operation's own message: by way of which functions,

@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import comes_from, hung_ps_error, lost_ps, tell_supervisor, translated_errors
+from kerasps.cluster import absent_ps_error, comes_from, lost_ps, tell_supervisor, translated_errors
 from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
@@ -385,7 +385,7 @@ class Dispatcher:
     def _has_failed(self, sessions: Sessions, tending: Tending) -> bool:
         tending.tend()
         if self._membership.lost_ps is not None and sessions.error is None:
-            sessions.fail(hung_ps_error(self._strategy, self._membership.lost_ps))
+            sessions.fail(absent_ps_error(self._strategy, self._membership.lost_ps))
         return sessions.error is not None
 
     def _wait_until_idle(self, sessions: Sessions, tending: Tending, cancellation: Any) -> None:
@@ -508,6 +508,6 @@ class Dispatcher:
 
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         if self._membership.lost_ps is not None:
-            error = hung_ps_error(self._strategy, self._membership.lost_ps)
+            error = absent_ps_error(self._strategy, self._membership.lost_ps)
         comes_from(error, worker)
         sessions.fail(error)

@@ -27,7 +27,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.cluster import (
     COORDINATOR_CPU,
-    hung_ps_error,
+    absent_ps_error,
     ps_device,
     ps_index,
     tell_supervisor,
@@ -208,7 +208,7 @@ class ScheduledCalls:
         there_at = time.monotonic()
         while not wait(_POLL_S):
             if membership.lost_ps is not None:
-                raise hung_ps_error(self._strategy, membership.lost_ps)
+                raise absent_ps_error(self._strategy, membership.lost_ps)
             absent = membership.absent_workers
             if len(absent) < membership.num_workers:
                 there_at = time.monotonic()

@@ -62,7 +62,7 @@ class NamedVariable(_compat.ResourceVariable):
             self._distribute_strategy = tf.distribute.get_strategy()
             self.shared_name = shared_name
             if initial_value is not None and self._takes_initial_value():
-                value = initial_value()
+                value = _on_own_task(initial_value)
                 assign = super().assign
                 _on_own_task(lambda: assign(value, read_value=False))
             # A graph captures handles and not variables, and is asked for the variables later.

@@ -139,7 +139,7 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
 class _Held(NamedTuple):
     name: str
     num_bytes: int
-    is_scalar: bool
+    weight: int
 
 
 class PlacementLedger:
@@ -166,15 +166,18 @@ class PlacementLedger:
         by_bytes = sorted(range(len(self._variables)), key=self._weight_and_index)
         return [by_bytes[shard % len(by_bytes)] for shard in range(num_shards)]
 
-    def add(self, variable: tf.Variable) -> None:
-        """Count `variable` until it is collected; one that is on no ps is not counted."""
+    def add(self, variable: tf.Variable, *, weighs: bool = True) -> None:
+        """Count `variable` until it is collected; one that is on no ps is not counted.
+
+        Where it does not weigh, the next variable goes where it would go without it.
+        """
         spec = tf.DeviceSpec.from_string(variable.device)
         if spec.job != "ps":
             return
         held = self._variables[spec.task]
         # Not the variable itself, which would never be collected.
         num_bytes = math.prod(variable.shape) * variable.dtype.size
-        held[id(variable)] = _Held(variable.name, num_bytes, tuple(variable.shape) == ())
+        held[id(variable)] = _Held(variable.name, num_bytes, num_bytes if weighs else 0)
         weakref.finalize(variable, held.pop, id(variable), None)
 
     def note_looked_up(self, variables: Iterable[Any], *, small: bool) -> None:
@@ -215,8 +218,8 @@ class PlacementLedger:
         return list(self._variables[ps].values())
 
     def _weight(self, ps: int) -> int:
-        """Return the bytes of a ps without those of scalars, which do not weigh."""
-        return sum(held.num_bytes for held in self._held_by(ps) if not held.is_scalar)
+        """Return the bytes of what weighs on a ps."""
+        return sum(held.weight for held in self._held_by(ps))
 
     def _weight_and_index(self, ps: int) -> tuple[int, int]:
         return self._weight(ps), ps

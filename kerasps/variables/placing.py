@@ -26,6 +26,7 @@ class _Placing(threading.local):
     device: str | None = None
     beside: ShardedStorage | None = None
     beside_whole: bool = False
+    state: bool = False
     order: Iterator[int] = iter(())
 
 
@@ -79,6 +80,20 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             yield
         finally:
             placing.active, placing.device = before
+
+    @contextlib.contextmanager
+    def placing_state(self) -> Iterator[None]:
+        """In this context, scalars go to the heaviest ps, where steps go too, and weigh nothing.
+
+        An optimizer makes its iterations, its learning rate and what it keeps of them in it.
+        Thread: acts on this thread alone.
+        """
+        placing = self._placing
+        before, placing.state = placing.state, True
+        try:
+            yield
+        finally:
+            placing.state = before
 
     def shards(self, shape: tuple[int, ...], dtype: tf.DType) -> tuple[Sharding, list[str]] | None:
         """Return the sharding of a new variable and the device of each shard; None: it is whole.
@@ -185,9 +200,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             device = kwargs["colocate_with"].device
         elif placing.beside is not None:
             device = placing.beside.device
-        elif tuple(kwargs["shape"]) == ():
-            # It weighs nothing, and the message that it takes goes to the heaviest anyway.
+        elif placing.state and tuple(kwargs["shape"]) == ():
             device = ps_device(self.ledger.heaviest())
+            return self._create_on(device, self._make_variable, kwargs, weighs=False)
         else:
             device = ps_device(self.ledger.lightest())
         return self._create_on(device, self._make_variable, kwargs)
@@ -212,10 +227,12 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         One process makes variables here, and they have their values when they are made.
         """
 
-    def _create_on(self, device: str, creator: Any, kwargs: dict[str, Any]) -> Any:
+    def _create_on(
+        self, device: str, creator: Any, kwargs: dict[str, Any], *, weighs: bool = True
+    ) -> Any:
         with _without_colocation(), tf.device(device):
             variable = creator(**kwargs)
-        self.ledger.add(variable)
+        self.ledger.add(variable, weighs=weighs)
         return variable
 
     def _create_variable_round_robin(self, next_creator: Any, **kwargs: Any) -> Any:

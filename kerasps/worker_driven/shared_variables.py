@@ -79,10 +79,10 @@ class _LastingLedger(PlacementLedger):
         super().__init__(num_ps)
         self._weights = [0] * num_ps
 
-    def add(self, variable: tf.Variable) -> None:
-        super().add(variable)
+    def add(self, variable: tf.Variable, *, weighs: bool = True) -> None:
+        super().add(variable, weighs=weighs)
         spec = tf.DeviceSpec.from_string(variable.device)
-        if spec.job == "ps" and tuple(variable.shape) != ():
+        if spec.job == "ps" and weighs:
             self._weights[spec.task] += math.prod(variable.shape) * variable.dtype.size
 
     def _weight(self, ps: int) -> int:

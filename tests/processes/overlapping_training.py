@@ -46,6 +46,7 @@ def counted(steps_per_execution, data):
         "weights": sorted({float(v) for w in weights for v in w.numpy().ravel()}),
         "examples": history["examples"],
         "pushes": staleness.pushes,
+        "num_ps": len(model.train_function.devices),
         "most_stale": staleness.max,
         "mean": staleness.mean,
     }

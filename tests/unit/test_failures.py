@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import tensorflow as tf
 
+import kerasps
 from kerasps.cluster import tf_errors as failures
 from kerasps.training import session_failures
 from kerasps.training.session_failures import Verdict
@@ -106,3 +109,23 @@ def test_what_an_operation_says_is_what_is_told():
     told = failures.cleaned(tf.errors.InvalidArgumentError(None, None, message))
     assert told.message == "not that id\nIn operation 'assert/Assert'."
     assert told.__context__.message == message
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_ps_is_not_gone_for_being_named_in_the_error_of_a_lost_worker(monkeypatch, is_there):
+    monkeypatch.setattr(failures, "answers", lambda device: is_there)
+    cluster = types.SimpleNamespace(jobs={"ps": ["a:1", "b:2"]})
+    strategy = types.SimpleNamespace(description=cluster, after_ps_loss="")
+    monkeypatch.setattr(failures, "connected_strategy", lambda: strategy)
+    error = tf.errors.UnavailableError(
+        None,
+        None,
+        "Failed copying input tensor from /job:localhost to /job:ps/replica:0/task:1: refused\n"
+        "Additional GRPC error information from remote target /job:worker/replica:0/task:0 while "
+        "calling /tensorflow.eager.EagerService/Enqueue:",
+    )
+    with (
+        pytest.raises(tf.errors.UnavailableError if is_there else kerasps.PSLostError),
+        failures.naming_lost_ps,
+    ):
+        raise error
