@@ -3,6 +3,9 @@ as a process of its own by test_applied_once.py.
 
     python tests/processes/applied_once.py --kills 20 --seed 3
     python tests/processes/applied_once.py --arguments '{"max_staleness": 3}'
+    python tests/processes/applied_once.py --table-min-bytes 512
+
+The last has all of a model lie on one ps while steps are in flight; else it is on both.
 
 With a gradient of 1 and a learning rate of 1, a weight is minus the number of its updates, and a
 row of the table minus the number of times that its example was trained on. Adagrad's slots count
@@ -28,6 +31,7 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
+from support.spread import spread
 from support.unit_gradients import (
     Listening,
     compiled_unit_model,
@@ -106,14 +110,17 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument(
     "--arguments", type=json.loads, default={}, help="more arguments of the strategy, as JSON"
 )
+parser.add_argument("--table-min-bytes", type=int, default=0)
 options = parser.parse_args()
+if not options.table_min_bytes:
+    spread()
 chance = random.Random(options.seed)
 report = {"problems": [], "calls": collections.Counter(), "kills": 0}
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
         variable_partitioner=kerasps.FixedShardsPartitioner(2),
-        table_min_bytes=0,
+        table_min_bytes=options.table_min_bytes,
         **options.arguments,
     )
     models = [

@@ -21,6 +21,7 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
+from support.spread import spread
 from support.unit_gradients import compiled_unit_model
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 4000, 4, 2
@@ -55,6 +56,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--directory", type=Path, required=True)
 parser.add_argument("--interval", type=float, default=0.05)
 options = parser.parse_args()
+spread()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver, kerasps.FixedShardsPartitioner(2), table_min_bytes=0

@@ -5,6 +5,10 @@ Each weight counts the updates that were applied: with a gradient of 1 and a lea
 is minus their number, under SGD; under Adagrad the slots count them. Does so as many times as it is
 told. Prints one JSON line: how many interrupts there were, of which kind, and what was wrong after
 them.
+
+    python tests/processes/interrupted_training.py 1 28 both
+
+Steps go to "both" ps, or what is on one of them is on the "other" in flight.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -26,7 +31,13 @@ import tensorflow as tf
 
 import kerasps
 
-seed, num_times = int(sys.argv[1]), int(sys.argv[2])
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
+from support.spread import spread
+
+seed, num_times, where = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if where == "both":
+    spread()
 # A step takes milliseconds; without an answer to the interrupt, training would not end at all.
 SOON_S = 30
 rng = random.Random(seed)

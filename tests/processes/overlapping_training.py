@@ -19,6 +19,7 @@ import kerasps
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
 from support.compare import regression_data, train_both
+from support.spread import spread
 from support.unit_gradients import compiled_unit_model, of_unknown_length
 
 NUM_EXAMPLES, BATCH_SIZE = 264, 4
@@ -46,7 +47,6 @@ def counted(steps_per_execution, data):
         "weights": sorted({float(v) for w in weights for v in w.numpy().ravel()}),
         "examples": history["examples"],
         "pushes": staleness.pushes,
-        "num_ps": len(model.train_function.devices),
         "most_stale": staleness.max,
         "mean": staleness.mean,
     }
@@ -93,6 +93,7 @@ def difference_step_by_step():
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
+spread()
 with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,

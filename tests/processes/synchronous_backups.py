@@ -28,6 +28,7 @@ import kerasps
 sys.path.append(str(Path(__file__).parents[1]))
 from support.models import counting_model, ids_data
 from support.optimizers import OPTIMIZERS, RowRatios
+from support.spread import spread
 
 # Shorter than the time after which a worker that does not answer counts as lost.
 STOPPED_S = 3.0
@@ -116,6 +117,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--backups", type=int, default=0)
 options = parser.parse_args()
 report = {"meanwhile": None}
+spread()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,

@@ -25,6 +25,7 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
+from support.spread import spread
 from support.unit_gradients import compiled_unit_model
 
 NUM_IDS, BATCH_SIZE, SOON_S = 40, 4, 30
@@ -72,6 +73,7 @@ def problems(model):
 
 chance = random.Random(2)
 report = {"problems": [], "interrupts": 0}
+spread()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,

@@ -27,6 +27,7 @@ import kerasps
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))
+from support.spread import spread
 from support.unit_gradients import (
     Listening,
     compiled_unit_model,
@@ -98,6 +99,7 @@ parser.add_argument("--calls", type=int, default=1, help="so many calls of fit a
 options = parser.parse_args()
 chance = random.Random(options.seed)
 report = {"problems": [], "calls": collections.Counter(), "kills": 0}
+spread()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,

@@ -14,10 +14,15 @@ pytestmark = pytest.mark.timeout(180)
 SCRIPT = Path(__file__).with_name("applied_once.py")
 
 
-def test_every_update_is_applied_once_when_workers_are_killed_at_random():
-    report = run_and_report(SCRIPT, "--kills", 12, "--seed", 3)
+@pytest.mark.parametrize(
+    ("kills", "table_min_bytes"), [(9, 0), (4, 512)], ids=["on both ps", "gathered on one"]
+)
+def test_every_update_is_applied_once_when_workers_are_killed_at_random(kills, table_min_bytes):
+    report = run_and_report(
+        SCRIPT, "--kills", kills, "--seed", 3, "--table-min-bytes", table_min_bytes
+    )
     assert report["problems"] == []
-    assert report["kills"] >= 12
+    assert report["kills"] >= kills
 
 
 @pytest.mark.matrix

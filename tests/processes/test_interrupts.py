@@ -15,8 +15,9 @@ pytestmark = pytest.mark.timeout(180)
 SCRIPT = Path(__file__).with_name("interrupted_training.py")
 
 
-def test_no_update_is_lost_whenever_training_is_interrupted():
-    report = run_and_report(SCRIPT, 1, 28)
+@pytest.mark.parametrize(("where", "num_times"), [("both", 20), ("other", 20)])
+def test_no_update_is_lost_whenever_training_is_interrupted(where, num_times):
+    report = run_and_report(SCRIPT, 1, num_times, where)
     assert report["problems"] == []
     assert report["slow"] == [], "an interrupt did not end training soon"
     assert set(report["ways"]) == {"fit", "watched", "on_batch", "failing"}

@@ -20,7 +20,7 @@ def test_overlapping_steps_are_one_update_behind_and_all_are_applied():
         assert counted["weights"] == [-2 * STEPS], layout
         assert counted["rows"] == [-2], layout
         assert counted["examples"] == [264, 264], layout
-        assert counted["pushes"] == counted["num_ps"] * 2 * STEPS, layout
+        assert counted["pushes"] == 2 * 2 * STEPS, layout
         assert counted["most_stale"] == 1, layout
         assert 0 < counted["mean"] < 1, layout
     # The learning rate of each step follows from its own number: of steps 0 to 20 it is 1.

@@ -13,6 +13,12 @@ import pytest
 import kerasps
 from support.compare import assert_equal, dataset, regression_data, train_both
 
+
+@pytest.fixture(autouse=True)
+def small_variables():
+    """Are gathered in each test."""
+
+
 LAYERS = keras.layers
 OPTIMIZERS = {
     "ema": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=7),

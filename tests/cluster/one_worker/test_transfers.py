@@ -13,6 +13,12 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import kerasps
 
+
+@pytest.fixture(autouse=True)
+def small_variables():
+    """Are gathered in each test."""
+
+
 # Steps in an execution, executions in a `fit`, and how many a profile must hold at least.
 STEPS, FIT_EXECUTIONS, EXECUTIONS_SEEN = 10, 20, 10
 
