@@ -143,6 +143,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     spec = server_lib.ClusterSpec({job: list(tasks) for job, tasks in description.jobs.items()})
     config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
     config.inter_op_parallelism_threads = _inter_op_threads()
+    config.intra_op_parallelism_threads = _intra_op_threads(description)
     if description.task_type == "ps":
         # Variables live in main memory. A ps that saw a GPU would take all of its memory away from
         # a worker beside it.
@@ -209,6 +210,19 @@ def _inter_op_threads() -> int:
     threads = int(wanted) if wanted.isdecimal() else 0
     threads = threads or len(os.sched_getaffinity(0))
     return 0 if threads >= _MIN_INTER_OP_THREADS else _MIN_INTER_OP_THREADS
+
+
+def _intra_op_threads(description: ClusterDescription) -> int:
+    """Return how many threads may share the work of one operation; 0: TensorFlow's number.
+
+    That is one for each core. Where workers share a machine, each would wake up more threads for an
+    operation than there are cores for, so they share these; and so do ps.
+    """
+    num_tasks = len(description.jobs[description.task_type])
+    is_alone = num_tasks == 1 or not description.is_on_one_machine
+    if is_alone or os.environ.get("TF_NUM_INTRAOP_THREADS"):
+        return 0
+    return max(1, len(os.sched_getaffinity(0)) // num_tasks)
 
 
 def _cpu_devices() -> int:
