@@ -566,3 +566,24 @@ def test_a_cluster_on_one_processor_trains():
 def test_a_task_has_threads_for_requests_beside_a_call(monkeypatch, wanted, threads):
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", wanted)
     assert server._inter_op_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "host", "wanted", "threads"),
+    [
+        (1, "127.0.0.1", "", 0),
+        (2, "127.0.0.1", "", 2),
+        (3, "127.0.0.1", "", 1),
+        (8, "127.0.0.1", "", 1),
+        (2, "10.0.0.7", "", 0),
+        (2, "127.0.0.1", "3", 0),
+    ],
+)
+def test_workers_on_one_machine_share_its_cores(monkeypatch, num_workers, host, wanted, threads):
+    """0 stands for TensorFlow's number."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(5))
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", wanted)
+    workers = tuple(f"{host}:{port}" for port in range(1, num_workers + 1))
+    jobs = {"chief": ("127.0.0.1:11",), "ps": (f"{host}:12",), "worker": workers}
+    assert server._intra_op_threads(kerasps.ClusterDescription(jobs, "worker", 0)) == threads
+    assert server._intra_op_threads(kerasps.ClusterDescription(jobs, "ps", 0)) == 0

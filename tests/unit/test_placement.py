@@ -120,3 +120,14 @@ def test_a_task_placement_does_not_change():
     task = ledger_of().placement()[0]
     with pytest.raises(dataclasses.FrozenInstanceError):
         task.num_bytes = 1
+
+
+def test_what_does_not_weigh_leaves_the_next_place_as_it_is():
+    ledger = PlacementLedger(2)
+    assert (ledger.lightest(), ledger.heaviest()) == (0, 0)
+    held = [RemoteVariable(0, ()), RemoteVariable(1, (3,))]
+    ledger.add(held[0], weighs=False)
+    assert ledger.lightest() == 0
+    ledger.add(held[1])
+    assert (ledger.lightest(), ledger.heaviest()) == (0, 1)
+    assert [task.num_bytes for task in ledger.placement()] == [4, 12]
