@@ -89,11 +89,7 @@ def learning_rate(original: Any, self: Any) -> Any:
 
 def add_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`Optimizer.add_variable`: make the state of an optimizer of ours in the scope."""
-    strategy = connected_strategy()
-    with (
-        scope_of_ours() if _is_ours(self) and current_phase() is None else _nothing(),
-        _nothing() if strategy is None else strategy.extended.placing_state(),
-    ):
+    with scope_of_ours() if _is_ours(self) and current_phase() is None else _nothing():
         return original(self, *args, **kwargs)
 
 

@@ -71,8 +71,7 @@ def adopt_optimizer(strategy: Any, optimizer: Any) -> None:
     `move_slots` brings its slots beside their variables before the next trace.
     """
     optimizer._distribution_strategy = strategy
-    with strategy.extended.placing_state():
-        adopt_variables(strategy, optimizer.variables)
+    adopt_variables(strategy, optimizer.variables)
     trained = getattr(optimizer, "_trainable_variables", None) or []
     if any(is_bare(variable) for variable in trained):
         optimizer._trainable_variables = [keras_variable_of(variable) for variable in trained]

@@ -18,6 +18,9 @@ from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.sharding import ShardedStorage, Sharding
 
+# The names of the two scalars that each optimizer of Keras makes, in this order.
+_COUNTER, _RATE = "iteration", "learning_rate"
+
 
 class _Placing(threading.local):
     """What this thread has said of the variables that it makes."""
@@ -26,7 +29,7 @@ class _Placing(threading.local):
     device: str | None = None
     beside: ShardedStorage | None = None
     beside_whole: bool = False
-    state: bool = False
+    counter: str | None = None
     order: Iterator[int] = iter(())
 
 
@@ -80,20 +83,6 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             yield
         finally:
             placing.active, placing.device = before
-
-    @contextlib.contextmanager
-    def placing_state(self) -> Iterator[None]:
-        """In this context, scalars go to the heaviest ps, where steps go too, and weigh nothing.
-
-        An optimizer makes its iterations, its learning rate and what it keeps of them in it.
-        Thread: acts on this thread alone.
-        """
-        placing = self._placing
-        before, placing.state = placing.state, True
-        try:
-            yield
-        finally:
-            placing.state = before
 
     def shards(self, shape: tuple[int, ...], dtype: tf.DType) -> tuple[Sharding, list[str]] | None:
         """Return the sharding of a new variable and the device of each shard; None: it is whole.
@@ -200,12 +189,21 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             device = kwargs["colocate_with"].device
         elif placing.beside is not None:
             device = placing.beside.device
-        elif placing.state and tuple(kwargs["shape"]) == ():
-            device = ps_device(self.ledger.heaviest())
+        elif kwargs["name"] in (_COUNTER, _RATE) and tuple(kwargs["shape"]) == ():
+            device = self._place_of_scalar(kwargs["name"])
             return self._create_on(device, self._make_variable, kwargs, weighs=False)
         else:
             device = ps_device(self.ledger.lightest())
         return self._create_on(device, self._make_variable, kwargs)
+
+    def _place_of_scalar(self, name: str) -> str:
+        """Return the device of an optimizer's iterations, or learning rate, which is made next.
+
+        It is the heaviest ps: steps go there, and these stay where they are while steps run.
+        """
+        if name == _COUNTER or self._placing.counter is None:
+            self._placing.counter = ps_device(self.ledger.heaviest())
+        return self._placing.counter
 
     def _make_variable(
         self,
