@@ -185,7 +185,7 @@ class Membership:
         self._do(noticed)
 
     def give_up_leaving(self, worker: int, reason: str) -> bool:
-        """Lose a worker on which a call failed, where it takes no new connections.
+        """Give up a worker on which a call failed, where it takes no new connections.
 
         It died, or is about to leave, whether that was noticed before or not, and cannot finish
         what it does: a ps that has no connection to it yet gets none. Returns whether it is so.
@@ -193,11 +193,14 @@ class Membership:
         address = self.address(("worker", worker))
         if ask_servers({worker: address}, _ANSWER_S)[worker] is not Answer.REFUSES:
             return False
-        is_alive = error_of(f"/job:worker/replica:0/task:{worker}") is None
-        self.lose(worker, reason)
-        if is_alive:
-            # Apart, since the worker may be gone by now.
-            threading.Thread(target=_tell_to_go, args=[worker], daemon=True).start()
+        if error_of(f"/job:worker/replica:0/task:{worker}") is not None:
+            self.lose(worker, reason)
+            return True
+        with self._news:
+            noticed = self._presence.give_up_leaving(("worker", worker), time.monotonic(), reason)
+        self._do(noticed)
+        # Apart, since the worker may be gone by now.
+        threading.Thread(target=_tell_to_go, args=[worker], daemon=True).start()
         return True
 
     def wait_until_there(self, worker: int) -> None:
@@ -394,6 +397,11 @@ def _in_words(noticed: Noticed) -> str:
             )
         case Status.LEAVING:
             return f"{name} is about to leave: it finishes what it does, and is given no more."
+        case Status.LEFT if noticed.reason:
+            return (
+                f"{name} leaves, and could not finish what it was doing ({noticed.reason}): that "
+                "goes to others."
+            )
         case Status.THERE if noticed.before is Status.JOINING:
             return f"{name} has joined."
         case Status.THERE:

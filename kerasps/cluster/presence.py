@@ -207,6 +207,12 @@ class Presence:
             return []
         return [self._become(task, Status.LEFT, now)]
 
+    def give_up_leaving(self, task: Task, now: float, reason: str) -> list[Noticed]:
+        """Note that a task which is about to leave cannot finish what it does, and may go."""
+        if self._tasks[task].status not in _CONNECTED:
+            return []
+        return [self._become(task, Status.LEFT, now, reason)]
+
     def take(self, tasks: Iterable[Task], now: float) -> list[Noticed]:
         """Note that TensorFlow knows tasks again."""
         noticed = []

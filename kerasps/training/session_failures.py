@@ -9,7 +9,7 @@ import threading
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import Membership, answers, lost_ps
+from kerasps.cluster import Membership, answers, cleaned, lost_ps
 
 # What gRPC answers where it could not read a request, which TensorFlow has not seen then. Met once
 # in hundreds of runs, after a chief was ended and its cluster had another.
@@ -101,8 +101,8 @@ def may_be_loss(error: BaseException) -> bool:
 
 
 def in_short(error: BaseException) -> str:
-    """Return the beginning of what an error says."""
-    return (str(error).splitlines() or [""])[0][:80] or type(error).__name__
+    """Return the beginning of what an error says, without the ways that it came."""
+    return (str(cleaned(error)).splitlines() or [""])[0][:80] or type(error).__name__
 
 
 def _is_between(error: BaseException) -> bool:

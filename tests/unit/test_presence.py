@@ -120,6 +120,20 @@ def test_a_worker_that_leaves_is_given_up_when_it_holds_nothing(presence):
     assert presence.back.keys() == {WORKER}
 
 
+def test_a_worker_that_leaves_and_cannot_finish_has_left(presence):
+    for is_known_to_leave in (True, False):
+        if is_known_to_leave:
+            presence.leave(WORKER, 1)
+        (noticed,) = presence.give_up_leaving(WORKER, 2, "no connection")
+        assert (noticed.status, noticed.reason) == (Status.LEFT, "no connection")
+        assert WORKER not in presence.connected
+        assert presence.give_up_leaving(WORKER, 2, "again") == presence.lose(WORKER, 2, "") == []
+        presence.hear({WORKER: Answer.SERVES}, 5)
+        presence.tick(5, 1)
+        assert WORKER in presence.back
+        presence.take([WORKER], 5)
+
+
 def test_a_worker_may_move_and_others_may_join(presence):
     new = ("worker", 2)
     moved = presence.move({WORKER: "host0:1", OTHER: "host9:1", new: "host3:1"}, 1.0)
