@@ -90,6 +90,11 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_thread_local", "holds the strategies whose scopes a thread is in"),
         PrivateAttribute("_distribution_strategy_stack", "as above, of the current thread"),
     ),
+    "tensorflow.python.framework.ops:Operation": (
+        PrivateAttribute(
+            "_update_input", "the shard of an array reads a slice of it", ("index", "tensor")
+        ),
+    ),
     "tensorflow.python.framework.func_graph:FuncGraph": (
         PrivateAttribute("_function_captures", "holds what is read when the function is called"),
         PrivateAttribute(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kerasps.cluster import fetch, sent
 from kerasps.errors import InputError
+from kerasps.inputs.array_shards import cut_arrays
 from kerasps.inputs.dataset_graphs import (
     as_graph,
     dataset_graph,
@@ -70,6 +71,7 @@ class WorkerInput:
         def trace(make: Callable[[tf.Tensor], tf.data.Dataset]) -> Any:
             def dataset_of_worker(key: tf.Tensor) -> Any:
                 dataset = quickly_deleted(make(key).prefetch(tf.data.AUTOTUNE))
+                cut_arrays(tf.compat.v1.get_default_graph())
                 self._element_specs[worker] = dataset.element_spec
                 self._not_deterministic |= options_of(dataset).deterministic is False
                 return dataset, dataset.cardinality()
