@@ -199,8 +199,7 @@ class Membership:
         with self._news:
             noticed = self._presence.give_up_leaving(("worker", worker), time.monotonic(), reason)
         self._do(noticed)
-        # Apart, since the worker may be gone by now.
-        threading.Thread(target=_tell_to_go, args=[worker], daemon=True).start()
+        self.has_let_go(worker)
         return True
 
     def wait_until_there(self, worker: int) -> None:
@@ -226,7 +225,7 @@ class Membership:
             if worker in self._let_go:
                 return
             self._let_go.add(worker)
-        # Apart, since the worker may hang by now.
+        # Apart, since the worker may hang by now, or be gone.
         threading.Thread(target=self._say_goodbye, args=[worker], daemon=True).start()
 
     def _say_goodbye(self, worker: int) -> None:

@@ -42,7 +42,8 @@ def _cut(shard: Any) -> None:
         or sum(map(_num_bytes, arrays)) > MAX_BYTES
     ):
         return
-    with tf.device(shard.device or None):
+    # A slice would be made on a worker's GPU.
+    with tf.device(shard.device or None), tf.device("CPU:0"):
         own = tf.raw_ops.TensorSliceDataset(
             components=[array[int(index) :: int(num_shards)] for array in arrays],
             output_shapes=slices.get_attr("output_shapes"),

@@ -104,6 +104,18 @@ class TestWhatStaysAsItIs:
         assert shards(graph) == [2]
 
 
+def test_slices_are_made_beside_the_dataset_and_on_no_gpu():
+    def make():
+        with tf.device("/job:worker/task:3"):
+            return tf.data.Dataset.from_tensor_slices(np.arange(LENGTH)).shard(2, 1)
+
+    with tf.Graph().as_default() as graph:
+        make()
+        cut_arrays(graph)
+    devices = [op.device for op in graph.get_operations() if op.type == "StridedSlice"]
+    assert devices == ["/job:worker/task:3/device:CPU:0"]
+
+
 def test_an_index_out_of_range_is_tensorflows_error():
     with pytest.raises(tf.errors.InvalidArgumentError, match="index"):
         made(lambda: tf.data.Dataset.from_tensor_slices([1, 2]).shard(2, 2), cut=True)
@@ -118,8 +130,6 @@ def test_workers_of_a_creator_read_their_own_examples():
     found = as_input(kerasps.DatasetCreator(dataset_fn), 3)
     assert [shards(split.function.graph) for split in found._splits] == [[1]] * 3
     found.start_pass(0, must_end=True)
-    batches = [
-        [batch.tolist() for batch in found._splits[i].make(found._key)[0].as_numpy_iterator()]
-        for i in range(3)
-    ]
+    datasets = [split.make(found._key)[0] for split in found._splits]
+    batches = [[batch.tolist() for batch in own.as_numpy_iterator()] for own in datasets]
     assert batches == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8]]]
