@@ -27,10 +27,12 @@ class Header(NamedTuple):
     Attributes:
         first_step: the global number of the first step.
         seeds: for each generator that a step draws from, its seed and its counter at that step.
+        draws: how many seeds a step takes from each.
     """
 
     first_step: Any
     seeds: Sequence[Sequence[Any]]
+    draws: Sequence[int] = ()
 
     @staticmethod
     def spec() -> tf.TensorSpec:
@@ -42,12 +44,18 @@ class Header(NamedTuple):
         numbers = [self.first_step, *(n for seed in self.seeds for n in seed)]
         return np.array(numbers, "<i8").tobytes()
 
-    @staticmethod
-    def with_other_seeds(header: bytes, offset: int) -> bytes:
-        """Return a header that `to_bytes` made, with `offset` added to each seed."""
-        numbers = np.frombuffer(header, "<i8").copy()
-        numbers[1::2] = (numbers[1::2] + offset) % _MAX_SEED
-        return numbers.tobytes()
+    def after(self, num_steps: int) -> Header:
+        """Return the header of what follows so many steps."""
+        seeds = [
+            (seed, counter + num_steps * draws)
+            for (seed, counter), draws in zip(self.seeds, self.draws, strict=True)
+        ]
+        return self._replace(first_step=self.first_step + num_steps, seeds=seeds)
+
+    def with_other_seeds(self, offset: int) -> Header:
+        """Return the header with `offset` added to each seed."""
+        seeds = [((seed + offset) % _MAX_SEED, counter) for seed, counter in self.seeds]
+        return self._replace(seeds=seeds)
 
     @classmethod
     def from_tensor(cls, tensor: tf.Tensor, num_seeds: int) -> Header:

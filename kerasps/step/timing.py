@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 @dataclass
 class StepTiming:
-    """How long a step takes a worker, as whoever drives it has noted.
+    """How often a step was done and how long it takes a worker, as whoever drives it has noted.
 
     Attributes:
+        epochs: the epochs that were begun.
         steps: the steps that were done.
         seconds: the least seconds per step that were measured; infinite before.
     """
 
+    epochs: int = 0
     steps: int = 0
     seconds: float = math.inf

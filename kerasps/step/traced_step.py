@@ -18,7 +18,7 @@ from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.methods import ModelMethod
 from kerasps.step.plan import StepPlan
 from kerasps.step.returned import MetricResult
-from kerasps.step.state import Ticket, WorkerVariables
+from kerasps.step.state import Header, Ticket, WorkerVariables
 from kerasps.step.timing import StepTiming
 from kerasps.step.trace import Tracer
 from kerasps.step.traffic import StepTraffic
@@ -291,7 +291,7 @@ class TracedStep:
         call_flat(self._variables.give, [*handles, sent(tf.constant(ticket.to_array()))])
 
     def run(
-        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes
+        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header
     ) -> ExecutionResult:
         """Run a step graph on the current device, and return its result.
 
@@ -299,7 +299,7 @@ class TracedStep:
             graph: what `step_graph` returned.
             handles: what `start` returned; None on the coordinator.
             source: the resource of the worker's iterator, or a list of batches.
-            header: what `Header.to_bytes` returned.
+            header: which steps these are.
         """
         returned = self._call(graph, handles, source, header)
         if not self._plan.outputs:
@@ -309,7 +309,7 @@ class TracedStep:
         # The steps for which there was no data have predicted nothing.
         return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
 
-    def run_alone(self, graph: Any, batches: list[Any], header: bytes) -> ExecutionResult:
+    def run_alone(self, graph: Any, batches: list[Any], header: Header) -> ExecutionResult:
         """Run a step graph on the coordinator, in a flight of its own.
 
         Call when no other execution runs.
@@ -333,11 +333,13 @@ class TracedStep:
         result: ExecutionResult = flight.result
         return result
 
-    def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: bytes) -> None:
+    def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: Header) -> None:
         """Run a step graph that keeps totals; `collect` returns what such add up to."""
         self._call(graph, handles, source, header)
 
-    def _call(self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: bytes) -> Any:
+    def _call(
+        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header
+    ) -> Any:
         headers = [self._header(header)] if self.seeds else []
         if isinstance(source, list):
             return graph(*([] if handles is None else [handles]), sent(source), *headers)
@@ -346,13 +348,14 @@ class TracedStep:
             return outputs
         return tf.nest.pack_sequence_as(graph.structured_outputs, outputs, expand_composites=True)
 
-    def _header(self, header: bytes) -> tf.Tensor:
+    def _header(self, header: Header) -> tf.Tensor:
+        packed = header.to_bytes()
         if self._plan.push.joints is None:
-            return tf.constant(header)
+            return tf.constant(packed)
         # Made on a worker, it would be waited for with Python's lock held, behind executions that
         # wait for other workers; and what these are to do is sent by other threads of Python.
         with tf.device(COORDINATOR_CPU):
-            return tf.constant(header)
+            return tf.constant(packed)
 
     @property
     def joins(self) -> bool:

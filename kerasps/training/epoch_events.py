@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 
@@ -12,7 +13,7 @@ class Execution:
 
     Args:
         num_steps: how many.
-        header: what the step graph is given beside the data: the number of the first step, seeds.
+        header: what the step graph is given beside the data (see `step.Header`).
         batches: those to do the steps on, where the coordinator reads the data; else None.
         first_batch: the place in the input of the first of `batches`.
         applied: for each ps that steps push to, how many of the first pushes were applied there
@@ -20,8 +21,8 @@ class Execution:
             Empty for none.
         replicas: how many batches the worker takes at a time, for one push. What is left over it
             takes one by one.
-        unit: where a split has fewer steps left, so many are done at a time, since there is a graph
-            for them. 0 for all that are left.
+        sizes: how many steps may be done at a time, the largest first, where there are fewer left:
+            there are graphs for so many. Default: whatever is left is done in one go.
     """
 
     num_steps: int
@@ -30,11 +31,34 @@ class Execution:
     first_batch: int = 0
     applied: tuple[int, ...] = ()
     replicas: int = 1
-    unit: int = 0
+    sizes: Sequence[int] = ()
 
     def pushes_of(self, num_steps: int) -> int:
         """Return how many pushes the first `num_steps` steps make."""
         return num_steps // self.replicas + num_steps % self.replicas
+
+    def cut(self, num_steps: int) -> list[Execution]:
+        """Return executions that do its first `num_steps` steps, one after the other."""
+        # What was applied before counts from the first step of one.
+        sizes = () if any(self.applied) else self.sizes
+        parts, begin = [], 0
+        while begin < num_steps:
+            left = num_steps - begin
+            size = next((size for size in sizes if size <= left), left)
+            parts.append(self._part(begin, size))
+            begin += size
+        return parts
+
+    def _part(self, begin: int, size: int) -> Execution:
+        if size == self.num_steps:
+            return self
+        return replace(
+            self,
+            num_steps=size,
+            header=self.header.after(begin) if begin else self.header,
+            batches=None if self.batches is None else self.batches[begin : begin + size],
+            first_batch=self.first_batch + begin,
+        )
 
     @property
     def num_pushes(self) -> int:

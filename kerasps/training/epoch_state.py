@@ -484,14 +484,17 @@ class EpochState:
 
     def _send(self, index: int, execution: Execution) -> list[Command]:
         worker = self._workers[index]
-        commands: list[Command] = []
+        split = worker.split
+        left = None if split is None else self._splits.left(split)
+        if left is None or left >= execution.num_steps:
+            return [self._give(index, execution)]
+        # The rest has no data here, but may have elsewhere.
+        missing = Report(missing_steps=execution.num_steps - left)
+        return [missing, *(self._give(index, part) for part in execution.cut(left))]
+
+    def _give(self, index: int, execution: Execution) -> Send:
+        worker = self._workers[index]
         if worker.split is not None:
-            left = self._splits.left(worker.split)
-            if left is not None and left < execution.num_steps:
-                # The rest has no data here, but may have elsewhere.
-                num_steps = min(left, execution.unit or left)
-                commands.append(Report(missing_steps=execution.num_steps - num_steps))
-                execution = replace(execution, num_steps=num_steps)
             self._splits.give_out(worker.split, execution.num_steps)
         if execution.replicas != worker.replicas and not any(execution.applied):
             # What was done in part is done again in the same steps.
@@ -499,7 +502,7 @@ class EpochState:
         self._pace.give(index, execution.num_steps)
         self._joints.give(index, execution.num_steps)
         worker.running.append(execution)
-        return [*commands, Send(index, execution)]
+        return Send(index, execution)
 
     def _has_data(self, worker: WorkerState) -> bool:
         """Return whether a worker is reading, and there may be a batch that no execution has."""

@@ -5,6 +5,10 @@ is told of each, several are as good as one: each step still pulls and pushes fo
 that are known to be fast are sent in longer executions than `steps_per_execution` asks for. Not
 from the start: the graph of a longer one takes a worker some time to make ready. And where that
 asks for somewhat more steps than are laid out one after the other, they are sent in parts.
+
+Steps that are left over at the end of the data would need a graph of their own, which takes a
+worker as long to make ready as hundreds of them take. So they are sent one by one, until there were
+so many epochs that the graph would have paid.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ _MAX_SECONDS = 0.1
 _MIN_STEPS = 100
 # In a loop of that many blocks or fewer, what it costs beside them is more than another execution.
 _MAX_PARTS = 4
+# In so many epochs, what is left over has cost what a graph of it costs, however much it is.
+_MAX_EPOCHS_ONE_BY_ONE = 32
 # Results of several workers come one after the other; in so long, each has sent some.
 _WINDOW_S = 0.3
 
@@ -28,6 +34,8 @@ class ExecutionSize:
 
     Args:
         unit: the steps of an execution as the model is compiled, or as many as there may be.
+        least: the fewest that are worth an execution, for what is left over; `unit` where that is
+            to be one.
         most: those of a longer one; no more than `unit` where there is to be none.
         in_epoch: the steps of an epoch; None where that is not known.
         num_workers: the workers that share them.
@@ -35,21 +43,41 @@ class ExecutionSize:
 
     Attributes:
         steps: the steps of the next execution.
-        unit: those of one for which there are not as many left: there is a graph for it.
     """
 
     def __init__(
-        self, unit: int, *, most: int, in_epoch: int | None, num_workers: int, timing: StepTiming
+        self,
+        unit: int,
+        *,
+        least: int,
+        most: int,
+        in_epoch: int | None,
+        num_workers: int,
+        timing: StepTiming,
     ) -> None:
         if in_epoch is not None:
             # Two for each worker, or some have nothing to do at the end.
             most = min(most, in_epoch // (2 * num_workers))
-        self.steps = self.unit = unit
+            if least < unit:
+                unit = min(unit, max(least, in_epoch - in_epoch % least))
+        self.steps = self._unit = unit
+        self._least = least
         self._longer = max(unit, most - most % unit)
         self._num_workers = num_workers
         self._timing = timing
         self._window: tuple[float, int] | None = None
         self._settle()
+
+    def begin_epoch(self) -> None:
+        """Note that an epoch begins."""
+        self._timing.epochs += 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many steps are sent at a time, the largest first, where there are fewer left."""
+        is_worth_a_graph = self._timing.epochs > _MAX_EPOCHS_ONE_BY_ONE
+        sizes = {self.steps, self._unit}
+        return sorted(sizes if is_worth_a_graph else {*sizes, self._least}, reverse=True)
 
     def note(self, at: float, steps: int) -> None:
         """Note a result.

@@ -70,7 +70,8 @@ class Loop:
             self._meter.start(function.traffic)
         function.trace_replicas(strategy._devices_of_workers())
         self._per_step = function.batches_per_step
-        listens = listen_to_batches(callbacks, mode.name)
+        # Whether a callback is told of each execution.
+        self._listens = listens = listen_to_batches(callbacks, mode.name)
         # A callback that is told of a batch finds the model as that batch left it, but for what
         # other workers have done.
         self._max_per_worker = 1 if listens else EXECUTIONS_PER_WORKER
@@ -80,18 +81,32 @@ class Loop:
         )
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
+        self._whole, self._size = self._sizes()
+        # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
+        self._asked = self._done = 0
+        self._num_counted = 0
+        self._totals: MetricTotals | None = None
+        self._batch_callbacks: BatchCallbacks | None = None
+        # Where the next epoch goes on, if it was begun before.
+        self._resumed: LoopPosition | None = None
+
+    def _sizes(self) -> tuple[int, ExecutionSize]:
+        """Return how many steps callbacks are told of at a time, and how many are sent."""
+        listens, function, inputs, steps = self._listens, self._function, self._inputs, self._steps
+        strategy = self._model._distribute_strategy
         limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
-        per_execution = model.steps_per_execution
+        per_execution = self._model.steps_per_execution
         if strategy.max_staleness and function.devices:
             per_execution = min(per_execution, strategy.max_staleness)
         per_execution *= self._per_step
         if limit is not None and limit < per_execution:
             # As many whole steps as there may be.
             per_execution = max(limit - limit % self._per_step, min(limit, self._per_step))
-        self._whole = per_execution  # what callbacks are told of at a time
+        whole = per_execution
         # What may be sent at a time where steps are fast.
         may_send_more = self._dispatcher.may_send_more and limit is None
         longer = function.unrolled_steps * self._per_step if may_send_more and not listens else 0
+        overlaps = function.overlapping_steps > 1
         if not listens:
             limits = (function.overlapping_steps, limit, strategy.max_staleness)
             most = min(number for number in limits if number is not None)
@@ -100,23 +115,19 @@ class Loop:
                 None if steps is None else steps // per_execution,
                 strategy.num_workers,
             )
-            if function.overlapping_steps == 1 and limit is None:
+            if not overlaps and limit is None:
                 whole_steps = unlooped(per_execution // self._per_step, function.unrolled_steps)
                 per_execution = whole_steps * self._per_step
-        self._size = ExecutionSize(
+        # A callback that listens is told of what is left over at once.
+        is_whole = listens or overlaps
+        return whole, ExecutionSize(
             per_execution,
+            least=per_execution if is_whole else min(self._per_step, per_execution),
             most=longer,
             in_epoch=inputs.num_batches if steps is None else steps,
             num_workers=strategy.num_workers,
             timing=function.timing,
         )
-        # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
-        self._asked = self._done = 0
-        self._num_counted = 0
-        self._totals: MetricTotals | None = None
-        self._batch_callbacks: BatchCallbacks | None = None
-        # Where the next epoch goes on, if it was begun before.
-        self._resumed: LoopPosition | None = None
 
     def run_epoch(self, epoch: int) -> MetricTotals:
         """Run one epoch, or what is left of it after `resume`; return what it added up to."""
@@ -230,6 +241,7 @@ class Loop:
         """Run the steps of an epoch, and add them to `totals`."""
         self._asked = self._done = totals.steps
         self._inputs.on_epoch_begin()
+        self._size.begin_epoch()
         dispatcher = self._dispatcher
         callbacks = self._batch_callbacks = BatchCallbacks(
             self._callbacks, self._mode.name, totals, before_access=dispatcher.suspend
@@ -255,16 +267,18 @@ class Loop:
 
     def _ask_for_steps(self) -> bool:
         """Send the next execution; return False where the data have ended."""
-        wanted, unit = self._size.steps, self._size.unit
-        if self._steps is not None and self._steps - self._asked < wanted:
-            wanted = min(unit, self._steps - self._asked)
+        wanted = self._size.steps
+        if self._steps is not None:
+            wanted = min(wanted, self._steps - self._asked)
         data = self._inputs.next_batches(wanted)
         if not data.num_steps:
             return False
         header = self._numbers.next_header(data.num_steps)
-        self._dispatcher.send(
-            Execution(data.num_steps, header, data.batches, data.first_batch, unit=unit)
+        execution = Execution(
+            data.num_steps, header, data.batches, data.first_batch, sizes=self._size.sizes
         )
+        for part in execution.cut(data.num_steps):
+            self._dispatcher.send(part)
         self._asked += data.num_steps
         return True
 
@@ -286,10 +300,9 @@ class Loop:
             return  # who has asked to stop hears no more of what was in flight
         counted_until = self._done
         if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
-            # As in Keras, the last execution of an epoch counts as if it were whole. One that was
-            # sent in parts began at a multiple.
-            in_parts = self._size.unit < self._whole
-            begin = (self._done - 1) // self._whole * self._whole if in_parts else first
+            # As in Keras, the last execution of an epoch counts as if it were whole. Where it is
+            # not the only one that this is of, or a part of one, it began at a multiple.
+            begin = first if self._listens else (self._done - 1) // self._whole * self._whole
             counted_until = max(counted_until, begin + self._whole)
         callbacks.add(first, counted_until - 1, result)
 

@@ -51,9 +51,10 @@ class StepNumbers:
         self._settled, self._next = settled, next_step
         self._seeds = [np.array(seed, np.int64) for seed in seeds]
 
-    def next_header(self, num_steps: int) -> bytes:
+    def next_header(self, num_steps: int) -> Header:
         """Return the header of an execution of the next `num_steps` steps."""
-        header = Header(self._next, self._seeds).to_bytes()
+        seeds = [seed.tolist() for seed in self._seeds]
+        header = Header(self._next, seeds, self._function.seeds_per_step)
         self._next += num_steps
         for seed, draws in zip(self._seeds, self._function.seeds_per_step, strict=True):
             seed[1] += num_steps * draws

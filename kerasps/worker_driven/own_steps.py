@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.inputs import Input, OpenDataset
-from kerasps.step import ExecutionResult, Header, TracedStep
+from kerasps.step import ExecutionResult, TracedStep
 from kerasps.training import Execution, MetricTotals, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews
 from kerasps.worker_driven.step_budget import StepBudget
@@ -95,6 +95,7 @@ class OwnSteps:
             if self._dataset is None:
                 self._dataset = self._inputs.open(self._split, 0)
                 self._left = self._dataset.left
+            execution, missing = self._next_part(execution)
             num_steps = self._num_steps(execution)
             result = self._done(execution, num_steps, self._dataset) if num_steps else None
         steps = 0 if result is None else result.steps
@@ -104,8 +105,17 @@ class OwnSteps:
             self._news.add(result)
         # What the budget lacks is asked for again: more may come of it.
         self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
-        missing = execution.num_steps - steps
+        missing += execution.num_steps - steps
         return Report(missing, result, self._split, execution.first_batch, pushes=steps)
+
+    def _next_part(self, execution: Execution) -> tuple[Execution, int]:
+        """Put back what is not to be done at once; return the rest, and the steps without data."""
+        left = self._left
+        if not left or left >= execution.num_steps:
+            return execution, 0
+        first, *others = execution.cut(left)
+        self._queue.extendleft(reversed(others))
+        return first, execution.num_steps - left
 
     def _num_steps(self, execution: Execution) -> int:
         """Return how many steps of an execution to do, or to try where the data may end."""
@@ -130,7 +140,7 @@ class OwnSteps:
             source = execution.batches[:num_steps]
         header = execution.header
         if self._seed_offset:
-            header = Header.with_other_seeds(header, self._seed_offset)
+            header = header.with_other_seeds(self._seed_offset)
         return self._function.run(graph, None, source, header)
 
     def suspend(self) -> None:

@@ -112,6 +112,36 @@ def test_an_execution_gets_no_more_steps_than_there_are_batches():
     assert ask(state, 10, 10) == [(1, 10), (1, 10)]
 
 
+class Numbered:
+    """A header: the number of the first step."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def after(self, num_steps):
+        return Numbered(self.first + num_steps)
+
+
+def test_what_is_left_of_a_split_is_done_in_sizes_for_which_there_are_graphs():
+    state = reading_state(7, None)
+    missing, *sent = state.handle(StepsAsked(Execution(10, Numbered(20), sizes=(10, 5, 1))))
+    assert missing.missing_steps == 3
+    parts = [(c.worker, c.execution.num_steps, c.execution.header.first) for c in sent]
+    assert parts == [(0, 5, 20), (0, 1, 25), (0, 1, 26)]
+    assert state.splits.left(0) == 0
+
+
+def test_batches_that_travel_go_with_the_steps_that_are_cut_off():
+    parts = Execution(3, Numbered(4), ["a", "b", "c"], first_batch=6, sizes=(2, 1)).cut(3)
+    assert [(part.num_steps, part.header.first) for part in parts] == [(2, 4), (1, 6)]
+    assert [(part.batches, part.first_batch) for part in parts] == [(["a", "b"], 6), (["c"], 8)]
+
+
+def test_what_was_applied_in_part_is_done_again_in_one_go():
+    (part,) = Execution(9, Numbered(0), applied=(2, 3), sizes=(10, 1)).cut(5)
+    assert (part.num_steps, part.applied) == (5, (2, 3))
+
+
 def test_data_that_end_unseen_leave_steps_missing():
     state = reading_state(None, None)
     ask(state, 10)
@@ -550,7 +580,10 @@ class Cluster:
         while not self.is_over and not self.is_waiting:
             while self.has_room() and (size := self.next_size()):
                 batches = list(range(self.given_out, self.given_out + size))
-                self.post(StepsAsked(Execution(size, None, batches if self.travels else None)))
+                sizes = self.random.choice([(), (self.per_execution, 1)])
+                batches = batches if self.travels else None
+                for part in Execution(size, Numbered(0), batches, sizes=sizes).cut(size):
+                    self.post(StepsAsked(part))
                 self.given_out += size
                 self.asked += size
             if self.settle():

@@ -47,8 +47,10 @@ def test_executions_are_sent_in_parts_rather_than_looped_over_a_few_blocks(
     assert unlooped(steps, unrolled) == expected
 
 
-def size(timing, unit=1, most=10, in_epoch=200, num_workers=1):
-    return ExecutionSize(unit, most=most, in_epoch=in_epoch, num_workers=num_workers, timing=timing)
+def size(timing, unit=1, *, least=1, most=10, in_epoch=200, num_workers=1):
+    return ExecutionSize(
+        unit, least=least, most=most, in_epoch=in_epoch, num_workers=num_workers, timing=timing
+    )
 
 
 def test_executions_get_longer_once_steps_are_known_to_be_fast():
@@ -58,7 +60,7 @@ def test_executions_get_longer_once_steps_are_known_to_be_fast():
     chosen.note(0.2, 60)
     assert chosen.steps == 1  # too short a time to tell
     chosen.note(0.4, 40)
-    assert (chosen.steps, chosen.unit) == (10, 1)
+    assert (chosen.steps, chosen.sizes) == (10, [10, 1])
 
 
 def test_executions_of_slow_steps_stay_as_they_are():
@@ -94,6 +96,33 @@ def test_what_is_known_of_a_step_serves_the_next_fit():
 )
 def test_longer_executions_are_of_whole_ones_and_leave_each_worker_two(changes, steps):
     assert size(StepTiming(steps=100, seconds=0.001), **changes).steps == steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({}, [10, 5, 1]),
+        ({"unit": 10}, [10, 1]),
+        ({"least": 5}, [10, 5]),  # who listens is told of all that is left over at once
+        ({"unit": 6, "least": 2}, [6, 2]),  # by workers with two devices
+        ({"unit": 10, "in_epoch": 7}, [7, 1]),
+        ({"unit": 10, "least": 10, "in_epoch": 7}, [10]),
+        ({"unit": 10, "least": 2, "in_epoch": 7}, [6, 2]),
+        ({"unit": 10, "least": 2, "in_epoch": 1}, [2]),
+    ],
+)
+def test_what_is_left_over_is_sent_in_sizes_for_which_there_are_graphs(changes, sizes):
+    assert size(StepTiming(steps=100, seconds=0.001), **{"unit": 5, **changes}).sizes == sizes
+
+
+def test_a_graph_of_what_is_left_over_is_made_in_a_long_training():
+    timing = StepTiming()
+    for chosen in (size(timing, unit=10), size(timing, unit=10)):  # two calls of `fit`
+        for _ in range(16):
+            chosen.begin_epoch()
+            assert chosen.sizes == [10, 1]
+    chosen.begin_epoch()
+    assert chosen.sizes == [10]
 
 
 def test_several_workers_do_steps_side_by_side():

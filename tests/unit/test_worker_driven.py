@@ -99,8 +99,8 @@ def test_a_worker_that_drives_itself_is_not_served():
 
 
 def test_seeds_are_moved_and_nothing_else():
-    header = Header(7, [[1, 100], [2**31 - 2, 200]]).to_bytes()
-    moved = np.frombuffer(Header.with_other_seeds(header, 5), "<i8")
+    header = Header(7, [[1, 100], [2**31 - 2, 200]])
+    moved = np.frombuffer(header.with_other_seeds(5).to_bytes(), "<i8")
     assert moved.tolist() == [7, 6, 100, 4, 200]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kerasps.training.session import Session
 from support.compare import assert_equal, regression_data, train_both
 from support.executions import sent_sizes
 
@@ -49,6 +50,34 @@ def test_longer_executions_train_as_plain_keras_does(strategy, sent):
     assert set(sent) == {1, 10}
     assert sent[:100] == [1] * 100
     assert sent[-17:] == [10] * 10 + [1] * 7
+
+
+@pytest.mark.parametrize(
+    ("steps_per_execution", "sizes"), [(1, {1, 10}), (10, {1, 10}), (4, {1, 4, 8})]
+)
+def test_what_is_left_of_the_data_is_done_as_plain_keras_does_it(
+    strategy, sent, monkeypatch, steps_per_execution, sizes
+):
+    data = tf.data.Dataset.from_tensor_slices(regression_data(num_examples=16 * 59)).batch(16)
+    keras.utils.set_random_seed(7)
+    plain = make_model()
+    plain.fit(data, epochs=4, shuffle=False, verbose=0)
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        ours = make_model(steps_per_execution)
+    ran, run = [], Session._run
+
+    def noted(self, execution):
+        ran.append(execution.num_steps)
+        run(self, execution)
+
+    monkeypatch.setattr(Session, "_run", noted)
+    ours.fit(data, epochs=4, shuffle=False, verbose=0)
+    assert_equal(plain, ours)
+    assert plain.history.history["mae"] == pytest.approx(ours.history.history["mae"], rel=1e-4)
+    assert sum(ran) == 4 * 59
+    # No graph for what is left over.
+    assert set(ran) == sizes
 
 
 def test_the_next_fit_sends_longer_executions_at_once(strategy, sent):
