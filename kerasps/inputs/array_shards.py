@@ -19,14 +19,25 @@ MAX_BYTES = 2**26
 _BYTES_OF_A_STRING = 32
 
 
-def cut_arrays(graph: tf.Graph) -> None:
-    """Have each `shard` of `from_tensor_slices` in `graph` read its own examples only.
+def cut_arrays(dataset: tf.data.Dataset) -> None:
+    """Have each `shard` of `from_tensor_slices` in a dataset read its own examples only.
 
-    What the datasets yield stays the same, in the same order. Call where they were made.
+    What it yields stays the same, in the same order. Call in the graph where it was made.
     """
-    for op in graph.get_operations():
+    for op in _operations(tf.data.experimental.to_variant(dataset).op):
         if op.type == "ShardDataset" and op.inputs[0].op.type == "TensorSliceDataset":
             _cut(op)
+
+
+def _operations(op: Any) -> list[Any]:
+    """Return the operations that a dataset is made by."""
+    found, pending = {op.name: op}, [op]
+    while pending:
+        for tensor in pending.pop().inputs:
+            if tensor.op.name not in found:
+                found[tensor.op.name] = tensor.op
+                pending.append(tensor.op)
+    return [*found.values()]
 
 
 def _cut(shard: Any) -> None:

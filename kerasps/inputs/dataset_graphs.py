@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -25,18 +25,14 @@ def endless_input() -> InputError:
 _WARN_OF_STATE = 0
 
 
-def serialized(dataset: tf.data.Dataset) -> tf.Tensor:
-    """Return the graph of a dataset as a string tensor, without the devices it was made on."""
-    return tf.raw_ops.DatasetToGraphV2(
+def dataset_graph(dataset: tf.data.Dataset) -> Any:
+    """Return the `GraphDef` that makes the dataset, without the devices it was made on."""
+    serialized = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(dataset),
         external_state_policy=_WARN_OF_STATE,
         strip_device_assignment=True,
     )
-
-
-def dataset_graph(dataset: tf.data.Dataset) -> Any:
-    """Return the `GraphDef` that makes the dataset."""
-    return tf.compat.v1.GraphDef.FromString(serialized(dataset).numpy())
+    return tf.compat.v1.GraphDef.FromString(serialized.numpy())
 
 
 def python_calls(graph_def: Any) -> list[str]:
@@ -58,6 +54,24 @@ def _nodes(graph_def: Any) -> Iterator[Any]:
         yield from function.node_def
 
 
+def name_of(source: str) -> str:
+    """Return the name of the node that an input comes from."""
+    return source.lstrip("^").split(":")[0]
+
+
+def upstream(nodes: Iterable[Any], names: Iterable[str]) -> set[str]:
+    """Return `names`, and the names of all nodes that they follow from."""
+    inputs = {node.name: [name_of(source) for source in node.input] for node in nodes}
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += inputs[name]
+    return found
+
+
 def reject_python_calls(graph_def: Any) -> None:
     """Raise `InputError` where the graph of a `dataset_fn` calls Python functions."""
     calls = python_calls(graph_def)
@@ -73,7 +87,7 @@ def reject_python_calls(graph_def: Any) -> None:
 
 
 def as_graph(
-    dataset: tf.data.Dataset, fill: Callable[[tf.Tensor], tf.Tensor] | None = None
+    dataset: tf.data.Dataset, fill: Callable[[tf.Tensor], tf.Tensor]
 ) -> Callable[[tf.Tensor], tf.data.Dataset]:
     """Return a function that makes the same dataset in any graph, also on another task.
 
@@ -81,17 +95,15 @@ def as_graph(
 
     Args:
         dataset: the dataset.
-        fill: returns the serialized graph, given the key of a pass. Default None: the graph is the
-            same in each pass.
+        fill: returns its serialized graph, given the key of a pass.
 
     Returns:
         A function that returns the dataset, given the key of a pass.
     """
     element_spec, cardinality = dataset.element_spec, int(dataset.cardinality())
-    graph = serialized(dataset) if fill is None else None
 
     def make(key: tf.Tensor) -> tf.data.Dataset:
-        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph if fill is None else fill(key))
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=fill(key))
         copy = tf.data.experimental.from_variant(variant, element_spec)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             return copy

@@ -25,6 +25,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kerasps.inputs.dataset_graphs import name_of, upstream
+
 # The places of the seeds among the inputs of the operations that have some. `RandomDataset` gives
 # the same numbers in each pass unless an attribute (`_VARIES`) says otherwise.
 _SEED_INPUTS = {
@@ -237,7 +239,7 @@ def _make_holes(graph_def: Any) -> list[_Hole]:
         The holes, in the order of their markers in the serialized graph.
     """
     # A cache keeps the elements in the order of the first pass, so its shuffles stay as they were.
-    cached = _upstream(
+    cached = upstream(
         graph_def.node, [node.name for node in graph_def.node if node.op.startswith("CacheDataset")]
     )
     holes: list[_Hole] = []
@@ -246,7 +248,7 @@ def _make_holes(graph_def: Any) -> list[_Hole]:
         consts = {node.name: node for node in nodes if node.op == "Const"}
         for node in [node for node in nodes if node.op in _SEED_INPUTS]:
             places = _SEED_INPUTS[node.op]
-            given = [consts.get(_name(node.input[place])) for place in places]
+            given = [consts.get(name_of(node.input[place])) for place in places]
             if None in given:
                 continue  # they follow from elements, whose order is the same on all workers
             seeds = [_int_value(const) for const in given if const is not None]
@@ -267,24 +269,6 @@ def _make_holes(graph_def: Any) -> list[_Hole]:
                 node.input[place] = const.name + suffix
             holes.append(hole)
     return holes
-
-
-def _name(source: str) -> str:
-    """Return the name of the node that an input comes from."""
-    return source.lstrip("^").split(":")[0]
-
-
-def _upstream(nodes: Iterable[Any], names: Iterable[str]) -> set[str]:
-    """Return `names`, and the names of all nodes that they follow from."""
-    inputs = {node.name: [_name(source) for source in node.input] for node in nodes}
-    found: set[str] = set()
-    pending = list(names)
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            pending += inputs[name]
-    return found
 
 
 def leaves_order_open(graph_def: Any) -> bool:
@@ -330,7 +314,7 @@ class _Draws:
             if node is None or not _is_dataset(node):
                 return False
             if name not in known:
-                sources = [is_random(_name(source)) for source in node.input]
+                sources = [is_random(name_of(source)) for source in node.input]
                 known[name] = any(sources) or any(
                     self._draws(function) for function in _functions_of(node)
                 )
@@ -339,7 +323,7 @@ class _Draws:
         for node in filter(_is_dataset, nodes.values()):
             # Its first input, a dataset of numbers, says which of the others is next.
             sources = node.input[:1] if node.op.startswith("DirectedInterleave") else node.input
-            decides = any(is_random(_name(source)) for source in sources)
+            decides = any(is_random(name_of(source)) for source in sources)
             decides = decides or any(
                 self._draws(function, within_datasets=False) for function in _functions_of(node)
             )

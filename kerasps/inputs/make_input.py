@@ -13,6 +13,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.errors import InputError
 from kerasps.inputs.arguments import check_arrays
+from kerasps.inputs.array_batches import with_gathered_batches
 from kerasps.inputs.class_weights import sample_weights, weighing
 from kerasps.inputs.dataset_creator import DatasetCreator
 from kerasps.inputs.dataset_graphs import as_graph, dataset_graph, endless_input, python_calls
@@ -176,7 +177,7 @@ def _from_whole(given: Any, dataset: tf.data.Dataset, num_workers: int) -> Input
             "examples, so two workers that read it would not find the same ones"
         )
         return FedInput(dataset, num_batches=num_batches)
-    graph = OrderedGraph(graph_def, given)
+    graph = OrderedGraph(with_gathered_batches(graph_def), given)
     make = as_graph(dataset, graph.fill)
     return WorkerInput(
         lambda worker, seeds: make(seeds).shard(num_workers, worker),

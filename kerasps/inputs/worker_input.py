@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kerasps.cluster import fetch, sent
 from kerasps.errors import InputError
+from kerasps.inputs.array_batches import gather_batches, with_gathered_batches
 from kerasps.inputs.array_shards import cut_arrays
 from kerasps.inputs.dataset_graphs import (
     as_graph,
@@ -71,7 +72,8 @@ class WorkerInput:
         def trace(make: Callable[[tf.Tensor], tf.data.Dataset]) -> Any:
             def dataset_of_worker(key: tf.Tensor) -> Any:
                 dataset = quickly_deleted(make(key).prefetch(tf.data.AUTOTUNE))
-                cut_arrays(tf.compat.v1.get_default_graph())
+                gather_batches(tf.compat.v1.get_default_graph())
+                cut_arrays(dataset)
                 self._element_specs[worker] = dataset.element_spec
                 self._not_deterministic |= options_of(dataset).deterministic is False
                 return dataset, dataset.cardinality()
@@ -85,9 +87,10 @@ class WorkerInput:
         if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
             # It uses a dataset that was made before, and lives here.
             made_before = make_dataset(worker, tf.zeros(self._key_spec.shape, self._key_spec.dtype))
-            reject_python_calls(dataset_graph(made_before))
-            sent = as_graph(made_before)
-            function = trace(sent)
+            graph_def = dataset_graph(made_before)
+            reject_python_calls(graph_def)
+            serialized = tf.constant(with_gathered_batches(graph_def).SerializeToString())
+            function = trace(as_graph(made_before, lambda key: serialized))
         return function
 
     def reject_python_calls(self) -> None:

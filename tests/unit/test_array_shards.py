@@ -32,7 +32,7 @@ def made(make, *, cut):
     def trace():
         dataset = make()
         if cut:
-            cut_arrays(tf.compat.v1.get_default_graph())
+            cut_arrays(dataset)
         graphs.append(tf.compat.v1.get_default_graph())
         return dataset
 
@@ -110,8 +110,7 @@ def test_slices_are_made_beside_the_dataset_and_on_no_gpu():
             return tf.data.Dataset.from_tensor_slices(np.arange(LENGTH)).shard(2, 1)
 
     with tf.Graph().as_default() as graph:
-        make()
-        cut_arrays(graph)
+        cut_arrays(make())
     devices = [op.device for op in graph.get_operations() if op.type == "StridedSlice"]
     assert devices == ["/job:worker/task:3/device:CPU:0"]
 
@@ -125,7 +124,7 @@ def test_workers_of_a_creator_read_their_own_examples():
     def dataset_fn(context):
         dataset = tf.data.Dataset.from_tensor_slices(np.arange(LENGTH))
         dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
-        return dataset.batch(2)
+        return dataset.map(lambda number: number).batch(2)
 
     found = as_input(kerasps.DatasetCreator(dataset_fn), 3)
     assert [shards(split.function.graph) for split in found._splits] == [[1]] * 3
