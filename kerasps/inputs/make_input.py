@@ -282,15 +282,16 @@ def _from_arrays(
 
     def make(worker: int, key: tf.Tensor) -> tf.data.Dataset:
         # Every worker works out the same order of the epoch, and takes its split of the batches.
-        def rows_of(index: tf.Tensor) -> Any:
+        def rows_of(number: tf.Tensor) -> Any:
+            begin = number * batch_size
+            index = tf.range(begin, tf.minimum(begin + batch_size, length))
             if shuffle:
                 # Of a batch at a time: one by one it would take longer than a small step.
                 last = tf.constant(length - 1, tf.int64)
                 index = tf.random.experimental.index_shuffle(index, key, last)
             return keras.tree.map_structure(lambda array: _rows(array, index), batch)
 
-        indices = tf.data.Dataset.range(length).batch(batch_size).take(num_batches)
-        return indices.shard(num_workers, worker).map(rows_of)
+        return tf.data.Dataset.range(num_batches).shard(num_workers, worker).map(rows_of)
 
     return WorkerInput(make, num_workers, num_batches=num_batches, order=SeededOrder(shuffle))
 
