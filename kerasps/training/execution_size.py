@@ -58,8 +58,7 @@ class ExecutionSize:
         if in_epoch is not None:
             # Two for each worker, or some have nothing to do at the end.
             most = min(most, in_epoch // (2 * num_workers))
-            if least < unit:
-                unit = min(unit, max(least, in_epoch - in_epoch % least))
+            unit = min(unit, max(least, in_epoch - in_epoch % least))
         self.steps = self._unit = unit
         self._least = least
         self._longer = max(unit, most - most % unit)

@@ -27,14 +27,13 @@ class StepNumbers:
     def restart(self) -> None:
         """Number what follows from what the optimizer and the seed generators say now."""
         optimizer = getattr(self._model, "optimizer", None)
-        self._next = 0 if optimizer is None else int(optimizer._iterations.numpy())
-        self._seeds = [v.storage.numpy().astype(np.int64) for v in self._function.seeds]
-        self._settled = self._next
+        first = 0 if optimizer is None else int(optimizer._iterations.numpy())
+        self.resume(first, first, [v.storage.numpy() for v in self._function.seeds])
 
     @property
     def next_step(self) -> int:
         """The number of the next step."""
-        return self._next
+        return int(self._next.first_step)
 
     @property
     def settled(self) -> int:
@@ -44,20 +43,18 @@ class StepNumbers:
     @property
     def seeds(self) -> list[np.ndarray]:
         """The states that the next step draws from, in the order of `TracedStep.seeds`."""
-        return [seed.copy() for seed in self._seeds]
+        return [np.array(seed, np.int64) for seed in self._next.seeds]
 
     def resume(self, settled: int, next_step: int, seeds: Sequence[np.ndarray]) -> None:
         """Go on as the one that had these."""
-        self._settled, self._next = settled, next_step
-        self._seeds = [np.array(seed, np.int64) for seed in seeds]
+        states = [np.array(seed, np.int64).tolist() for seed in seeds]
+        self._settled = settled
+        self._next = Header(next_step, states, self._function.seeds_per_step)
 
     def next_header(self, num_steps: int) -> Header:
         """Return the header of an execution of the next `num_steps` steps."""
-        seeds = [seed.tolist() for seed in self._seeds]
-        header = Header(self._next, seeds, self._function.seeds_per_step)
-        self._next += num_steps
-        for seed, draws in zip(self._seeds, self._function.seeds_per_step, strict=True):
-            seed[1] += num_steps * draws
+        header = self._next
+        self._next = header.after(num_steps)
         return header
 
     def settle(self, num_steps: int) -> None:
@@ -66,10 +63,7 @@ class StepNumbers:
         Executions that found no data have used no seeds. Those that were used are written to the
         states of their generators.
         """
-        unused = self._next - self._settled - num_steps
-        self._next = self._settled = self._settled + num_steps
-        for variable, seed, draws in zip(
-            self._function.seeds, self._seeds, self._function.seeds_per_step, strict=True
-        ):
-            seed[1] -= unused * draws
+        unused = self.next_step - self._settled - num_steps
+        self._next, self._settled = self._next.after(-unused), self._settled + num_steps
+        for variable, seed in zip(self._function.seeds, self.seeds, strict=True):
             variable.assign(tf.cast(seed, variable.storage.dtype))

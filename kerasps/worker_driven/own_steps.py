@@ -119,9 +119,7 @@ class OwnSteps:
 
     def _num_steps(self, execution: Execution) -> int:
         """Return how many steps of an execution to do, or to try where the data may end."""
-        num_steps = execution.num_steps
-        if self._left is not None:
-            num_steps = min(num_steps, self._left)
+        num_steps = 0 if self._left == 0 else execution.num_steps
         if self._budget is not None and num_steps:
             num_steps = self._budget.take(num_steps)
         return num_steps

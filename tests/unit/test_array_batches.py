@@ -172,8 +172,8 @@ def test_workers_of_a_creator_gather_their_batches():
     for make in (dataset_fn, lambda context: dataset_fn(context, outside)):
         found, batches = batches_of_workers(kerasps.DatasetCreator(make), 3)
         assert batches == expected
-    graphs = [split.function.graph.as_graph_def() for split in found._splits]
-    assert all(b"GatherV2" in graph_def.SerializeToString() for graph_def in graphs)
+        graphs = [split.function.graph.as_graph_def() for split in found._splits]
+        assert all(b"GatherV2" in graph_def.SerializeToString() for graph_def in graphs)
 
 
 def test_workers_of_a_whole_dataset_gather_batches_in_one_order():
