@@ -28,6 +28,7 @@ from kerasps import _compat
 from kerasps.cluster import leaving, renewal
 from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, read_tf_config, split_address
+from kerasps.cluster.first_context import open_first_context
 from kerasps.cluster.grpc_options import set_grpc_options
 from kerasps.cluster.listen_address import listen_address
 from kerasps.errors import ClusterConfigError
@@ -166,7 +167,10 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
             f"Received: {exc}. End the process that holds the port (`ss -ltnp` names it), or give "
             f"{description.task_type} {description.task_index} another address."
         ) from exc
-    _wait_until_listening(listens_on or "127.0.0.1", port)
+    reachable = listens_on or "127.0.0.1"
+    _wait_until_listening(reachable, port)
+    if description.task_type == "ps":
+        open_first_context(server.server_def, reachable, port)
     return server, port
 
 
