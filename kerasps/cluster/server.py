@@ -145,6 +145,9 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
     config.inter_op_parallelism_threads = _inter_op_threads()
     config.intra_op_parallelism_threads = _intra_op_threads(description)
+    # Those that share the work of one operation are made with the server; of the others the
+    # coordinator says it (see `connection`).
+    config.experimental.disable_thread_spinning = description.is_on_one_machine
     if description.task_type == "ps":
         # Variables live in main memory. A ps that saw a GPU would take all of its memory away from
         # a worker beside it.
