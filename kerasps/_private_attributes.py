@@ -118,6 +118,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "calls a function whose arguments are flat already, in half the time",
             ("name", "tensor_inputs", "num_outputs"),
         ),
+        PrivateAttribute("function_call_options", "how functions are optimized that tasks run"),
         PrivateAttribute("_context_handle", "whether TensorFlow has been used in this process"),
         PrivateAttribute("_server_def", "set back when connecting fails"),
         PrivateAttribute("ensure_initialized", "what TensorFlow's own connect calls"),

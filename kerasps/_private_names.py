@@ -205,6 +205,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "context",
         "connects to tasks; it holds the configuration that they get, and runs operations",
     ),
+    "FunctionCallOptions": PrivateName(
+        "tensorflow.python.eager.context",
+        "FunctionCallOptions",
+        "how functions are optimized that tasks run",
+        ("executor_type", "config_proto"),
+    ),
     "default_graph_stack": PrivateName(
         "tensorflow.python.framework.ops",
         "_default_graph_stack",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
     from kerasps.cluster.fetching import fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
+    from kerasps.cluster.graph_optimizer import GraphOptimizer, optimizing
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
     from kerasps.cluster.local_ps import LocalPS
@@ -66,6 +67,7 @@ __all__ = [
     "AfterTheEnd",
     "ClusterDescription",
     "Death",
+    "GraphOptimizer",
     "LocalCluster",
     "LocalClusterResolver",
     "LocalPS",
@@ -100,6 +102,7 @@ __all__ = [
     "lost_ps",
     "naming_lost_ps",
     "open_log",
+    "optimizing",
     "persist",
     "processes_listening_on",
     "ps_device",
@@ -128,6 +131,7 @@ __getattr__ = opened_when_used(
         "DEFAULT_MAX_RESTARTS": "restarts",
         "EVALUATOR": "description",
         "Death": "task_watch",
+        "GraphOptimizer": "graph_optimizer",
         "LocalCluster": "local",
         "LocalClusterResolver": "resolver",
         "LocalPS": "local_ps",
@@ -165,6 +169,7 @@ __getattr__ = opened_when_used(
         "lost_ps": "tf_errors",
         "naming_lost_ps": "tf_errors",
         "open_log": "logs",
+        "optimizing": "graph_optimizer",
         "processes_listening_on": "listeners",
         "ps_device": "devices",
         "ps_index": "devices",

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import fetch, sent
+from kerasps.cluster import GraphOptimizer, fetch, optimizing, sent
 from kerasps.errors import InputError
 from kerasps.inputs.array_batches import gather_batches, with_gathered_batches
 from kerasps.inputs.array_shards import cut_arrays
@@ -173,7 +173,10 @@ class WorkerInput:
     def open(self, split: int | None, skip: int) -> OpenDataset:
         assert split is not None  # `num_splits` is not 0
         assert self._key is not None  # `start_pass` comes before
-        dataset, cardinality = self._splits[split].make(sent(self._key))
+        # Arrays are in it, and each pass of the optimizer would copy them. Nor does TensorFlow
+        # optimize what makes a dataset outside of functions.
+        with optimizing(GraphOptimizer.OFF):
+            dataset, cardinality = self._splits[split].make(sent(self._key))
         cardinality = int(fetch([cardinality])[0])
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:

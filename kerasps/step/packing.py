@@ -6,8 +6,9 @@ tensor is known in here alone.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -67,21 +68,7 @@ class Packing(Generic[_Record]):
 
         Raises ValueError where it has another structure.
         """
-        tf.nest.assert_same_structure(self.specs, record, check_types=False)
-        tensors = leaves_of(record)
-        if len(tensors) != len(self._leaves):
-            raise ValueError(
-                f"A record to pack has other fields than its specs. Expected: {self.specs}. "
-                f"Received: {record}."
-            )
-        flats = []
-        for carrier, indices in self._groups.items():
-            laid_flat = [
-                tf.reshape(_to_carrier(tf.cast(tensors[i], self._leaves[i].dtype), carrier), [-1])
-                for i in indices
-            ]
-            flats.append(laid_flat[0] if len(laid_flat) == 1 else tf.concat(laid_flat, 0))
-        return flats
+        return self._laid_flat(self._tensors_of(record))
 
     def unpack(self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()) -> _Record:
         """Return the record that `pack` laid into `flats`.
@@ -101,6 +88,57 @@ class Packing(Generic[_Record]):
             for i, own in zip(indices, cut, strict=True):
                 tensors[i] = _from_carrier(own, self._leaves[i])
         return self._record_of(tensors)
+
+    def pack_by_call(self, record: _Record) -> list[tf.Tensor]:
+        """Return what `pack` does, by a call of a function that is traced once.
+
+        In a graph that packs time and again, that is one operation each time and not a hundred.
+        """
+        flats = self._pack_function(*self._tensors_of(record))
+        for flat, spec in zip(flats, self.carrier_specs, strict=True):
+            flat.set_shape(spec.shape)
+        return list(flats)
+
+    def unpack_by_call(
+        self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()
+    ) -> _Record:
+        """Return what `unpack` does, by a call of a function that is traced once."""
+        return self._record_of(self._unpack_function(*flats, *lengths))
+
+    def _tensors_of(self, record: _Record) -> list[tf.Tensor]:
+        tf.nest.assert_same_structure(self.specs, record, check_types=False)
+        tensors = leaves_of(record)
+        if len(tensors) != len(self._leaves):
+            raise ValueError(
+                f"A record to pack has other fields than its specs. Expected: {self.specs}. "
+                f"Received: {record}."
+            )
+        return [
+            tf.cast(tensor, spec.dtype) for tensor, spec in zip(tensors, self._leaves, strict=True)
+        ]
+
+    def _laid_flat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        flats = []
+        for carrier, indices in self._groups.items():
+            parts = [tf.reshape(_to_carrier(tensors[i], carrier), [-1]) for i in indices]
+            flats.append(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
+        return flats
+
+    @functools.cached_property
+    def _pack_function(self) -> Any:
+        def pack(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            return self._laid_flat(tensors)
+
+        return _traced(pack, [tf.TensorSpec(None, spec.dtype) for spec in self._leaves])
+
+    @functools.cached_property
+    def _unpack_function(self) -> Any:
+        def unpack(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            number = len(self._groups)
+            return leaves_of(self.unpack(tensors[:number], tensors[number:]))
+
+        lengths = [tf.TensorSpec([], tf.int32)] * len(self._unknown)
+        return _traced(unpack, [*self.carrier_specs, *lengths])
 
     def unpack_numpy(self, flats: Sequence[np.ndarray]) -> _Record:
         """Return the record that `pack` laid into `flats`, as arrays on the coordinator."""
@@ -148,6 +186,12 @@ def brought_to(device: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """
     with tf.device(device):
         return [tf.identity(tensor) for tensor in tensors]
+
+
+def _traced(function: Callable[..., list[tf.Tensor]], specs: Sequence[tf.TensorSpec]) -> Any:
+    # For no graph and no device in particular: what calls it says where it runs.
+    with tf.init_scope(), tf.device(None):
+        return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
 def _carrier(dtype: tf.DType) -> tf.DType:

@@ -220,7 +220,7 @@ class DevicePull:
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
         ids = PullMessage.of(step.requests, self.groups).ids
-        reply = self.received.unpack(flats, [tf.size(own) for own in ids])
+        reply = self.received.unpack_by_call(flats, [tf.size(own) for own in ids])
         if reply.clock is not None:
             step.clocks[self.device] = reply.clock
         values = dict(zip(self._dense, reply.dense, strict=True))

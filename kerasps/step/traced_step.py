@@ -12,7 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, call_flat, fetch, sent
+from kerasps.cluster import (
+    COORDINATOR_CPU,
+    GraphOptimizer,
+    call_flat,
+    fetch,
+    optimizing,
+    sent,
+)
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.methods import ModelMethod
@@ -201,15 +208,16 @@ class TracedStep:
         with self._lock:
             if key not in self._step_graphs:
                 spec = [self._element_spec] * num_steps if source_spec is None else source_spec
-                built = build_step_graph(
-                    plan.redoing if redoes else plan,
-                    spec,
-                    num_steps,
-                    checked=checked,
-                    variables=self._variables,
-                    keeps_totals=keeps_totals,
-                    on_coordinator=on_coordinator,
-                )
+                with optimizing(GraphOptimizer.LEAN):
+                    built = build_step_graph(
+                        plan.redoing if redoes else plan,
+                        spec,
+                        num_steps,
+                        checked=checked,
+                        variables=self._variables,
+                        keeps_totals=keeps_totals,
+                        on_coordinator=on_coordinator,
+                    )
                 self._step_graphs[key] = KEPT_GRAPHS.shared(built)
             return self._step_graphs[key]
 
@@ -301,7 +309,8 @@ class TracedStep:
             source: the resource of the worker's iterator, or a list of batches.
             header: which steps these are.
         """
-        returned = self._call(graph, handles, source, header)
+        with optimizing(GraphOptimizer.LEAN):
+            returned = self._call(graph, handles, source, header)
         if not self._plan.outputs:
             return self._result(returned)
         flats, leaves, sizes = returned
@@ -335,7 +344,9 @@ class TracedStep:
 
     def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: Header) -> None:
         """Run a step graph that keeps totals; `collect` returns what such add up to."""
-        self._call(graph, handles, source, header)
+        # The steps are a function in it, which is optimized as it was when the graph was built.
+        with optimizing(GraphOptimizer.OFF):
+            self._call(graph, handles, source, header)
 
     def _call(
         self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header

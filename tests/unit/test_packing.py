@@ -29,11 +29,14 @@ def bits(value):
     return array.shape, array.dtype, array.tobytes()
 
 
-def round_trip(arrays, *, in_graph=False, on_coordinator=False):
+def round_trip(arrays, *, in_graph=False, by_call=False, on_coordinator=False):
     """Packs and unpacks; returns the flat tensors between, and what came back."""
     tensors = [tf.constant(array) for array in arrays]
     packing = Packing([tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
-    pack, unpack = (tf.function(f) if in_graph else f for f in (packing.pack, packing.unpack))
+    ways = packing.pack, packing.unpack
+    if by_call:
+        ways = packing.pack_by_call, packing.unpack_by_call
+    pack, unpack = (tf.function(f) if in_graph or by_call else f for f in ways)
     flats = pack(tensors)
     assert [tf.TensorSpec(flat.shape, flat.dtype) for flat in flats] == packing.carrier_specs
     if on_coordinator:
@@ -42,7 +45,9 @@ def round_trip(arrays, *, in_graph=False, on_coordinator=False):
 
 
 @pytest.mark.parametrize(
-    "way", [{}, {"in_graph": True}, {"on_coordinator": True}], ids=["eager", "graph", "coordinator"]
+    "way",
+    [{}, {"in_graph": True}, {"by_call": True}, {"on_coordinator": True}],
+    ids=["eager", "graph", "call", "coordinator"],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_bit_of_each_dtype_survives(dtype, way):
@@ -53,7 +58,9 @@ def test_every_bit_of_each_dtype_survives(dtype, way):
 
 
 @pytest.mark.parametrize(
-    "way", [{}, {"in_graph": True}, {"on_coordinator": True}], ids=["eager", "graph", "coordinator"]
+    "way",
+    [{}, {"in_graph": True}, {"by_call": True}, {"on_coordinator": True}],
+    ids=["eager", "graph", "call", "coordinator"],
 )
 def test_tensors_of_all_dtypes_come_back_in_their_order(way):
     arrays = [
@@ -97,6 +104,7 @@ def test_a_float32_model_with_its_integer_counters_travels_as_one_tensor():
 
 def test_nothing_packs_into_nothing():
     assert round_trip([]) == ([], [])
+    assert round_trip([], by_call=True) == ([], [])
     assert round_trip([], on_coordinator=True) == ([], [])
 
 

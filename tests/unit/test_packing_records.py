@@ -55,11 +55,12 @@ def test_any_record_comes_back_as_it_was(seed):
     assert len(flats) == len({flat.dtype for flat in flats})
     assert packing.num_bytes == sum(array.nbytes for array in leaves_of(record))
     assert_same(packing.unpack(flats), record)
+    assert_same(packing.unpack_by_call(packing.pack_by_call(tensors)), record)
     assert_same(packing.unpack_numpy([flat.numpy() for flat in flats]), record)
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_axes_of_unknown_length_come_back_where_their_lengths_are_told(in_graph):
+@pytest.mark.parametrize("way", ["eager", "graph", "call"])
+def test_axes_of_unknown_length_come_back_where_their_lengths_are_told(way):
     specs = {
         "rows": [tf.TensorSpec([None, 2]), tf.TensorSpec([None, 3], tf.int64)],
         "dense": tf.TensorSpec([4]),
@@ -72,8 +73,11 @@ def test_axes_of_unknown_length_come_back_where_their_lengths_are_told(in_graph)
     }
     packing = Packing(specs)
     lengths = [len(array) for array in leaves_of(arrays) if array is not arrays["dense"]]
-    unpack = tf.function(packing.unpack) if in_graph else packing.unpack
-    back = unpack(packing.pack(tf.nest.map_structure(tf.constant, arrays)), lengths)
+    pack, unpack = packing.pack, packing.unpack
+    if way == "call":
+        pack, unpack = packing.pack_by_call, packing.unpack_by_call
+    unpack = unpack if way == "eager" else tf.function(unpack)
+    back = unpack(pack(tf.nest.map_structure(tf.constant, arrays)), lengths)
     assert_same(back, arrays)
     assert packing.num_bytes == 16
 
@@ -100,5 +104,6 @@ def test_what_is_absent_takes_no_room_and_comes_back_absent():
 )
 def test_a_record_of_another_structure_is_refused(record):
     packing = Packing(Pair(tf.TensorSpec([]), [tf.TensorSpec([])]))
-    with pytest.raises(ValueError, match=r"structure|Expected"):
-        packing.pack(record)
+    for pack in (packing.pack, packing.pack_by_call):
+        with pytest.raises(ValueError, match=r"structure|Expected"):
+            pack(record)
