@@ -344,8 +344,7 @@ class TracedStep:
 
     def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: Header) -> None:
         """Run a step graph that keeps totals; `collect` returns what such add up to."""
-        # The steps are a function in it, which is optimized as it was when the graph was built.
-        with optimizing(GraphOptimizer.OFF):
+        with optimizing(GraphOptimizer.LEAN):
             self._call(graph, handles, source, header)
 
     def _call(
