@@ -189,7 +189,13 @@ def _next_batch(iterator: Any, spec: tf.data.IteratorSpec) -> Any:
     """Return the next batch of an iterator."""
     # Of an object of its own: one that is asked often in one graph takes it for a mistake.
     handles = tf.nest.flatten(iterator, expand_composites=True)
-    return tf.nest.pack_sequence_as(spec, handles, expand_composites=True).get_next()
+    batch = tf.nest.pack_sequence_as(spec, handles, expand_composites=True).get_next()
+    # What follows an operation that has waited is handed to other threads, each for itself: one
+    # operation here, and not one for each array of the batch.
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    passed_on = iter(tf.identity_n([tensor for tensor in tensors if tensor is not None]))
+    tensors = [None if tensor is None else next(passed_on) for tensor in tensors]
+    return tf.nest.pack_sequence_as(batch, tensors, expand_composites=True)
 
 
 def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], Any]:
