@@ -10,6 +10,7 @@ given their numbers. What the datasets yield stays the same, in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -104,28 +105,23 @@ def _gathered(batch: Any, source: Any, *between: Any) -> tf.Tensor:
         variant = _of_numbers(batch, variant, shape)
         spec = tf.TensorSpec(shape, tf.int64)
         dataset = tf.data.experimental.from_variant(variant, spec).map(rows)
-        return _by_one_thread(tf.data.experimental.to_variant(dataset).op)
-
-
-def _by_one_thread(op: Any) -> tf.Tensor:
-    """Add an operation like `op`, a map, whose function one thread runs; return its output.
-
-    To hand each of its small operations to another takes longer than to do it.
-    """
-    attributes = {name: value for name, value in op.node_def.attr.items() if name[0] != "_"}
-    attributes["use_inter_op_parallelism"] = tf.compat.v1.AttrValue(b=False)
-    (output,) = op.graph.create_op(op.type, [*op.inputs], [tf.variant], attrs=attributes).outputs
-    return output
+        op = tf.data.experimental.to_variant(dataset).op
+        # By one thread: to hand each of its small operations to another takes longer than to do it.
+        return _like(op, [*op.inputs], use_inter_op_parallelism=tf.compat.v1.AttrValue(b=False))
 
 
 def _of_numbers(op: Any, variant: tf.Tensor, shape: Any) -> tf.Tensor:
     """Add an operation like `op` for elements that are numbers, of a shape; return its output."""
+    types, shapes = tf.compat.v1.AttrValue(), tf.compat.v1.AttrValue()
+    types.list.type.append(tf.int64.as_datatype_enum)
+    shapes.list.shape.append(tf.TensorShape(shape).as_proto())
+    return _like(op, [variant, *op.inputs[1:]], output_types=types, output_shapes=shapes)
+
+
+def _like(op: Any, inputs: Sequence[tf.Tensor], **changed: Any) -> tf.Tensor:
+    """Add an operation like `op`, with other attributes in part; return its output."""
     attributes = {name: value for name, value in op.node_def.attr.items() if name[0] != "_"}
-    for name in ("output_types", "output_shapes"):
-        attributes[name] = tf.compat.v1.AttrValue()
-    attributes["output_types"].list.type.append(tf.int64.as_datatype_enum)
-    attributes["output_shapes"].list.shape.append(tf.TensorShape(shape).as_proto())
-    inputs = [variant, *op.inputs[1:]]
+    attributes |= changed
     (output,) = op.graph.create_op(op.type, inputs, [tf.variant], attrs=attributes).outputs
     return output
 

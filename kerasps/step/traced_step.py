@@ -309,8 +309,7 @@ class TracedStep:
             source: the resource of the worker's iterator, or a list of batches.
             header: which steps these are.
         """
-        with optimizing(GraphOptimizer.LEAN):
-            returned = self._call(graph, handles, source, header)
+        returned = self._call(graph, handles, source, header)
         if not self._plan.outputs:
             return self._result(returned)
         flats, leaves, sizes = returned
@@ -344,16 +343,16 @@ class TracedStep:
 
     def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: Header) -> None:
         """Run a step graph that keeps totals; `collect` returns what such add up to."""
-        with optimizing(GraphOptimizer.LEAN):
-            self._call(graph, handles, source, header)
+        self._call(graph, handles, source, header)
 
     def _call(
         self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header
     ) -> Any:
         headers = [self._header(header)] if self.seeds else []
-        if isinstance(source, list):
-            return graph(*([] if handles is None else [handles]), sent(source), *headers)
-        outputs = call_flat(graph, [*(handles or []), source, *headers])
+        with optimizing(GraphOptimizer.LEAN):
+            if isinstance(source, list):
+                return graph(*([] if handles is None else [handles]), sent(source), *headers)
+            outputs = call_flat(graph, [*(handles or []), source, *headers])
         if not self._plan.outputs:
             return outputs
         return tf.nest.pack_sequence_as(graph.structured_outputs, outputs, expand_composites=True)
