@@ -2,7 +2,7 @@
 
 Each task optimizes a function before it runs it for the first time, and tens of thousands of
 operations take it a second. So it is spared what changes nothing: passes that are about GPUs, where
-there are none, and all of it where a function is a few operations, or runs once.
+there are none, and all of it where a function runs once.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.overlap import Overlap
+from kerasps.step.packing import leaves_of
 from kerasps.step.phases import ReplicaInputs, StepContext, batch_inputs
 from kerasps.step.plan import MAX_UNROLLED_STEPS, StepPlan
 from kerasps.step.state import Header, StepState, Ticket, WorkerVariables
@@ -193,7 +194,7 @@ def _next_batch(iterator: Any, spec: tf.data.IteratorSpec) -> Any:
     # What follows an operation that has waited is handed to other threads, each for itself: one
     # operation here, and not one for each array of the batch.
     tensors = tf.nest.flatten(batch, expand_composites=True)
-    passed_on = iter(tf.identity_n([tensor for tensor in tensors if tensor is not None]))
+    passed_on = iter(tf.identity_n(leaves_of(batch)))
     tensors = [None if tensor is None else next(passed_on) for tensor in tensors]
     return tf.nest.pack_sequence_as(batch, tensors, expand_composites=True)
 
