@@ -403,7 +403,7 @@ class EpochState:
         commands = self._have_join()
         for index, worker in enumerate(self._workers):
             while worker.split is not None and self._has_room(worker):
-                unfinished = self._splits.next_unfinished(worker.split)
+                unfinished = self._unfinished(worker)
                 if unfinished is None or not self._may_begin(index, unfinished):
                     break
                 commands += self._send(index, self._splits.take_unfinished(worker.split))
@@ -413,6 +413,7 @@ class EpochState:
                 (len(worker.running), index)
                 for index, worker in enumerate(self._workers)
                 if self._has_room(worker)
+                and self._unfinished(worker) is None
                 and self._pace.allows(index, steps)
                 and self._may_take_part(index)
             ]
@@ -441,10 +442,7 @@ class EpochState:
         """Have workers take part in synchronous updates for which there is something to do."""
         commands: list[Command] = []
         for index, worker in enumerate(self._workers):
-            has_unfinished = (
-                worker.split is not None and self._splits.next_unfinished(worker.split) is not None
-            )
-            has_work = bool(self._queue) or has_unfinished
+            has_work = bool(self._queue) or self._unfinished(worker) is not None
             if has_work and self._has_room(worker) and self._joints.should_join(index):
                 self._joints.begin_to_join(index)
                 commands.append(Join(index))
@@ -460,6 +458,10 @@ class EpochState:
                 self._joints.leave(index)
                 commands.append(Leave(index))
         return commands
+
+    def _unfinished(self, worker: WorkerState) -> Execution | None:
+        """Return what a worker must do before anything else: it is for the next of its batches."""
+        return None if worker.split is None else self._splits.next_unfinished(worker.split)
 
     def _has_room(self, worker: WorkerState) -> bool:
         if worker.is_leaving:

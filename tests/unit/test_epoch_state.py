@@ -379,6 +379,24 @@ def test_what_was_counted_is_not_taken_for_what_is_done_again():
     assert again.execution.applied == (3, 2)
 
 
+def test_what_was_applied_in_part_is_done_before_anything_else_on_its_batches():
+    state = new_state(2, interval=10.0, max_ahead=5)
+    state.handle(SessionBegan(0, False))
+    state.handle(SplitOpened(0, None))
+    assert ask(state, 4, 4, 1) == [(0, 4)]
+    state.handle(ExecutionsDone(0, 1, at=0.0))
+    state.handle(SessionEnded(0))
+    # It was lost meanwhile, and is back; its split had a single batch.
+    assert state.handle(SessionBegan(0, False, (1, 1))) == [Open(0, 0, 0)]
+    assert state.handle(SplitOpened(0, None)) == []
+    # It may not do the four steps again before the other goes on, but one more step it might.
+    state.handle(SessionBegan(1, False))
+    sent = state.handle(SplitOpened(1, None))
+    assert [(c.worker, c.execution.num_steps) for c in sent] == [(1, 4), (1, 1)]
+    (again,) = (c for c in state.handle(ExecutionsDone(1, 1, at=0.1)) if isinstance(c, Send))
+    assert (again.worker, again.execution.num_steps, again.execution.applied) == (0, 4, (1, 1))
+
+
 def test_a_worker_that_was_ready_before_has_its_pushes_counted_from_there():
     state = reading_state(1, 5, interval=0.0)
     assert ask(state, 1) == [(0, 1)]
