@@ -44,7 +44,7 @@ from kerasps.strategy_arguments import (
     check_update_mode,
     checked_staleness,
 )
-from kerasps.variables import AwayStates, Extended, Placement
+from kerasps.variables import AwayStates, Extended, Placement, RowPools
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -278,9 +278,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def _make_extended(self, cluster_resolver: Any, variable_partitioner: Any) -> Extended:
         """Return what places variables."""
-        return Extended(
+        extended = Extended(
             self, cluster_resolver, variable_partitioner, self._arguments["shard_layout"]
         )
+        if self.sparse_updates == "lazy":  # else tables are updated as a whole
+            extended.row_pools = RowPools(self.table_min_bytes)
+        return extended
 
     def _find_devices(self) -> WorkerDevices:
         """Return what knows the devices of workers. Call when connected.

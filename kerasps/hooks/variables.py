@@ -79,7 +79,7 @@ def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **
     if all(storage is None for storage in storages):
         return original(self, target, sources, *args, **kwargs)
     expanded = [
-        source if own is None else own.shards for own, source in zip(storages, flat, strict=True)
+        source if own is None else own.watched for own, source in zip(storages, flat, strict=True)
     ]
     gradients = original(self, target, expanded, *args, **kwargs)
     joined = [
@@ -92,7 +92,7 @@ def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **
 def watch(original: Any, self: Any, tensor: Any) -> None:
     """`tf.GradientTape.watch`: watch each shard."""
     watched = [
-        t if (storage := _storage_in_shards(t) or _of_tensorflow(t)) is None else storage.shards
+        t if (storage := _storage_in_shards(t) or _of_tensorflow(t)) is None else storage.watched
         for t in map(_of_value, tf.nest.flatten(tensor))
     ]
     original(self, watched)

@@ -22,7 +22,14 @@ import tensorflow as tf
 from kerasps.cluster import COORDINATOR_CPU, apart, call_apart, fetch, persist
 from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
-from kerasps.variables import ParameterServerVariable, ShardedStorage, num_bytes, row_bytes
+from kerasps.variables import (
+    ParameterServerVariable,
+    PooledRows,
+    ShardedStorage,
+    assign_rows,
+    num_bytes,
+    row_bytes,
+)
 
 # A disk takes a fraction of a second for it, and the coordinator has memory for it.
 PART_BYTES = 64 << 20
@@ -50,7 +57,7 @@ class _Held:
     """A shard, and the copy of it, which has a name on its ps."""
 
     key: str
-    shard: tf.Variable
+    shard: Any
     rows: range | None
     copy_name: str
 
@@ -64,7 +71,10 @@ class _Held:
         )
 
     def copy(self) -> None:
-        value = tf.raw_ops.ReadVariableOp(resource=self.shard.handle, dtype=self.shard.dtype)
+        if isinstance(self.shard, PooledRows):
+            value = self.shard.read_value()
+        else:
+            value = tf.raw_ops.ReadVariableOp(resource=self.shard.handle, dtype=self.shard.dtype)
         tf.raw_ops.AssignVariableOp(resource=self.copy_handle(), value=value)
 
     def read(self) -> tf.Tensor:
@@ -214,7 +224,7 @@ class VariableCopies:
 
 def _shards(
     variable: ParameterServerVariable,
-) -> list[tuple[tf.Variable, range | None]]:
+) -> list[tuple[Any, range | None]]:
     """Return each shard of a variable, and its rows; None for a scalar, which has none."""
     sharding, shards = variable.sharding, variable.shards
     if sharding is not None:
@@ -344,14 +354,7 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
             return
         if rows and own and rows.step == own.step and rows[0] in own and rows[-1] in own:
             begin = own.index(rows[0])
-            with tf.device(shard.device):
-                tf.raw_ops.ResourceStridedSliceAssign(
-                    ref=shard.handle,
-                    begin=[begin],
-                    end=[begin + len(rows)],
-                    strides=[1],
-                    value=value,
-                )
+            assign_rows(shard, range(begin, begin + len(rows)), value)
             return
     assert rows is not None  # a scalar has one shard
     storage = variable.storage

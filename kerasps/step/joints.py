@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster import COORDINATOR_CPU, apart, call_apart, fetch, persist
+from kerasps.step.groups import ShardRun
 from kerasps.step.packing import filled, leaves_of
 from kerasps.step.phases import StepContext
 from kerasps.step.places import RowPlaces
@@ -25,7 +26,6 @@ from kerasps.variables import (
     JOINT_TABLE_SIZE,
     Member,
     NamedVariable,
-    Shard,
     apply_in_lane,
     read_clock,
     read_joint,
@@ -71,10 +71,10 @@ class _Sum:
 
 
 class _Rows:
-    """Rows of a table, as a list of what each push has brought: it costs what these take."""
+    """Rows of tables, as a list of what each push has brought: it costs what these take."""
 
-    def __init__(self, spec: tf.TensorSpec, shard: Shard) -> None:
-        self.shard = shard
+    def __init__(self, spec: tf.TensorSpec, run: ShardRun) -> None:
+        self.run = run
         self._dtype, self._shape = spec.dtype, [-1, *spec.shape[1:]]
         self.variable = _variable([], tf.variant, self._empty)
 
@@ -126,9 +126,9 @@ class _Aside:
 
     def __init__(self, changes: DeviceChanges, specs: PushMessage) -> None:
         self._changes = changes
-        tables = dict.fromkeys(shard for shards in changes.tables for shard in shards)
+        tables = dict.fromkeys(run for runs in changes.tables for run in runs)
         ids = tf.TensorSpec([None], tf.int32)
-        self._ids = [_Rows(ids, shard) for shard in tables]
+        self._ids = [_Rows(ids, run) for run in tables]
 
         def slots(kind: type[_Last | _Sum], own: Any) -> Any:
             return filled(own, [kind(spec) for spec in leaves_of(own)])
@@ -138,13 +138,11 @@ class _Aside:
                 scalars=slots(_Last, own.scalars),
                 fused=slots(_Sum, own.fused),
                 gradients=[
-                    _Rows(spec, shard) if shard in tables else _Sum(spec)
+                    _Rows(spec, run) if (run := ShardRun((shard,))) in tables else _Sum(spec)
                     for shard, spec in zip(update.single, own.gradients, strict=True)
                 ],
-                # The rows of a group arrive table by table with each push, and so not in all.
-                groups=[
-                    [_Rows(group.spec, shard) for shard in group.shards] for group in update.groups
-                ],
+                # The rows of a group arrive run by run with each push, and so not in all.
+                groups=[[_Rows(run.spec, run) for run in own.runs] for own in update.groups],
             )
             for update, own in zip(changes.updates, specs.updates, strict=True)
         ]
@@ -155,11 +153,11 @@ class _Aside:
     def add(self, message: PushMessage, places: RowPlaces) -> None:
         """Set aside what a push brings. Runs on the ps, under the lock."""
         for rows in self._ids:
-            rows.add(places[rows.shard])
+            rows.add(places[rows.run])
         updates = [
             own._replace(
                 groups=[
-                    tf.split(rows, places.counts(group.shards), num=len(group.shards))
+                    tf.split(rows, places.counts(group.runs), num=len(group.runs))
                     for group, rows in zip(update.groups, own.groups, strict=True)
                 ]
             )
@@ -175,12 +173,12 @@ class _Aside:
         Runs on the ps, under the lock.
         """
         places = RowPlaces({})
-        place_of: dict[Shard, tf.Tensor] = {}
+        place_of: dict[ShardRun, tf.Tensor] = {}
         for rows in self._ids:
-            places[rows.shard], place_of[rows.shard] = tf.unique(rows.all())
+            places[rows.run], place_of[rows.run] = tf.unique(rows.all())
         slots = leaves_of(self._slots)
         means = [
-            slot.mean(count, place_of[slot.shard] if isinstance(slot, _Rows) else None)
+            slot.mean(count, place_of[slot.run] if isinstance(slot, _Rows) else None)
             for slot in slots
         ]
         message = filled(self._slots, means)

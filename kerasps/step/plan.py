@@ -139,7 +139,8 @@ class StepPlan:
             ps = ps_index(pull.device)
             read[ps] = read.get(ps, 0) + pull.received.num_bytes
         written = {ps_index(push.device): push.packing.num_bytes for push in self.push.pushes}
-        updated = {shard for push in self.push.pushes for shards in push.tables for shard in shards}
+        runs = [run for push in self.push.pushes for own in push.tables for run in own]
+        updated = {shard for run in runs for shard in run.shards}
         tables = [
             TableTraffic(
                 ps,

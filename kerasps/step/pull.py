@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from kerasps.step.fused import FusedVariable
-from kerasps.step.groups import GroupShard, TableGroup
+from kerasps.step.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.identity import ByIdentity
-from kerasps.step.inventory import rows_spec
 from kerasps.step.lookups import Round
 from kerasps.step.packing import Packing, brought_to
 from kerasps.step.phases import StepContext
@@ -24,6 +23,7 @@ from kerasps.variables import (
     ParameterServerVariable,
     Shard,
     call_with,
+    held_by,
     shards_in,
 )
 
@@ -31,13 +31,13 @@ _Requests = Mapping[ParameterServerVariable, RowRequest]
 
 
 class PullMessage(NamedTuple):
-    """The message by which a worker asks one ps for rows: of each shard of a table on it.
+    """The message by which a worker asks one ps for rows: of each run of shards of tables on it.
 
-    It travels as one int32 tensor: the counts, then the ids. Of one shard alone, the ids are all.
+    It travels as one int32 tensor: the counts, then the ids. Of one run alone, the ids are all.
 
     Attributes:
-        counts: for each group, how many rows are asked for of each of its tables.
-        ids: for each group, the places of the rows in the shards of its tables, end to end.
+        counts: for each group, how many rows are asked for of each of its runs.
+        ids: for each group, the places of the rows in what holds these, end to end.
     """
 
     counts: list[tf.Tensor]
@@ -53,25 +53,25 @@ class PullMessage(NamedTuple):
         """Return the message that asks for what `requests` want of `groups`."""
         own = [(requests[shard.group.tables[0]], shard) for shard in groups]
         return cls(
-            [request.counts_in(shard) for request, shard in own],
+            [request.counts_of_runs(shard) for request, shard in own],
             [request.ids_in(shard) for request, shard in own],
         )
 
-    def pack(self, num_shards: int) -> tf.Tensor:
+    def pack(self, num_runs: int) -> tf.Tensor:
         """Return the message as it travels, on the worker.
 
         Args:
-            num_shards: the shards of all tables.
+            num_runs: the runs of all groups.
         """
-        return _end_to_end(self.counts, self.ids, num_shards)
+        return _end_to_end(self.counts, self.ids, num_runs)
 
     @staticmethod
-    def unpack(tensor: tf.Tensor, num_shards: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
-        """Return how many ids there are of each shard, and these, in what `pack` returned.
+    def unpack(tensor: tf.Tensor, num_runs: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+        """Return how many ids there are of each run, and these, in what `pack` returned.
 
-        Runs on the ps. Of one shard alone it does not say how many.
+        Runs on the ps. Of one run alone it does not say how many.
         """
-        return _taken_apart(tensor, num_shards)
+        return _taken_apart(tensor, num_runs)
 
 
 class SentRequests(NamedTuple):
@@ -94,8 +94,8 @@ class PullReply(NamedTuple):
         fused: the values of each fused variable: one tensor where it is sent, a list with one for
             each shard where it is received.
         dense: the values of other shards that are pulled whole.
-        rows: the rows of each group: a list with those of each shard where they are sent, one
-            tensor where they are received.
+        rows: the rows of each group: a list with those of each run where they are sent, one tensor
+            where they are received.
         clock: how many pushes, or joints, the ps had applied before it read any of these, an int64
             scalar; None where the step will not push to it.
     """
@@ -118,7 +118,7 @@ class DevicePull:
 
     Attributes:
         groups: those.
-        tables: the shards of the tables in them.
+        runs: the runs of shards in them.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class DevicePull:
         in_fused = {shard for own in fused for shard in own.shards}
         self.device = device
         self.groups = groups
-        self.tables = [shard for own in groups for shard in own.shards]
+        self.runs = [run for own in groups for run in own.runs]
         self._fused = list(fused)
         self._dense = [shard for shard in dense if shard not in in_fused]
         self._clock = clock
         clock_spec = None if clock is None else tf.TensorSpec([], tf.int64)
         rows = [own.spec for own in groups]
-        of_tables = [[rows_spec(shard.variable) for shard in own.shards] for own in groups]
+        of_runs = [[run.spec for run in own.runs] for own in groups]
         single = [shard.spec for shard in self._dense]
         # Two structures of the same flat tensors: the ps sends what lies end to end already.
-        sent = Packing(PullReply([own.spec for own in fused], single, of_tables, clock_spec))
+        sent = Packing(PullReply([own.spec for own in fused], single, of_runs, clock_spec))
         of_shards = [[shard.spec for shard in own.shards] for own in fused]
         self.received = Packing(PullReply(of_shards, single, rows, clock_spec))
 
@@ -161,17 +161,17 @@ class DevicePull:
     @property
     def message_specs(self) -> list[tf.TensorSpec]:
         """The spec of the message that asks for rows; none where only what is dense is pulled."""
-        return [PullMessage.spec()] if self.tables else []
+        return [PullMessage.spec()] if self.runs else []
 
     def places(self, messages: Sequence[tf.Tensor]) -> RowPlaces:
-        """Return the places of the rows of each of `tables` that messages ask for.
+        """Return the places of the rows of each of `runs` that messages ask for.
 
         Runs on the ps, in its pull and in its push. There is one message, or none.
         """
         places = RowPlaces({})
         for message in messages:
-            lengths, ids = PullMessage.unpack(message, len(self.tables))
-            places.add(RowPlaces(dict(zip(self.tables, ids, strict=True)), lengths))
+            lengths, ids = PullMessage.unpack(message, len(self.runs))
+            places.add(RowPlaces(dict(zip(self.runs, ids, strict=True)), lengths))
         return places
 
     def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
@@ -180,17 +180,7 @@ class DevicePull:
         # No push is missed that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
             places = self.places(messages)
-            rows = [
-                [
-                    tf.raw_ops.ResourceGather(
-                        resource=shard.storage.handle,
-                        indices=places[shard],
-                        dtype=shard.storage.dtype,
-                    )
-                    for shard in own.shards
-                ]
-                for own in self.groups
-            ]
+            rows = [[_rows_of(run, places[run]) for run in own.runs] for own in self.groups]
             return PullReply(
                 [own.values.read_value() for own in self._fused],
                 [shard.storage.read_value() for shard in self._dense],
@@ -200,10 +190,10 @@ class DevicePull:
 
     def ask(self, steps: Sequence[_Requests]) -> list[list[tf.Tensor]]:
         """Send the ps what some steps ask for, in one message; return that of each, on the ps."""
-        if not self.tables:
+        if not self.runs:
             return [[] for _ in steps]
         messages = [
-            PullMessage.of(requests, self.groups).pack(len(self.tables)) for requests in steps
+            PullMessage.of(requests, self.groups).pack(len(self.runs)) for requests in steps
         ]
         lengths = [tf.shape(message) for message in messages]
         # Not left to the calls: as an argument of the pull and of the push, it would wait for the
@@ -383,6 +373,12 @@ class PullPhase:
         """Leave `requests` and `messages` in the context; values and tables in its replicas."""
         for own in self.rounds:
             own.add_to(step)
+
+
+def _rows_of(run: ShardRun, places: tf.Tensor) -> tf.Tensor:
+    """Read rows of a run, at their places in what holds it."""
+    holder, _ = held_by(run.shards[0].storage)
+    return tf.raw_ops.ResourceGather(resource=holder.handle, indices=places, dtype=holder.dtype)
 
 
 def _end_to_end(

@@ -38,7 +38,7 @@ class DevicePush:
         joints: those of the ps, where the push is for one; None to apply it at once.
 
     Attributes:
-        tables: the shards of which it sends gradients of rows, those of a group together.
+        tables: the runs of shards of which it sends gradients of rows, those of a group together.
         packing: how what is sent travels.
     """
 
@@ -58,8 +58,8 @@ class DevicePush:
         self.tables = changes.tables
         self._changes = changes
         # Which rows the gradients are of, the ps has been told by the pull.
-        sent = {shard for shards in self.tables for shard in shards}
-        self._pulls = [pull for pull in pulls if sent & set(pull.tables)]
+        sent = {run for runs in self.tables for run in runs}
+        self._pulls = [pull for pull in pulls if sent & set(pull.runs)]
         clocked = any(pull.brings_clock for pull in pulls)
         kinds = {"clocked": clocked, "numbered": numbered}
         self.packing: Packing[PushMessage] = Packing(changes.sent_specs(**kinds))
@@ -105,8 +105,8 @@ class DevicePush:
         for pull, asked in zip(self._pulls, messages, strict=True):
             places.add(pull.places(asked))
         lengths = [
-            tf.size(places[shards[0]]) if len(shards) == 1 else tf.reduce_sum(places.counts(shards))
-            for shards in self.tables
+            tf.size(places[runs[0]]) if len(runs) == 1 else tf.reduce_sum(places.counts(runs))
+            for runs in self.tables
         ]
         message = self._received.unpack(flats, lengths)
         with tf.control_dependencies(tf.nest.flatten([messages, flats])):

@@ -13,11 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.step.fused import FusedVariable
+from kerasps.step.groups import ShardRun
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.places import RowPlaces
 from kerasps.step.push_message import DeviceChanges, DeviceUpdate, PushMessage, UpdateMessage
 from kerasps.step.updating import Scalars, UpdatePhase, ValueOf, decay_and_update, finish
-from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
+from kerasps.variables import ParameterServerVariable, Shard, entering, held_by, slots_of
 
 
 class _Rows:
@@ -25,15 +26,16 @@ class _Rows:
 
     Args:
         optimizer: the optimizer, which treats all of the tables alike.
-        shards: a shard of each table.
-        places: the places of the rows in each.
+        runs: the shards, one of each table, in runs.
+        places: the places of the rows in what holds each run.
     """
 
-    def __init__(self, optimizer: Any, shards: Sequence[Shard], places: RowPlaces) -> None:
-        self._shards = shards
-        self._ids = [places[shard] for shard in shards]
-        # Of one shard there is nothing to divide.
-        self._counts = places.counts(shards) if len(shards) > 1 else None
+    def __init__(self, optimizer: Any, runs: Sequence[ShardRun], places: RowPlaces) -> None:
+        self._runs = runs
+        self._shards = shards = [shard for run in runs for shard in run.shards]
+        self._places = [places[run] for run in runs]
+        # Of one run there is nothing to divide.
+        self._counts = places.counts(runs) if len(runs) > 1 else None
         self._rows: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._alike = ByIdentity[ParameterServerVariable, Sequence[ParameterServerVariable]]()
@@ -54,8 +56,8 @@ class _Rows:
         """Return the rows of `variable`, and of what is it to other tables, as they stand."""
         if variable not in self._rows:
             gathered = [
-                tf.raw_ops.ResourceGather(resource=storage.handle, indices=ids, dtype=storage.dtype)
-                for storage, ids in zip(self._storages(variable), self._ids, strict=True)
+                tf.raw_ops.ResourceGather(resource=held.handle, indices=places, dtype=held.dtype)
+                for held, places in self._held(variable)
             ]
             rows = gathered[0] if len(gathered) == 1 else tf.concat(gathered, 0)
             rows.set_shape([None, *variable.storage.shape[1:]])
@@ -72,13 +74,21 @@ class _Rows:
         for variable in self._changed:
             rows = [self._rows[variable]]
             if self._counts is not None:
-                rows = tf.split(rows[0], self._counts, num=len(self._ids))
-            for storage, ids, own in zip(self._storages(variable), self._ids, rows, strict=True):
-                tf.raw_ops.ResourceScatterUpdate(resource=storage.handle, indices=ids, updates=own)
+                rows = tf.split(rows[0], self._counts, num=len(self._runs))
+            for (held, places), own in zip(self._held(variable), rows, strict=True):
+                tf.raw_ops.ResourceScatterUpdate(resource=held.handle, indices=places, updates=own)
 
-    def _storages(self, variable: ParameterServerVariable) -> list[tf.Variable]:
-        index = self._shards[0].index
-        return [own.shards[index] for own in self._alike.get(variable, [variable])]
+    def _held(self, variable: ParameterServerVariable) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """Return what holds the rows of each run of `variable` and its like, and their places."""
+        index, remaining = self._shards[0].index, iter(self._alike.get(variable, [variable]))
+        held = []
+        for run, places in zip(self._runs, self._places, strict=True):
+            own = [next(remaining) for _ in run.shards]
+            holder, begin = held_by(own[0].shards[index])
+            # A slot may be by itself, though its table is not.
+            move = begin - held_by(run.shards[0].storage)[1]
+            held.append((holder, places + move if move else places))
+        return held
 
 
 class OnDevice(UpdatePhase):
@@ -175,7 +185,7 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
             decay_and_update(phase, fused.shards[0].variable, gradient)
     for group, gradient in zip(update.groups, message.groups, strict=True):
         shards = group.shards
-        rows = _Rows(update.update.optimizer, shards, places)
+        rows = _Rows(update.update.optimizer, group.runs, places)
         with entering(phase), phase.on(shards[0], rows):
             decay_and_update(phase, shards[0].variable, gradient)
     gradients = dict(zip(update.single, message.gradients, strict=True))
@@ -187,12 +197,15 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
     for shard in update.rest:
         gradient = gradients.get(shard)
         touched: _Rows | None = None
-        if gradient is not None and shard in places:
+        run = ShardRun((shard,))
+        if gradient is not None and run in places:
             if update.updates_rows(shard):
-                touched = _Rows(update.update.optimizer, [shard], places)
+                touched = _Rows(update.update.optimizer, [run], places)
             else:
+                _, begin = held_by(shard.storage)
+                own_places = places[run] - begin if begin else places[run]
                 gradient = tf.math.unsorted_segment_sum(
-                    gradient, places[shard], shard.storage.shape[0]
+                    gradient, own_places, shard.storage.shape[0]
                 )
         if touched is None and shard in coupling:
             coupled, sent = coupling[shard]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from kerasps.step.compute_messages import ComputeOutputs, Update, UpdateTensors
 from kerasps.step.coupled import CoupledUpdate, Sent
 from kerasps.step.fused import FusedVariable
-from kerasps.step.groups import GroupShard, TableGroup
+from kerasps.step.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.inventory import rows_spec
 from kerasps.step.optimizers import may_update_rows
@@ -185,13 +185,13 @@ class DeviceUpdate:
         self._changes = changes
 
     @property
-    def tables(self) -> list[list[Shard]]:
-        """The shards whose gradients have the rows that were asked for, those of a group together.
+    def tables(self) -> list[list[ShardRun]]:
+        """The runs whose gradients have the rows that were asked for, those of a group together.
 
         In the order of the message.
         """
-        alone = [[shard] for shard in self.single if shard.variable in self._changes.tables]
-        return [*alone, *(own.shards for own in self.groups)]
+        alone = [shard for shard in self.single if shard.variable in self._changes.tables]
+        return [*([ShardRun((shard,))] for shard in alone), *(own.runs for own in self.groups)]
 
     def coupled(self, shard: Shard) -> CoupledUpdate | None:
         """Return how the whole of a variable takes part in the update of a shard of it."""
@@ -296,12 +296,12 @@ class DeviceChanges:
     assigned: list[Shard]
 
     @property
-    def tables(self) -> list[list[Shard]]:
-        """The shards whose gradients have the rows that were asked for, those of a group together.
+    def tables(self) -> list[list[ShardRun]]:
+        """The runs whose gradients have the rows that were asked for, those of a group together.
 
         In the order of the message.
         """
-        return [shards for update in self.updates for shards in update.tables]
+        return [runs for update in self.updates for runs in update.tables]
 
     def sent_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
         """Return the specs of what `select` returns.

@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     """The tensors of a `RowRequest`, as the function that finds them returns them.
 
     Attributes:
-        ids: int32: for each shard, the places of the rows in it, table by table.
+        ids: int32: for each shard, the places of the rows in what holds it, table by table.
         counts: int32: for each shard, how many of these are each table's.
         order: int32: for each shard, which of the different rows they are; empty of one shard.
         totals: int32: how many rows of each table are asked for, in all shards.
@@ -70,12 +70,21 @@ class RowRequest:
         self._sums: ByIdentity[tf.Tensor, tf.Tensor] = ByIdentity()
 
     def ids_in(self, shard: GroupShard) -> tf.Tensor:
-        """Return the places of the rows in each table's shard, end to end."""
+        """Return the places of the rows in what holds each table's shard, end to end."""
         return self._asked.ids[shard.index]
 
     def counts_in(self, shard: GroupShard) -> tf.Tensor:
         """Return how many rows of each table are asked for in a shard."""
         return self._asked.counts[shard.index]
+
+    def counts_of_runs(self, shard: GroupShard) -> tf.Tensor:
+        """Return how many rows of each run of tables are asked for in a shard."""
+        counts, sizes = self.counts_in(shard), self.group.run_sizes[shard.index]
+        if len(sizes) == len(self.group.tables):
+            return counts
+        run_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        with tf.device("/device:CPU:0"):
+            return tf.math.segment_sum(counts, tf.constant(run_of))
 
     def num_rows(self, table: ParameterServerVariable) -> tf.Tensor:
         """Return how many rows of a table are asked for, in all shards."""

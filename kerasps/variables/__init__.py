@@ -19,6 +19,7 @@ from kerasps.variables.away import AwayStates, drawn
 from kerasps.variables.chunks import (
     CHUNK_BYTES,
     StoredRows,
+    assign_rows,
     chunks_of,
     num_bytes,
     read_rows,
@@ -77,11 +78,12 @@ from kerasps.variables.placement import (
     text_table,
 )
 from kerasps.variables.placing import Extended, is_ours
+from kerasps.variables.pooled_rows import PooledRows, held_by
+from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import (
     LAYOUTS,
     ShardedStorage,
     Sharding,
-    TensorLike,
     WholeValue,
     from_start,
 )
@@ -93,6 +95,7 @@ from kerasps.variables.slots import (
     shared_state,
     slots_of,
 )
+from kerasps.variables.tensor_like import TensorLike
 from kerasps.variables.variable import (
     ParameterServerVariable,
     is_metric_state,
@@ -126,6 +129,8 @@ __all__ = [
     "ParameterServerVariable",
     "Placement",
     "PlacementLedger",
+    "PooledRows",
+    "RowPools",
     "Shard",
     "ShardedStorage",
     "Sharding",
@@ -141,6 +146,7 @@ __all__ = [
     "apply_if_in_lane",
     "apply_in_lane",
     "as_replica",
+    "assign_rows",
     "before_access",
     "call_with",
     "check_optimizer",
@@ -152,6 +158,7 @@ __all__ = [
     "drawn",
     "entering",
     "from_start",
+    "held_by",
     "is_metric_state",
     "is_ours",
     "is_outside_replica",

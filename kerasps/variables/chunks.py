@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from kerasps.variables.pooled_rows import held_by
 from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
 
 # A chunk costs memory: a few of them on the coordinator, or on each ps. A table of 1 GB is 64
@@ -88,11 +89,14 @@ def read_rows(storage: Any, rows: range, device: str | None) -> tf.Tensor:
     for index, shard in enumerate(shards_of(storage)):
         own = sharding.places(index, rows)
         if len(own):
+            holder, begin = held_by(shard)
             with tf.device(shard.device):
                 # Not `shard[...]`: that reads the variable first. Once an update by rows has set
                 # TensorFlow's mode of copies on reading, it would copy the whole shard.
                 value = tf.raw_ops.ResourceGather(
-                    resource=shard.handle, indices=tf.range(own.start, own.stop), dtype=shard.dtype
+                    resource=holder.handle,
+                    indices=tf.range(begin + own.start, begin + own.stop),
+                    dtype=shard.dtype,
                 )
             values.append(value)
             own_rows.append(sharding.rows(index)[own.start : own.stop])
@@ -124,10 +128,26 @@ def write_rows(storage: Any, rows: range, value: tf.Tensor, device: str | None) 
         taken = sharding.rows(index)[own.start : own.stop]
         with tf.device(device):
             own_value = value[taken.start - rows.start : taken.stop - rows.start : taken.step]
-        with tf.device(shard.device):
-            tf.raw_ops.ResourceStridedSliceAssign(
-                ref=shard.handle, begin=[own.start], end=[own.stop], strides=[1], value=own_value
-            )
+        assign_rows(shard, own, own_value)
+
+
+def assign_rows(shard: Any, places: range, value: tf.Tensor) -> None:
+    """Assign rows of a shard that are neighbours.
+
+    Args:
+        shard: a `tf.Variable` or `PooledRows`.
+        places: their places in the shard, with a step of 1.
+        value: their new value.
+    """
+    holder, begin = held_by(shard)
+    with tf.device(shard.device):
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=holder.handle,
+            begin=[begin + places.start],
+            end=[begin + places.stop],
+            strides=[1],
+            value=value,
+        )
 
 
 def _sharding_of(storage: Any) -> Sharding:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps.cluster import COORDINATOR_CPU, check_not_forked
 from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, write_rows
+from kerasps.variables.named import on_own_task
 from kerasps.variables.phase import creating_strategy, entering, strategy_of_new_variables
+from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.sharding import ShardedStorage, Sharding
 
 # Makes the initial value of one shard, given the sharding and the shard's index.
@@ -45,35 +48,87 @@ def create_storage(
     check_not_forked()
     extended = strategy_of_new_variables().extended
     dtype = tf.as_dtype(dtype)
-
-    def create(
-        device: str | None, shape: tuple[int, ...], initial_value: Callable[[], Any], name: str
-    ) -> tf.Variable:
-        # The strategy is current already, in a step too, unless `creating_under` names another. No
-        # phase: an initializer that reads other variables means their values.
-        own = creating_strategy()
-        scope = contextlib.nullcontext if own is None else own.scope
-        with tf.init_scope(), scope(), extended.placing(device), entering(None):
-            return tf.Variable(
-                initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
-            )
-
+    is_table = not on_coordinator and extended.takes_table(name, shape, dtype)
+    new = _New(extended, dtype, trainable, is_table)
     if on_coordinator:
-        return create(COORDINATOR_CPU, shape, initial_value, name)
-    sharded = extended.shards(shape, dtype)
-    if sharded is None:
-        return create(None, shape, initial_value, name)
-    sharding, devices = sharded
+        return new.apart(COORDINATOR_CPU, shape, initial_value, name)
+    sharding, devices = extended.shards(shape, dtype) or (None, [None])
+    beside = extended.shards_beside(shape, len(devices))
+    if sharding is None or sharding.num_shards == 1:
+        whole = new.shard(devices[0], shape, initial_value, name, beside[0])
+        if isinstance(whole, PooledRows):
+            return ShardedStorage([whole], Sharding(shape[0], 1, "div"), name)
+        return whole
     shards = [
-        create(
+        new.shard(
             device,
             (len(sharding.rows(shard)), *shape[1:]),
             functools.partial(initial_shard, sharding, shard),
             f"{name}/part_{shard}",
+            beside[shard],
         )
         for shard, device in enumerate(devices)
     ]
     return ShardedStorage(shards, sharding, name)
+
+
+@dataclass(frozen=True)
+class _New:
+    """What all shards of a new variable have in common.
+
+    Attributes:
+        extended: where the strategy says what goes where.
+        dtype: the dtype.
+        trainable: as for `tf.Variable`.
+        is_table: whether it may share a storage with other tables.
+    """
+
+    extended: Any
+    dtype: tf.DType
+    trainable: bool
+    is_table: bool
+
+    def shard(
+        self,
+        device: str | None,
+        shape: tuple[int, ...],
+        initial_value: Callable[[], Any],
+        name: str,
+        beside: Any,
+    ) -> tf.Variable | PooledRows:
+        """Create a shard, or a whole variable; as a slot, in the pool of what it is beside."""
+        pools, rows = self.extended.row_pools, None
+        if self.is_table:
+            own = device or self.extended.next_device()
+            rows = pools.add(own, shape, self.dtype, trainable=self.trainable, name=name)
+        elif isinstance(beside, PooledRows):
+            rows = pools.add_slot(beside, self.dtype, name)
+        if rows is not None:
+            with tf.init_scope(), entering(None), tf.device(rows.device):
+                rows.assign(on_own_task(initial_value))
+            self.extended.ledger.add(rows)
+            return rows
+        variable = self.apart(device, shape, initial_value, name)
+        if self.is_table:
+            pools.keep_apart(variable)
+        return variable
+
+    def apart(
+        self,
+        device: str | None,
+        shape: tuple[int, ...],
+        initial_value: Callable[[], Any],
+        name: str,
+    ) -> tf.Variable:
+        """Create a variable by itself."""
+        # The strategy is current already, in a step too, unless `creating_under` names another. No
+        # phase: an initializer that reads other variables means their values.
+        own = creating_strategy()
+        scope = contextlib.nullcontext if own is None else own.scope
+        with tf.init_scope(), scope(), self.extended.placing(device), entering(None):
+            return tf.Variable(
+                initial_value, shape=shape, dtype=self.dtype, trainable=self.trainable, name=name
+            )
 
 
 def create_copy(

@@ -49,7 +49,7 @@ class NamedVariable(_compat.ResourceVariable):
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
             kind = (dtype.name, tuple(shape))
             shared_name = self._claim_name(kind)
-            handle = _on_own_task(
+            handle = on_own_task(
                 lambda: tf.raw_ops.VarHandleOp(
                     dtype=dtype, shape=shape, container="", shared_name=shared_name
                 )
@@ -62,9 +62,9 @@ class NamedVariable(_compat.ResourceVariable):
             self._distribute_strategy = tf.distribute.get_strategy()
             self.shared_name = shared_name
             if initial_value is not None and self._takes_initial_value():
-                value = _on_own_task(initial_value)
+                value = on_own_task(initial_value)
                 assign = super().assign
-                _on_own_task(lambda: assign(value, read_value=False))
+                on_own_task(lambda: assign(value, read_value=False))
             # A graph captures handles and not variables, and is asked for the variables later.
             handle.named_variable = weakref.ref(self)
             self._own(kind)
@@ -86,7 +86,7 @@ class NamedVariable(_compat.ResourceVariable):
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
 
 
-def _on_own_task(call: Callable[[], _Returned]) -> _Returned:
+def on_own_task(call: Callable[[], _Returned]) -> _Returned:
     """Call what goes to the task of a variable alone.
 
     An error that a worker has sent is of something else then, which was left behind when the worker
@@ -107,7 +107,7 @@ def _was_left_behind(error: tf.errors.OpError) -> bool:
 def _wrapped(method: Any) -> None:
     @functools.wraps(method)
     def named(*args: Any, **kwargs: Any) -> Any:
-        return _on_own_task(lambda: method(*args, **kwargs))
+        return on_own_task(lambda: method(*args, **kwargs))
 
     setattr(NamedVariable, method.__name__, named)
 

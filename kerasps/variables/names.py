@@ -20,8 +20,14 @@ class Names:
         # anything.
         self._lock = threading.RLock()
         self._prefix = self._new_prefix()
+        self._generation = 0
         self._numbers = itertools.count()
         self._free: dict[Hashable, list[tuple[int, str]]] = {}
+
+    @property
+    def generation(self) -> int:
+        """How often names were retired."""
+        return self._generation
 
     @staticmethod
     def _new_prefix() -> str:
@@ -57,6 +63,7 @@ class Names:
         """
         with self._lock:
             self._prefix = self._new_prefix()
+            self._generation += 1
             self._free.clear()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from kerasps.variables.fences import Fences
 from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
 from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import ShardedStorage, Sharding
 
 # The names of the two scalars that each optimizer of Keras makes, in this order.
@@ -48,6 +49,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
 
     # Whether small variables may lie in others while steps run: where one process drives the steps.
     may_fuse = True
+    # Those that tables are made in; None where each is by itself.
+    row_pools: RowPools | None = None
 
     @property
     def restores(self) -> bool:
@@ -113,6 +116,27 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         return Sharding(shape[0], count, self._shard_layout), [
             ps_device(ps) for ps in self.ledger.spread(count)
         ]
+
+    def takes_table(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> bool:
+        """Return whether a new variable is a table that may share a storage with others."""
+        placing = self._placing
+        is_beside = placing.beside is not None or placing.beside_whole
+        pools = self.row_pools
+        return pools is not None and not is_beside and pools.takes(name, shape, dtype)
+
+    def next_device(self) -> str:
+        """Return the device of the ps that the next variable goes to where nobody says which."""
+        return ps_device(self.ledger.lightest())
+
+    def shards_beside(self, shape: tuple[int, ...], count: int) -> Sequence[Any]:
+        """Return what each of `count` shards of a new variable is a slot of.
+
+        None for each where it is made beside nothing, or beside what has another shape.
+        """
+        beside = self._placing.beside
+        if beside is None or tuple(beside.shape) != shape:
+            return [None] * count
+        return beside.shards
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
@@ -193,7 +217,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             device = self._place_of_scalar(kwargs["name"])
             return self._create_on(device, self._make_variable, kwargs, weighs=False)
         else:
-            device = ps_device(self.ledger.lightest())
+            device = self.next_device()
         return self._create_on(device, self._make_variable, kwargs)
 
     def _place_of_scalar(self, name: str) -> str:

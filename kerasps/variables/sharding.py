@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.variables.pooled_rows import PooledRows
+from kerasps.variables.tensor_like import TensorLike
 
 LAYOUTS = ("mod", "div")
 
@@ -83,42 +85,19 @@ class Sharding:
         )
 
 
-# A subclass, so that Keras and TensorFlow take it for a tensor and convert it as one.
-class TensorLike(_compat.InternalTensor):
-    """Something in the place of a `tf.Variable`, with a value that is read when it is used."""
-
-    def read_value(self) -> tf.Tensor:
-        """Return the value as it is now."""
-        raise NotImplementedError
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return tf.convert_to_tensor(self.read_value(), dtype, name=name)
-
-
-def _overload(operator: str) -> None:
-    def method(self: TensorLike, *args: Any) -> tf.Tensor:
-        return getattr(self.read_value(), operator)(*args)
-
-    setattr(TensorLike, operator, method)
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-    _overload(f"__{_name}__")
-    _overload(f"__r{_name}__")
-for _name in ("neg", "abs", "lt", "le", "gt", "ge", "getitem"):
-    _overload(f"__{_name}__")
-
-
 class ShardedStorage(TensorLike):
     """The storage of a variable as shards on ps tasks. Reading it puts the whole value together.
 
     Args:
-        shards: a `tf.Variable` per shard.
+        shards: a `tf.Variable` per shard, or `PooledRows`. A variable that is whole and shares a
+            storage with others has one shard.
         sharding: says which rows each of them has.
         name: the name in messages.
     """
 
-    def __init__(self, shards: Sequence[tf.Variable], sharding: Sharding, name: str) -> None:
+    def __init__(
+        self, shards: Sequence[tf.Variable | PooledRows], sharding: Sharding, name: str
+    ) -> None:
         self.shards = tuple(shards)
         self.sharding = sharding
         self._name = name
@@ -161,6 +140,8 @@ class ShardedStorage(TensorLike):
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return the rows `indices`, of shape `indices.shape + shape[1:]`; `tf.gather` calls it."""
         del name
+        if len(self.shards) == 1:
+            return tf.gather(self.shards[0], indices)
         flat = tf.reshape(indices, [-1])
         shard, place = self.sharding.locate(flat)
         count = len(self.shards)
@@ -203,6 +184,9 @@ class ShardedStorage(TensorLike):
         return self._scatter("scatter_update", slices)
 
     def _scatter(self, method: str, slices: tf.IndexedSlices) -> ShardedStorage:
+        if len(self.shards) == 1:
+            getattr(self.shards[0], method)(slices)
+            return self
         shard, place = self.sharding.locate(slices.indices)
         for index, own in enumerate(self.shards):
             picked = tf.where(shard == index)[:, 0]
@@ -211,12 +195,21 @@ class ShardedStorage(TensorLike):
             )
         return self
 
+    @property
+    def watched(self) -> list[Any]:
+        """What a GradientTape knows each shard by: a variable, or two."""
+        return [s.watched if isinstance(s, PooledRows) else s for s in self.shards]
+
     def joined_gradient(self, gradients: Sequence[Any]) -> Any:
-        """Return the gradient with respect to the whole, from those with respect to the shards.
+        """Return the gradient with respect to the whole, from those with respect to `watched`.
 
         It is None where they are None. `tf.IndexedSlices` of the shards become `tf.IndexedSlices`
         of the whole, whose indices are rows of the variable.
         """
+        gradients = [
+            shard.own_gradient(*gradient) if isinstance(shard, PooledRows) else gradient
+            for shard, gradient in zip(self.shards, gradients, strict=True)
+        ]
         if all(gradient is None for gradient in gradients):
             return None
         # A dense gradient of one shard makes that of the whole dense: no form holds both.
@@ -268,7 +261,7 @@ class WholeValue(_compat.CheckpointCallable):
         self.storage = storage
 
 
-def shards_of(storage: Any) -> tuple[tf.Variable, ...]:
+def shards_of(storage: Any) -> tuple[tf.Variable | PooledRows, ...]:
     """Return the shards of a storage; a whole variable is its own and only shard."""
     return storage.shards if isinstance(storage, ShardedStorage) else (storage,)
 

@@ -34,6 +34,7 @@ from kerasps.variables.phase import (
     strategy_of_new_variables,
 )
 from kerasps.variables.placing import is_ours
+from kerasps.variables.pooled_rows import held_by
 from kerasps.variables.sharding import ShardedStorage, Sharding, from_start, shards_of
 from kerasps.variables.xla import captured_value, graph_for_xla
 
@@ -70,9 +71,10 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
             self.bring_home(self)
 
     @property
-    def shards(self) -> tuple[tf.Variable, ...]:
-        """The `tf.Variable`s that hold the value, one per shard; a whole variable has one.
+    def shards(self) -> tuple[Any, ...]:
+        """What holds the value, one for each shard; a whole variable has one.
 
+        Each is a `tf.Variable`, or, of a table that shares a storage with others, `PooledRows`.
         In the context of `lying_elsewhere` they may be others than those of the storage.
         """
         elsewhere = _STATE.elsewhere
@@ -83,7 +85,9 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
     @property
     def sharding(self) -> Sharding | None:
         """The `Sharding`, which says which rows are in which shard; None for a whole variable."""
-        return self._value.sharding if isinstance(self._value, ShardedStorage) else None
+        storage = self._value
+        is_sharded = isinstance(storage, ShardedStorage) and len(storage.shards) > 1
+        return storage.sharding if is_sharded else None
 
     @property
     def device(self) -> str:
@@ -264,11 +268,13 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
             return captured_value(compiled, self)
         if isinstance(self._value, ShardedStorage) and tf.executing_eagerly():
             raise AttributeError(
-                f"'{self.path}' is in {len(self.shards)} shards, each with a handle, and has none "
-                "of its own. Expected: a use of its value, or gradients by `tf.GradientTape`. "
-                "Leave it whole to hand its handle to TensorFlow."
+                f"'{self.path}' has no handle of its own: its rows are in "
+                f"{len(self.shards)} shards, or in a storage with those of other tables. Expected: "
+                "a use of its value, or gradients by `tf.GradientTape`. To hand its handle to "
+                "TensorFlow, leave it whole and make the strategy with `sparse_updates='dense'`."
             )
-        return self.shards[0].handle  # in a graph, TensorFlow asks where a look-up should be placed
+        # In a graph, TensorFlow asks where a look-up should be placed.
+        return held_by(self.shards[0])[0].handle
 
     def take(self, ids: Any, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows `ids` of the variable; in a step, the other rows are not fetched.

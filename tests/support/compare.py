@@ -161,6 +161,16 @@ class FirstStep(keras.callbacks.Callback):
             self.weights = [v.numpy() for v in self.model.trainable_variables]
 
 
+def assert_identical(plain: keras.Model, ours: keras.Model) -> None:
+    """The models, and their optimizers, are the same bit for bit."""
+    pairs = [*zip(plain.weights, ours.weights, strict=True)]
+    pairs += zip(plain.optimizer.variables, ours.optimizer.variables, strict=True)
+    for expected, actual in pairs:
+        np.testing.assert_array_equal(
+            actual.numpy(), expected.numpy(), err_msg=expected.path, strict=True
+        )
+
+
 def assert_learned(model: keras.Model, before: list[np.ndarray] | None) -> None:
     """At least one trainable weight is not what it was `before`: without this, equality could hold
     of two models that never trained.

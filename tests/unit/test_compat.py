@@ -297,7 +297,7 @@ OWN_ATTRIBUTES = [
     ("patch.py", "patch.owner"),
     ("phase.py", "_STATE"),
     ("phase.py", "_STATE"),
-    ("sharding.py", "TensorLike"),
+    ("tensor_like.py", "TensorLike"),
     ("tf_errors.py", "error"),
     ("tf_errors.py", "told"),
     ("tf_errors.py", "told"),

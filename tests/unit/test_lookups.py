@@ -102,11 +102,9 @@ def test_a_table_whose_ids_are_drawn_at_random_is_read_whole():
 
 
 def group_of(heights, num_shards, layout):
-    return TableGroup(
-        tuple(
-            table(rows, num_shards if rows >= num_shards else 1, layout, name=f"table_{number}")
-            for number, rows in enumerate(heights)
-        )
+    return TableGroup.of(
+        [table(rows, num_shards if rows >= num_shards else 1, layout, name=f"table_{number}")]
+        for number, rows in enumerate(heights)
     )
 
 
@@ -233,7 +231,7 @@ def test_a_row_space_of_more_rows_than_32_bits_count():
         shape = (2**31 - 1, 2)
         shards = (None,)
 
-    group = TableGroup((Huge(), Huge()))
+    group = TableGroup.of([[Huge()], [Huge()]])
     last = 2**31 - 2
     request = ask(group, look_ups([[[last, 5]], [[-1, 7, last]]], from_end=True))
     np.testing.assert_array_equal(request.ids[0], [last, 5, last, 7])

@@ -10,13 +10,11 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from support.compare import assert_equal, dataset, train_both
+from support.compare import assert_equal, assert_identical, dataset, train_both
 from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS, RowRatios
-from support.tables import WIDTH, compiled, is_table
+from support.tables import EXACT, WIDTH, compiled, is_table
 
 NUM_ROWS = 70
-# What they do to a row whose gradient is zero: nothing, so "lazy" is what plain Keras does.
-EXACT = ["sgd", "adagrad"]
 LAZY = [
     name for name in OPTIMIZERS if name not in (*EXACT, "adafactor", "lamb", "muon", "loss_scale")
 ]
@@ -43,15 +41,6 @@ def one_table(
     return compiled(
         keras.Model(inputs, outputs), optimizer, steps_per_execution, **(compile_arguments or {})
     )
-
-
-def assert_identical(plain, ours):
-    pairs = [*zip(plain.weights, ours.weights, strict=True)]
-    pairs += zip(plain.optimizer.variables, ours.optimizer.variables, strict=True)
-    for expected, actual in pairs:
-        np.testing.assert_array_equal(
-            actual.numpy(), expected.numpy(), err_msg=expected.path, strict=True
-        )
 
 
 @pytest.mark.parametrize(

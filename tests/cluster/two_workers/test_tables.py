@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from kerasps.variables import PooledRows, row_pools
 from kerasps.variables.slots import slots_of
-from support.models import descending_model, touches
+from support.models import descending_model, prediction_itself, touches
 
 STEPS = 400
 # Enough that an update takes long enough for the other worker's to fall into it: without the lock,
@@ -50,6 +51,36 @@ def test_no_update_of_a_row_is_lost(strategy, name, steps_per_execution):
     untouched = np.delete(table.numpy(), IDS, axis=0)
     np.testing.assert_array_equal(untouched, np.zeros_like(untouched))
     assert np.all(expected[IDS] < -1.0)
+
+
+def descending_group(optimizer, num_rows):
+    """A model of tables, each element of whose touched rows has a gradient of one at each step."""
+    ids = keras.Input((None,), dtype="int32")
+    found = [keras.layers.Embedding(number, WIDTH, "zeros")(ids) for number in num_rows]
+    total = keras.layers.Lambda(lambda rows: keras.ops.sum(rows, axis=(1, 2)))
+    outputs = keras.layers.Add()([total(rows) for rows in found])
+    model = keras.Model(ids, outputs)
+    model.compile(optimizer, prediction_itself, steps_per_execution=10)
+    return model
+
+
+@pytest.mark.parametrize("num_apart", [0, 100])
+def test_no_update_of_a_row_of_a_group_is_lost(strategy, monkeypatch, num_apart):
+    monkeypatch.setattr(row_pools, "NUM_APART", num_apart)
+    # Some in shards, some whole.
+    num_rows, ids, steps = [150, 800, 160, 600, 140], [*range(0, 140, 2)], 1000
+    plain = descending_group(OPTIMIZERS["adagrad"](), num_rows)
+    plain.fit(touches(ids), steps_per_epoch=steps, verbose=0, shuffle=False)
+    with strategy.scope():
+        ours = descending_group(OPTIMIZERS["adagrad"](), num_rows)
+    ours.fit(kerasps.DatasetCreator(lambda context: touches(ids)), steps_per_epoch=steps, verbose=0)
+    shards = [shard for table in ours.trainable_variables for shard in table.shards]
+    assert len(shards) == 7
+    assert all(isinstance(shard, PooledRows) == (num_apart == 0) for shard in shards)
+    pairs = [*zip(plain.weights, ours.weights, strict=True)]
+    pairs += zip(plain.optimizer.variables, ours.optimizer.variables, strict=True)
+    for expected, actual in pairs:
+        np.testing.assert_array_equal(actual.numpy(), expected.numpy(), err_msg=actual.path)
 
 
 COUPLED = {

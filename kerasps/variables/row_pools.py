@@ -1,0 +1,243 @@
+"""Storages that tables share: on each ps one for tables of a kind, and one for each of their slots.
+
+An operation on a table of a few megabytes costs a ps more to start than to do. So tables whose rows
+have one shape and dtype lie end to end: rows of several are handed out, updated and written at
+once. A storage is made with room for many tables. Its memory is not initialized, and the system
+gives it to the ps where and when it is written first. A table stays where it is made, since
+functions know its storage by a handle; its slots lie at the same places in storages beside that.
+Nothing of this is seen but by who asks for the storage of a variable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from kerasps.variables.named import NamedVariable, on_own_task
+from kerasps.variables.names import NAMES
+from kerasps.variables.pooled_rows import PooledRows
+
+# To read or write such a storage as a whole takes longer than a variable: it goes row by row. What
+# is larger is worth an operation of its own.
+MAX_TABLE_BYTES = 16 << 20
+POOL_BYTES = 128 << 20
+# So many tables of a kind are stored each by itself. Few gain nothing, and most models have few.
+NUM_APART = 3
+# The name that `keras.layers.Embedding` gives its weight. That of a Dense layer is read whole.
+_TABLE_NAME = "embeddings"
+
+_NUMBERS = itertools.count(1)
+
+
+@dataclass
+class _Range:
+    """Rows that a table has, or had.
+
+    Attributes:
+        stop: the row behind the last.
+        holds: what is there: the dtype and the number of the values (0) and of each slot.
+    """
+
+    stop: int
+    holds: set[tuple[tf.DType, int]] = field(default_factory=set)
+
+
+class RowPool:
+    """Room for the rows of several tables on one ps, and for their slots at the same places.
+
+    Args:
+        device: the device of the ps.
+        row_shape: the shape of a row.
+        dtype: the dtype of the tables.
+        trainable: whether gradients are taken with respect to them.
+
+    Attributes:
+        kind: what all of its tables have in common.
+        number: tells the pools of this process apart, in the order in which they were made.
+    """
+
+    def __init__(
+        self, device: str, row_shape: Sequence[int], dtype: tf.DType, *, trainable: bool
+    ) -> None:
+        self.kind = device, tuple(row_shape), dtype, trainable
+        self.number = next(_NUMBERS)
+        self._generation = NAMES.generation
+        self._num_rows = POOL_BYTES // _row_bytes(row_shape, dtype)
+        self._holders: dict[tuple[tf.DType, int], NamedVariable] = {}
+        self._ranges: dict[int, _Range] = {}
+        # What is there no more. Python may collect rows in the middle of anything, in any thread,
+        # so nothing else is done then.
+        self._left: deque[tuple[int, tuple[tf.DType, int]]] = deque()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rows that were given back may be given again.
+
+        Not once steps were given up: they may be on their way still, and write to them.
+        """
+        return self._generation == NAMES.generation
+
+    def add(self, num_rows: int, name: str) -> PooledRows | None:
+        """Return the rows of a new table, at the first place with room; None where there is none.
+
+        Args:
+            num_rows: how many.
+            name: its name in messages.
+        """
+        self._settle()
+        begin = 0
+        for start, taken in sorted(self._ranges.items()):
+            if begin + num_rows <= start:
+                break
+            begin = taken.stop
+        if begin + num_rows > self._num_rows:
+            return None
+        _, _, dtype, trainable = self.kind
+        self._ranges[begin] = _Range(begin + num_rows)
+        return self._hold(begin, (dtype, 0), name, trainable=trainable)
+
+    def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
+        """Return the rows of a new slot of a table; None where the slot is to be by itself.
+
+        Args:
+            rows: the rows of the table.
+            dtype: the dtype of the slot.
+            name: its name in messages.
+        """
+        if not self.is_open:
+            return None
+        self._settle()
+        held = self._ranges[rows.begin].holds
+        number = next(n for n in range(1, len(held) + 2) if (dtype, n) not in held)
+        return self._hold(rows.begin, (dtype, number), name, trainable=False)
+
+    def _hold(
+        self, begin: int, key: tuple[tf.DType, int], name: str, *, trainable: bool
+    ) -> PooledRows:
+        taken = self._ranges[begin]
+        taken.holds.add(key)
+        try:
+            holder = self._holder(key, trainable=trainable)
+            places = range(begin, taken.stop)
+            rows = PooledRows(holder, places, self, trainable=trainable, name=name)
+        except BaseException:
+            self._left.append((begin, key))
+            raise
+        weakref.finalize(rows, self._left.append, (begin, key)).atexit = False
+        return rows
+
+    def _holder(self, key: tuple[tf.DType, int], *, trainable: bool) -> NamedVariable:
+        if key not in self._holders:
+            device, row_shape, _, _ = self.kind
+            with tf.init_scope(), tf.device(device):
+                holder = NamedVariable(
+                    None,
+                    shape=[self._num_rows, *row_shape],
+                    dtype=key[0],
+                    trainable=trainable,
+                    name="tables" if trainable else "rows",
+                )
+                on_own_task(lambda: _take_memory(holder))
+            self._holders[key] = holder
+        return self._holders[key]
+
+    def _settle(self) -> None:
+        """Let other tables have the rows of those of which nothing is there any more."""
+        while self._left:
+            begin, key = self._left.popleft()
+            self._ranges[begin].holds.discard(key)
+            if not self._ranges[begin].holds:
+                del self._ranges[begin]
+
+
+class RowPools:
+    """The pools of a strategy, as long as a table is in them.
+
+    Args:
+        table_min_bytes: the strategy's argument of that name. What is smaller is no table.
+    """
+
+    def __init__(self, table_min_bytes: int) -> None:
+        self._table_min_bytes = table_min_bytes
+        self._lock = threading.Lock()
+        self._pools: list[weakref.ref[RowPool]] = []
+        # Of each kind, by the `id`, the tables that are stored by themselves.
+        self._apart: dict[Hashable, set[int]] = {}
+
+    def takes(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> bool:
+        """Return whether a new variable is taken for a table that may share a storage."""
+        return (
+            name == _TABLE_NAME
+            and len(shape) > 1
+            and dtype.is_floating
+            and self._table_min_bytes <= math.prod(shape) * dtype.size
+        )
+
+    def add(
+        self, device: str, shape: tuple[int, ...], dtype: tf.DType, *, trainable: bool, name: str
+    ) -> PooledRows | None:
+        """Return rows for a new table, or for a shard of one; None where it is to be by itself."""
+        num_rows, *row_shape = shape
+        if math.prod(shape) * dtype.size > MAX_TABLE_BYTES or not num_rows:
+            return None
+        with self._lock:
+            kind = device, tuple(row_shape), dtype, trainable
+            if len(self._apart.get(kind, ())) < NUM_APART:
+                return None
+            for pool in self._open_pools(kind):
+                rows = pool.add(num_rows, name)
+                if rows is not None:
+                    break
+            else:
+                pool = RowPool(device, row_shape, dtype, trainable=trainable)
+                self._pools.append(weakref.ref(pool))
+                rows = pool.add(num_rows, name)
+                assert rows is not None  # a pool has room for several
+            return rows
+
+    def keep_apart(self, variable: tf.Variable) -> None:
+        """Note that a table, or a shard of one, is stored by itself."""
+        row_shape = tuple(variable.shape[1:])
+        kind = str(variable.device), row_shape, variable.dtype, variable.trainable
+        with self._lock:
+            apart = self._apart.setdefault(kind, set())
+        apart.add(id(variable))
+        weakref.finalize(variable, apart.discard, id(variable)).atexit = False
+
+    def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
+        """Return rows for a new slot of a table in a pool; None where it is to be by itself."""
+        with self._lock:
+            return rows.pool.add_slot(rows, dtype, name)
+
+    def _open_pools(self, kind: Hashable) -> list[RowPool]:
+        """Return the pools of a kind that new tables may be in."""
+        alive = [(ref, pool) for ref in self._pools if (pool := ref()) is not None]
+        self._pools = [ref for ref, _ in alive]
+        return [pool for _, pool in alive if pool.kind == kind and pool.is_open]
+
+
+def _take_memory(holder: NamedVariable) -> None:
+    """Give a variable memory that nobody has written to."""
+
+    # In a function, which keeps nothing of the value: to a value that two have, TensorFlow's
+    # operations on rows would make a copy.
+    def fill() -> tf.Tensor:
+        with tf.device(holder.device):
+            value = tf.raw_ops.Empty(shape=holder.shape, dtype=holder.dtype, init=False)
+            tf.raw_ops.AssignVariableOp(resource=holder.handle, value=value)
+            # A remote call that returns nothing is not waited for.
+            return tf.constant(0)
+
+    with tf.device(holder.device):
+        tf.function(fill, autograph=False)()
+
+
+def _row_bytes(row_shape: Sequence[int], dtype: tf.DType) -> int:
+    return max(1, int(math.prod(row_shape) * dtype.size))

@@ -1,0 +1,35 @@
+"""What stands in the place of a `tf.Variable` and has its value elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+
+# A subclass, so that Keras and TensorFlow take it for a tensor and convert it as one.
+class TensorLike(_compat.InternalTensor):
+    """Something in the place of a `tf.Variable`, with a value that is read when it is used."""
+
+    def read_value(self) -> tf.Tensor:
+        """Return the value as it is now."""
+        raise NotImplementedError
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self.read_value(), dtype, name=name)
+
+
+def _overload(operator: str) -> None:
+    def method(self: TensorLike, *args: Any) -> tf.Tensor:
+        return getattr(self.read_value(), operator)(*args)
+
+    setattr(TensorLike, operator, method)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    _overload(f"__{_name}__")
+    _overload(f"__r{_name}__")
+for _name in ("neg", "abs", "lt", "le", "gt", "ge", "getitem"):
+    _overload(f"__{_name}__")
