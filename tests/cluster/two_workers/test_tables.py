@@ -64,11 +64,10 @@ def descending_group(optimizer, num_rows):
     return model
 
 
-@pytest.mark.parametrize("num_apart", [0, 100])
-def test_no_update_of_a_row_of_a_group_is_lost(strategy, monkeypatch, num_apart):
-    monkeypatch.setattr(row_pools, "NUM_APART", num_apart)
+def test_no_update_of_a_row_of_a_group_is_lost(strategy, monkeypatch):
+    monkeypatch.setattr(row_pools, "NUM_APART", 1)
     # Some in shards, some whole.
-    num_rows, ids, steps = [150, 800, 160, 600, 140], [*range(0, 140, 2)], 1000
+    num_rows, ids, steps = [150, 800, 160, 600, 140], [*range(0, 140, 2)], 500
     plain = descending_group(OPTIMIZERS["adagrad"](), num_rows)
     plain.fit(touches(ids), steps_per_epoch=steps, verbose=0, shuffle=False)
     with strategy.scope():
@@ -76,7 +75,7 @@ def test_no_update_of_a_row_of_a_group_is_lost(strategy, monkeypatch, num_apart)
     ours.fit(kerasps.DatasetCreator(lambda context: touches(ids)), steps_per_epoch=steps, verbose=0)
     shards = [shard for table in ours.trainable_variables for shard in table.shards]
     assert len(shards) == 7
-    assert all(isinstance(shard, PooledRows) == (num_apart == 0) for shard in shards)
+    assert 0 < sum(isinstance(shard, PooledRows) for shard in shards) < len(shards)
     pairs = [*zip(plain.weights, ours.weights, strict=True)]
     pairs += zip(plain.optimizer.variables, ours.optimizer.variables, strict=True)
     for expected, actual in pairs:
