@@ -249,8 +249,8 @@ def make_model(heights, optimizer, steps_per_execution):
 @pytest.mark.parametrize(
     ("optimizer", "num_shards", "num_apart", "steps_per_execution"),
     [
-        *(("sgd", 1, 0, 1), ("adagrad", 1, 0, 10), ("adagrad", 1, 2, 1)),
-        *(("adagrad", 3, 2, 10), ("adam", 3, 0, 1)),
+        *(("sgd", 1, 0, 1), ("adagrad", 1, 2, 10)),
+        *(("adagrad", 3, 2, 1), ("adam", 3, 0, 10)),
     ],
 )
 def test_tables_in_runs_equal_plain_keras(
@@ -314,43 +314,45 @@ def test_a_model_that_is_made_again_is_given_its_graphs_again(strategy, monkeypa
     assert graphs[1] == graphs[2]
 
 
-@pytest.mark.parametrize("kind", ["keras", "checkpoint", "saved_model"])
-def test_what_was_saved_is_what_others_load(strategy, tmp_path, monkeypatch, kind):
+def trained_model(strategy):
+    """A model of tables in pools, that was trained, and its data."""
     with strategy.scope():
-        shared = make_model(HEIGHTS, "adagrad", 2)
+        model = make_model(HEIGHTS, "adagrad", 2)
+    x = tuple(np.arange(24, dtype="int32").reshape(8, 3) % height for height in HEIGHTS)
+    model.fit(x, np.ones((8, 1), "float32"), batch_size=4, verbose=0)
+    return model, x
+
+
+@pytest.mark.parametrize("kind", ["keras", "checkpoint"])
+def test_what_was_saved_is_what_others_load(strategy, tmp_path, monkeypatch, kind):
+    shared, _ = trained_model(strategy)
     monkeypatch.setattr(row_pools, "NUM_APART", 100)
     with strategy.scope():
         by_itself = make_model(HEIGHTS, "adagrad", 2)
-    plain = make_model(HEIGHTS, "adagrad", 2)
-    monkeypatch.setattr(row_pools, "NUM_APART", 0)
-    x = tuple(np.arange(24, dtype="int32").reshape(8, 3) % height for height in HEIGHTS)
-    y = np.ones((8, 1), "float32")
-    models = [shared, by_itself, plain]
+    models = [shared, by_itself, make_model(HEIGHTS, "adagrad", 2)]
     for model in models:
         model.optimizer.build(model.trainable_variables)
-    for number, saved in enumerate(models):
-        saved.fit(x, y, batch_size=4, verbose=0)
-        values = saved.get_weights()
-        assert any(np.abs(value).max() > 0 for value in values)
-        if kind == "saved_model":
-            saved.export(tmp_path / "exported", verbose=False)
-            loaded = tf.saved_model.load(tmp_path / "exported")
-            np.testing.assert_allclose(
-                loaded.serve([tf.constant(own, tf.int32) for own in x]),
-                saved.predict(x, verbose=0),
-                rtol=1e-5,
-            )
-            continue
+    for saved in models:
+        values = [np.random.default_rng(1).random(v.shape) for v in saved.weights]
+        saved.set_weights(values)
         path = tmp_path / ("saved.keras" if kind == "keras" else "checkpoint")
         if kind == "keras":
             saved.save(path)
         else:
             tf.train.Checkpoint(model=saved).write(str(path))
-        for other in models[:number] + models[number + 1 :]:
+        for other in models:
             other.set_weights([np.zeros_like(value) for value in values])
             if kind == "checkpoint":
                 tf.train.Checkpoint(model=other).read(str(path)).expect_partial()
             else:
                 other.load_weights(path)
             for ours, expected in zip(other.get_weights(), values, strict=True):
-                np.testing.assert_array_equal(ours, expected)
+                np.testing.assert_array_equal(ours, expected.astype("float32"))
+
+
+def test_a_saved_model_predicts_as_its_model(strategy, tmp_path):
+    model, x = trained_model(strategy)
+    model.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    found = loaded.serve([tf.constant(own, tf.int32) for own in x])
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
