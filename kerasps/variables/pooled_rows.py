@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.variables.named import NamedVariable, on_own_task, plain_variable
-from kerasps.variables.tensor_like import TensorLike
+from kerasps.variables.tensor_like import TensorLike, new_value
 
 if TYPE_CHECKING:
     from kerasps.variables.row_pools import RowPool
@@ -130,7 +130,7 @@ class PooledRows(TensorLike):
 
     def assign(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
         """Set all rows."""
-        value = self._converted(value)
+        value = new_value(self, value)
 
         def write() -> None:
             with tf.device(self.device):
@@ -147,7 +147,7 @@ class PooledRows(TensorLike):
 
     def assign_add(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
         """Add a value of the shape of these rows; atomic."""
-        value = self._converted(value)
+        value = new_value(self, value)
         if not tf.executing_eagerly():
             self._add(value)
             return self
@@ -176,7 +176,7 @@ class PooledRows(TensorLike):
 
     def assign_sub(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
         """Subtract a value of the shape of these rows; atomic."""
-        return self.assign_add(-self._converted(value))
+        return self.assign_add(-new_value(self, value))
 
     def scatter_add(self, slices: tf.IndexedSlices) -> PooledRows:
         """Add slices to their rows."""
@@ -246,15 +246,6 @@ class PooledRows(TensorLike):
             # Done already where there is no graph.
             with tf.control_dependencies([check] if check is not None else []):
                 return tf.identity(indices) + self.begin
-
-    def _converted(self, value: Any) -> tf.Tensor:
-        value = tf.convert_to_tensor(value, self.dtype)
-        if not value.shape.is_compatible_with(self.shape):
-            raise ValueError(
-                f"A new value must have the variable's shape. Expected: {tuple(self.shape)} for "
-                f"variable '{self.name}'. Received: {value.shape}."
-            )
-        return value
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         # For a checkpoint that is written while training goes on.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.variables.pooled_rows import PooledRows
-from kerasps.variables.tensor_like import TensorLike
+from kerasps.variables.tensor_like import TensorLike, new_value
 
 LAYOUTS = ("mod", "div")
 
@@ -155,21 +155,21 @@ class ShardedStorage(TensorLike):
 
     def assign(self, value: Any, **unused: Any) -> ShardedStorage:
         """Set the whole value."""
-        value = self._checked(value)
+        value = new_value(self, value)
         for index, shard in enumerate(self.shards):
             shard.assign(self.sharding.rows_in(value, index), read_value=False)
         return self
 
     def assign_add(self, value: Any, **unused: Any) -> ShardedStorage:
         """Add a value of the variable's shape; atomic per shard."""
-        value = self._checked(value)
+        value = new_value(self, value)
         for index, shard in enumerate(self.shards):
             shard.assign_add(self.sharding.rows_in(value, index), read_value=False)
         return self
 
     def assign_sub(self, value: Any, **unused: Any) -> ShardedStorage:
         """Subtract a value of the variable's shape; atomic per shard."""
-        return self.assign_add(-self._checked(value))
+        return self.assign_add(-new_value(self, value))
 
     def scatter_add(self, slices: tf.IndexedSlices) -> ShardedStorage:
         """Add slices to their rows; atomic per shard."""
@@ -227,15 +227,6 @@ class ShardedStorage(TensorLike):
     def numpy(self) -> Any:
         """Return the whole value as a NumPy array."""
         return self.read_value().numpy()
-
-    def _checked(self, value: Any) -> tf.Tensor:
-        value = tf.convert_to_tensor(value, self.dtype)
-        if not value.shape.is_compatible_with(self.shape):
-            raise ValueError(
-                f"A new value must have the variable's shape. Expected: {tuple(self.shape)} for "
-                f"variable '{self.name}'. Received: {value.shape}."
-            )
-        return value
 
     def _serialize_to_tensors(self) -> dict[str, WholeValue]:
         return {"VARIABLE_VALUE": WholeValue(self)}

@@ -33,3 +33,18 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
     _overload(f"__r{_name}__")
 for _name in ("neg", "abs", "lt", "le", "gt", "ge", "getitem"):
     _overload(f"__{_name}__")
+
+
+def new_value(storage: Any, value: Any) -> tf.Tensor:
+    """Return a value that a storage is to have, or is to be changed by, as a tensor.
+
+    Raises:
+        ValueError: it has another shape than the storage.
+    """
+    value = tf.convert_to_tensor(value, storage.dtype)
+    if not value.shape.is_compatible_with(storage.shape):
+        raise ValueError(
+            f"A new value must have the variable's shape. Expected: {tuple(storage.shape)} for "
+            f"variable '{storage.name}'. Received: {value.shape}."
+        )
+    return value
