@@ -209,8 +209,8 @@ class DevicePull:
         waits = step.before_pull.get(self.device, [])
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
-        ids = PullMessage.of(step.requests, self.groups).ids
-        reply = self.received.unpack_by_call(flats, [tf.size(own) for own in ids])
+        sizes = [tf.size(step.requests[own.group.tables[0]].ids_in(own)) for own in self.groups]
+        reply = self.received.unpack_by_call(flats, sizes)
         if reply.clock is not None:
             step.clocks[self.device] = reply.clock
         values = dict(zip(self._dense, reply.dense, strict=True))

@@ -19,7 +19,6 @@ from kerasps.variables.away import AwayStates, drawn
 from kerasps.variables.chunks import (
     CHUNK_BYTES,
     StoredRows,
-    assign_rows,
     chunks_of,
     num_bytes,
     read_rows,
@@ -78,7 +77,7 @@ from kerasps.variables.placement import (
     text_table,
 )
 from kerasps.variables.placing import Extended, is_ours
-from kerasps.variables.pooled_rows import PooledRows, held_by
+from kerasps.variables.pooled_rows import PooledRows, assign_rows, held_by
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import (
     LAYOUTS,

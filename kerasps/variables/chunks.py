@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.variables.pooled_rows import held_by
+from kerasps.variables.pooled_rows import assign_rows, held_by
 from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
 
 # A chunk costs memory: a few of them on the coordinator, or on each ps. A table of 1 GB is 64
@@ -129,25 +129,6 @@ def write_rows(storage: Any, rows: range, value: tf.Tensor, device: str | None) 
         with tf.device(device):
             own_value = value[taken.start - rows.start : taken.stop - rows.start : taken.step]
         assign_rows(shard, own, own_value)
-
-
-def assign_rows(shard: Any, places: range, value: tf.Tensor) -> None:
-    """Assign rows of a shard that are neighbours.
-
-    Args:
-        shard: a `tf.Variable` or `PooledRows`.
-        places: their places in the shard, with a step of 1.
-        value: their new value.
-    """
-    holder, begin = held_by(shard)
-    with tf.device(shard.device):
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=holder.handle,
-            begin=[begin + places.start],
-            end=[begin + places.stop],
-            strides=[1],
-            value=value,
-        )
 
 
 def _sharding_of(storage: Any) -> Sharding:

@@ -131,18 +131,7 @@ class PooledRows(TensorLike):
     def assign(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
         """Set all rows."""
         value = new_value(self, value)
-
-        def write() -> None:
-            with tf.device(self.device):
-                tf.raw_ops.ResourceStridedSliceAssign(
-                    ref=self.holder.handle,
-                    begin=[self.begin],
-                    end=[self.begin + self._num_rows],
-                    strides=[1],
-                    value=value,
-                )
-
-        on_own_task(write)
+        on_own_task(lambda: assign_rows(self, range(self._num_rows), value))
         return self
 
     def assign_add(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
@@ -270,3 +259,22 @@ def held_by(storage: Any) -> tuple[Any, int]:
     if isinstance(storage, PooledRows):
         return storage.holder, storage.begin
     return storage, 0
+
+
+def assign_rows(shard: Any, places: range, value: tf.Tensor) -> None:
+    """Assign rows of a shard that are neighbours.
+
+    Args:
+        shard: a `tf.Variable` or `PooledRows`.
+        places: their places in the shard, with a step of 1.
+        value: their new value.
+    """
+    holder, begin = held_by(shard)
+    with tf.device(shard.device):
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=holder.handle,
+            begin=[begin + places.start],
+            end=[begin + places.stop],
+            strides=[1],
+            value=value,
+        )
