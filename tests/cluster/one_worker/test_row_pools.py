@@ -249,8 +249,8 @@ def make_model(heights, optimizer, steps_per_execution):
 @pytest.mark.parametrize(
     ("optimizer", "num_shards", "num_apart", "steps_per_execution"),
     [
-        *(("sgd", 1, 0, 1), ("adagrad", 1, 2, 10)),
-        *(("adagrad", 3, 2, 1), ("adam", 3, 0, 10)),
+        *(("sgd", 1, 0, 1), ("adagrad", 1, 1, 10)),
+        *(("adagrad", 3, 1, 1), ("adam", 3, 0, 10)),
     ],
 )
 def test_tables_in_runs_equal_plain_keras(
@@ -258,14 +258,15 @@ def test_tables_in_runs_equal_plain_keras(
 ):
     sharded(num_shards)
     monkeypatch.setattr(row_pools, "NUM_APART", num_apart)
-    # So small that they lie in several.
+    # So small that they lie in several, whichever are by themselves.
+    heights = HEIGHTS * 2
     monkeypatch.setattr(row_pools, "POOL_BYTES", 700 * WIDTH * 4)
     generator = np.random.default_rng(0)
-    x = tuple(generator.integers(0, height, (320, 3)) for height in HEIGHTS)
+    x = tuple(generator.integers(0, height, (320, 3)) for height in heights)
     y = np.sin(sum(x).sum(1, keepdims=True)).astype("float32")
     plain, ours = train_both(
         strategy,
-        lambda: make_model(HEIGHTS, optimizer, steps_per_execution),
+        lambda: make_model(heights, optimizer, steps_per_execution),
         (x, y),
         sum_repeated_ids=True,
         lazy=optimizer == "adam",
