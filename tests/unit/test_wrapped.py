@@ -11,12 +11,14 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from kerasps.variables import ParameterServerVariable
 from support.models import Examples, endless, ids_data
 from support.wrappers import WRAPPED
 
 NAMES = {name for _, name in WRAPPED}
 # Held since before there was a strategy, or a wrapper.
-FIT, EVALUATE, ASSIGN = keras.Model.fit, keras.Model.evaluate, keras.Variable.assign
+COMPILE, FIT, EVALUATE = keras.Model.compile, keras.Model.fit, keras.Model.evaluate
+ASSIGN = keras.Variable.assign
 
 
 class Model(keras.Sequential):
@@ -41,7 +43,9 @@ def batches():
 def made(strategy):
     with strategy.scope():
         model = Model([keras.Input((2,)), keras.layers.Dense(1)])
-        model.compile("adam", "mae", metrics=[Examples()])
+    # Outside of the scope: the hook makes the state of the metrics and the optimizer in it.
+    COMPILE(model, "adam", "mae", metrics=[Examples()])
+    assert isinstance(model.optimizer.iterations, ParameterServerVariable)
     return model
 
 
@@ -109,7 +113,7 @@ def test_wrappers_that_are_taken_off_leave_the_hooks(strategy, wrappers, tmp_pat
         wrappers.put_on()
     # These were put on after the strategy.
     assert len(made(strategy).predict(batches(), verbose=0)) == 64
-    assert wrappers.calls["predict"] == wrappers.calls["compile"] == 1
+    assert wrappers.calls["predict"] == 1
 
 
 def test_a_wrapper_leaves_models_outside_of_the_scope_to_keras(strategy, wrappers):
