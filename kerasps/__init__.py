@@ -132,7 +132,15 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
+    except ImportError as exc:
+        # Keras cannot be imported where its backend is not installed.
+        error = importlib.import_module(f"{__name__}._compat").backend_error()
+        if error is None:
+            raise
+        raise error from exc
+    value = getattr(module, name)
     if not isinstance(value, str):
         value.__module__ = __name__
     globals()[name] = value

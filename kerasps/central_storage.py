@@ -42,6 +42,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
     Raises:
         TypeError: `compute_devices` is no list of names, or `parameter_device` no name.
         ValueError: a device does not exist in this process, is named twice, or none is given.
+        UnsupportedError: Keras runs on another backend than TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -58,6 +59,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
         compute_devices: Sequence[str] | None = None,
         parameter_device: str | None = None,
     ) -> None:
+        _compat.check_backend()
         known = _devices_of_process()
         if compute_devices is None:
             gpus = [device for device in known if _type_of(device) == "GPU"]

@@ -123,6 +123,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             `update_mode`, `num_backup_workers` or `connect_timeout` is not one of its values, two
             of them do not go together, a worker has not all of `worker_devices`, or an argument
             differs from that of the strategy which this process has already.
+        UnsupportedError: Keras runs on another backend than TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -155,6 +156,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         worker_devices: Sequence[str] | None = None,
         connect_timeout: float | None = None,
     ) -> None:
+        _compat.check_backend()
         max_staleness = checked_staleness(max_staleness)
         check_overlap(overlap)
         if cluster_resolver is None:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.checks import count
 from kerasps.errors import CheckpointError
 from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
@@ -94,6 +95,7 @@ class SidecarEvaluator:
             written.
 
     Raises:
+        UnsupportedError: Keras runs on another backend than TensorFlow.
         TypeError: an argument is not of its type.
         ValueError: the model is not built or compiled, or an argument is out of its range.
 
@@ -111,6 +113,7 @@ class SidecarEvaluator:
         *,
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        _compat.check_backend()
         _check_model(model)
         steps = _count_or_none("steps", steps)
         max_evaluations = _count_or_none("max_evaluations", max_evaluations)

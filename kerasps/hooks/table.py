@@ -35,7 +35,7 @@ _IN_STEP = "in a step our variables take assignments themselves; Keras would ass
 # fmt: off
 PATCHES: tuple[Patch, ...] = (
     # Variables.
-    Patch(keras.Variable, "__new__", variables.new_variable,
+    Patch(keras.Variable, "__init__", variables.make_variable,
           "makes our subclass while our strategy is current", KERAS, "keras.Variable"),
     Patch(keras.Variable, "value", variables.value, _ADOPTING, KERAS, "keras.Variable"),
     Patch(keras.Variable, "assign", variables.assign, _ADOPTING, KERAS, "keras.Variable"),

@@ -19,10 +19,10 @@ from kerasps.variables import (
 )
 
 
-def new_variable(original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:
-    """`keras.Variable.__new__`: make one of ours while our strategy is current."""
-    del original  # `object.__new__`, which takes no arguments
-    return make_parameter_server_variable(cls, *args, **kwargs)
+def make_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """`keras.Variable.__init__`: make one of ours while one of our strategies is current."""
+    make_parameter_server_variable(self)
+    original(self, *args, **kwargs)
 
 
 def value(original: Any, self: Any) -> Any:

@@ -435,11 +435,11 @@ def is_seed_state(variable: keras.Variable) -> bool:
     return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
 
 
-def make_parameter_server_variable(cls: type, *args: Any, **kwargs: Any) -> keras.Variable:
-    """Make a variable of ours while one of our strategies is current, else one of Keras's.
+def make_parameter_server_variable(new: keras.Variable) -> None:
+    """Make a new variable one of ours while one of our strategies is current.
 
-    Takes the place of `keras.Variable.__new__` once a strategy exists.
+    Args:
+        new: a variable whose `__init__` begins. One of a class of the user's stays what it is.
     """
-    if cls is keras.Variable and is_ours(strategy_of_new_variables()):
-        return object.__new__(ParameterServerVariable)
-    return object.__new__(cls)
+    if type(new) is keras.Variable and is_ours(strategy_of_new_variables()):
+        new.__class__ = ParameterServerVariable

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import (
     EVALUATOR,
     ClusterDescription,
@@ -95,6 +96,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         TypeError: `variable_partitioner` cannot be called, or `table_min_bytes` is not an integer.
         ValueError: an argument is not one of its values, or differs from that of the strategy which
             this process has already.
+        UnsupportedError: Keras runs on another backend than TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Follows `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.
@@ -115,6 +117,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         chief_timeout: float | None = None,
         connect_timeout: float | None = None,
     ) -> None:
+        _compat.check_backend()
         if cluster_resolver is None:
             cluster = read_tf_config(needs_chief=False)
         elif isinstance(cluster_resolver, LocalClusterResolver):

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import EVALUATOR, AfterTheEnd, ClusterDescription, read_tf_config, serve
 from kerasps.evaluator import (
     Evaluation,
@@ -70,11 +71,13 @@ def train_and_evaluate(
 
     Raises:
         ClusterConfigError: TF_CONFIG is not set or wrong.
+        UnsupportedError: Keras runs on another backend than TensorFlow.
         ValueError: the model is not built or compiled.
         CheckpointError: in the evaluator, a checkpoint cannot be read.
 
     Follows `tf.estimator.train_and_evaluate`.
     """
+    _compat.check_backend()
     cluster = read_tf_config(needs_chief=False)
     if config.random_seed is not None:
         keras.utils.set_random_seed(config.random_seed)

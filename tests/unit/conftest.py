@@ -15,6 +15,7 @@ import tensorflow as tf
 import kerasps
 from kerasps.cluster import connected_strategy
 from support.partitioner import Partitioner
+from support.wrappers import Wrappers
 
 NUM_WORKERS, NUM_PS = 2, 2
 
@@ -39,7 +40,15 @@ PARTITIONER = Partitioner()
 
 
 @pytest.fixture(scope="session")
-def strategy():
+def wrappers():
+    """Wrappers around methods of Keras and TensorFlow, which were there before the strategy."""
+    wrappers = Wrappers()
+    wrappers.put_on()
+    return wrappers
+
+
+@pytest.fixture(scope="session")
+def strategy(wrappers):
     """The strategy of the cluster inside this process."""
     holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(1 + NUM_WORKERS + NUM_PS)]
     addresses = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in holders]
