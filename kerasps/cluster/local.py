@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from kerasps.checks import count, seconds
+from kerasps.checks import count, path, seconds
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.gpus import visible_gpus, worker_gpus
 from kerasps.cluster.logs import make_log_dir
@@ -89,7 +89,7 @@ class LocalCluster:
         self._log_dir = (
             Path(tempfile.mkdtemp(prefix="kerasps-"))
             if log_dir is None
-            else Path(log_dir).absolute()
+            else path("log_dir", log_dir, advice="Leave it out for a temporary one.").absolute()
         )
         make_log_dir(self._log_dir)
         self._keep_logs = False

@@ -39,7 +39,10 @@ def wait_until_reachable(
         ValueError: the time limit is not a positive, finite number.
     """
     limit = time_limit(
-        timeout_s, variable="KERASPS_CONNECT_TIMEOUT", default=DEFAULT_CONNECT_TIMEOUT_S
+        timeout_s,
+        variable="KERASPS_CONNECT_TIMEOUT",
+        default=DEFAULT_CONNECT_TIMEOUT_S,
+        argument="connect_timeout",
     )
     deadline = time.monotonic() + limit
     missing = unreachable(addresses, min(limit, _ATTEMPT_TIMEOUT_S))

@@ -32,6 +32,23 @@ _POLL_S = 0.05
 _SEED_STEP = 15_485_863
 
 
+def check_run(run_id: Any, timeout: Any) -> float:
+    """Check the arguments of a run, and return the seconds to wait for its chief.
+
+    Raises:
+        TypeError: `run_id` is not a name.
+        ValueError: `timeout` is not a time limit.
+    """
+    if run_id is not None and not isinstance(run_id, str):
+        raise TypeError(
+            "Argument `run_id` is not a name. Expected: a string that the workers of a run have in "
+            f"common, or None. Received: run_id={run_id!r}. Give one like 'run-1'."
+        )
+    return time_limit(
+        timeout, variable=_TIMEOUT_VARIABLE, default=_TIMEOUT_S, argument="chief_timeout"
+    )
+
+
 class Run:
     """The run that this process takes part in.
 
@@ -48,7 +65,7 @@ class Run:
         self._run_id = run_id or os.environ.get(RUN_ID_VARIABLE) or "run"
         self._is_chief = is_chief
         self._chief = chief
-        self._timeout = time_limit(timeout, variable=_TIMEOUT_VARIABLE, default=_TIMEOUT_S)
+        self._timeout = check_run(run_id, timeout)
         self._device = ps_device(0)
         self._counts: Counter[Any] = Counter()
         self._ready: set[str] = set()

@@ -18,7 +18,8 @@ import kerasps
 from kerasps.checks import time_limit
 from kerasps.cluster import connection, grpc_options, probe, reachability
 from kerasps.cluster import description as cluster
-from kerasps.cluster.description import ClusterDescription, check_cluster_resolver, read_tf_config
+from kerasps.cluster.cluster_resolver import check_cluster_resolver
+from kerasps.cluster.description import ClusterDescription, read_tf_config
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import ClusterConfigError, TaskUnreachableError
 from support.greeters import greeter
@@ -355,7 +356,9 @@ def test_a_timeout_in_the_environment_that_is_none_is_refused(monkeypatch, value
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), True, "60"])
 def test_a_timeout_that_is_none_is_refused(value):
-    with pytest.raises(ValueError, match=rf"timeout_s is not a time limit.*Received: {value!r}"):
+    with pytest.raises(
+        ValueError, match=rf"`timeout_s` is not a time limit.*Received: timeout_s={value!r}"
+    ):
         time_limit(value, **CONNECT)
 
 
