@@ -8,6 +8,7 @@ chief counts the runs. A chief that comes back while its run goes on attaches to
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections import Counter
@@ -21,11 +22,15 @@ from kerasps.cluster import ps_device
 from kerasps.errors import TaskUnreachableError
 from kerasps.worker_driven.cells import Cell, SharedSum
 
+_LOGGER = logging.getLogger("kerasps")
+
 RUN_ID_VARIABLE = "KERASPS_RUN_ID"
 _TIMEOUT_VARIABLE = "KERASPS_CHIEF_TIMEOUT"
 # As long as a lost worker gets: the chief may have to be scheduled, and to load what it begins
 # with.
 _TIMEOUT_S = 600.0
+# Longer than a chief takes that starts together with the others; then twice as long each time.
+_SAY_AFTER_S = 10.0
 # A wait costs each ps a call as often; a start does not notice it.
 _POLL_S = 0.05
 # Seeds of processes are so far apart. A prime, so that no two meet soon.
@@ -204,8 +209,16 @@ class Run:
         )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self._timeout
+        began = time.monotonic()
+        deadline, say_after = began + self._timeout, _SAY_AFTER_S
         while not condition():
+            waited = time.monotonic() - began
+            if waited > say_after:
+                say_after *= 2
+                text = (
+                    "Waiting since %.0f s, for %.0f s at most, for the chief of this run, %s, %s."
+                )
+                _LOGGER.warning(text, waited, self._timeout, self._chief, what)
             if time.monotonic() > deadline:
                 raise TaskUnreachableError(
                     f"The chief of this run, {self._chief}, was waited for in vain: it was {what}. "

@@ -405,6 +405,24 @@ def test_every_task_that_cannot_be_reached_is_named_within_the_limit():
     assert "KERASPS_CONNECT_TIMEOUT" in message
 
 
+def test_who_is_waited_for_is_said_at_growing_intervals(monkeypatch, caplog):
+    monkeypatch.setattr(reachability, "_SAY_AFTER_S", 0.1)
+    holder, missing = closed_address()
+    tasks = {("worker", 0): missing}
+    with greeter() as there, holder, pytest.raises(TaskUnreachableError):
+        wait_until_reachable({("ps", 0): there, **tasks}, timeout_s=1.2)
+    said = [record.getMessage() for record in caplog.records if record.name == "kerasps"]
+    assert 2 <= len(said) <= 4  # after 0.1, 0.2, 0.4 and 0.8 s
+    assert said[0] == (
+        "Waiting for 1 of 2 tasks since 0 s, for 1 s at most: "
+        f"worker 0 at {missing} (Connection refused)."
+    )
+    caplog.clear()
+    with greeter() as there:
+        wait_until_reachable({("ps", 0): there}, timeout_s=10)
+    assert caplog.records == []
+
+
 def test_who_listens_and_is_no_server_is_named():
     silent, address = listening_socket()
     with silent, greeter(b"220 mail.example.com ESMTP\r\n") as other:
