@@ -14,7 +14,6 @@ from kerasps._doors import opened_when_used
 if TYPE_CHECKING:
     from kerasps.cluster.calls import apart, call_apart, call_flat, persist
     from kerasps.cluster.cluster_resolver import (
-        ClusterResolver,
         as_resolver,
         check_cluster_resolver,
         describe_resolver,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         describe_exit_code,
         end_with_parent,
     )
+    from kerasps.cluster.protocol import ClusterResolver
     from kerasps.cluster.reachability import unreachable, wait_until_reachable
     from kerasps.cluster.renewal import AfterTheEnd, start_anew
     from kerasps.cluster.resolver import LocalClusterResolver
@@ -135,7 +135,7 @@ if not TYPE_CHECKING:  # to which it would make every name a valid one
             "AfterTheEnd": "renewal",
             "COORDINATOR_CPU": "devices",
             "ClusterDescription": "description",
-            "ClusterResolver": "cluster_resolver",
+            "ClusterResolver": "protocol",
             "DEFAULT_MAX_RESTARTS": "restarts",
             "EVALUATOR": "description",
             "Death": "task_watch",

@@ -1,7 +1,7 @@
 """Reads the cluster from the cluster resolver that a strategy is given.
 
-TensorFlow carries no types, so the protocol `ClusterResolver` is what type checkers see of its
-resolvers. What is none is refused by name: a dictionary, an address, a class that nobody called.
+What is none is refused by name: a dictionary, an address, a class that nobody called. A cluster
+that names no chief gets this process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import atexit
 import functools
 import socket
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from kerasps.cluster.description import (
     ClusterDescription,
@@ -23,6 +23,7 @@ from kerasps.cluster.description import (
     split_address,
 )
 from kerasps.cluster.local import LocalCluster
+from kerasps.cluster.protocol import ClusterResolver
 from kerasps.errors import ClusterConfigError
 
 _RECIPE = (
@@ -32,34 +33,6 @@ _RECIPE = (
 # TensorFlow's resolver that reads the variable, and tells nobody what is wrong with it.
 _OF_TF_CONFIG = "TFConfigClusterResolver"
 _LOOPBACK = "127.0.0.1"
-
-
-class ClusterResolver(Protocol):
-    """What a strategy asks a `tf.distribute.cluster_resolver.ClusterResolver`, for type checkers.
-
-    TensorFlow's resolvers have it, and so may a class of another scheduler:
-
-    ```python
-    class OfScheduler:
-        task_type, task_id = "chief", 0
-
-        def cluster_spec(self):
-            return tf.train.ClusterSpec({"worker": ["host1:2222"], "ps": ["host2:2222"]})
-
-    resolver: kerasps.ClusterResolver = OfScheduler()
-    ```
-    """
-
-    @property
-    def task_type(self) -> str | None:
-        """The job of this process; None for the chief."""
-
-    @property
-    def task_id(self) -> int | None:
-        """The index of this process in its job; None for 0."""
-
-    def cluster_spec(self) -> Any:
-        """Return the `tf.train.ClusterSpec` with the tasks of each job."""
 
 
 def as_resolver(given: Any) -> ClusterResolver:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 _Class = TypeVar("_Class", bound=type)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _CALLBACK = "Give a `keras.callbacks.Callback` in `callbacks`"
 _SESSIONS = "It is gone, with sessions: leave it out"
@@ -50,23 +51,22 @@ def naming_moved(moved: Mapping[str, str]) -> Callable[[_Class], _Class]:
     """
 
     def decorate(cls: _Class) -> _Class:
-        cls.__init__ = refusing_moved(cls.__name__, moved)(cls.__init__)  # type: ignore[misc]
+        init: Any = cls.__init__  # type: ignore[misc]
+        cls.__init__ = refusing_moved(cls.__name__, moved)(init)  # type: ignore[misc]
         return cls
 
     return decorate
 
 
-def refusing_moved(
-    name: str, moved: Mapping[str, str]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator of a function: as `naming_moved`.
+def refusing_moved(name: str, moved: Mapping[str, str]) -> Callable[[_Function], _Function]:
+    """Return a decorator of a function that refuses arguments: as `naming_moved`.
 
     Args:
         name: what errors call the function.
         moved: as for `naming_moved`.
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
             for argument in kwargs:
@@ -80,6 +80,6 @@ def refusing_moved(
                     )
             return function(*args, **kwargs)
 
-        return checked
+        return cast(_Function, checked)
 
     return decorate
