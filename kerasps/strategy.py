@@ -14,10 +14,13 @@ import tensorflow as tf
 from kerasps import _compat, checks, hooks, training
 from kerasps.cluster import (
     ClusterDescription,
+    ClusterResolver,
+    LocalCluster,
     LocalClusterResolver,
     Membership,
     WorkerDevices,
     WorkerInfo,
+    as_resolver,
     check_cluster_resolver,
     checked_device_names,
     connect_to_tasks,
@@ -39,6 +42,9 @@ from kerasps.step import (
     run_in_graph,
 )
 from kerasps.strategy_arguments import (
+    ShardLayout,
+    SparseUpdates,
+    UpdateMode,
     check_overlap,
     check_tables,
     check_update_mode,
@@ -70,9 +76,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     ```
 
     Args:
-        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` whose cluster has one
-            `chief`, at least one `worker` and at least one `ps`, and whose task is the chief.
-            Default: the one that `TF_CONFIG` describes.
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` whose cluster has at
+            least one `worker` and one `ps`, and whose task is the `chief`; or a
+            `kerasps.LocalCluster`. A resolver that lists no chief gets this process, at a free
+            port of this machine. Default: the one that `TF_CONFIG` describes.
         variable_partitioner: a callable of `shape` and `dtype` that returns the number of shards
             per axis, such as `kerasps.MinSizePartitioner()` or one of
             `tf.distribute.experimental.partitioners`. It splits the first axis of Keras variables,
@@ -143,15 +150,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __init__(
         self,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        cluster_resolver: ClusterResolver | LocalCluster | None = None,
         variable_partitioner: Callable[..., Any] | None = None,
         *,
-        shard_layout: str = "mod",
-        sparse_updates: str = "lazy",
+        shard_layout: ShardLayout = "mod",
+        sparse_updates: SparseUpdates = "lazy",
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         max_staleness: int | None = None,
         overlap: bool = False,
-        update_mode: str = "async",
+        update_mode: UpdateMode = "async",
         num_backup_workers: int = 0,
         worker_devices: Sequence[str] | None = None,
         connect_timeout: float | None = None,
@@ -162,7 +169,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         if cluster_resolver is None:
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        description = check_cluster_resolver(cluster_resolver)
+        resolver = as_resolver(cluster_resolver)
+        description = check_cluster_resolver(resolver)
         arguments: dict[str, Any] = {
             "variable_partitioner": variable_partitioner,
             "shard_layout": shard_layout,
@@ -175,11 +183,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "worker_devices": checked_device_names(worker_devices),
         }
         check_update_mode(arguments, len(description.jobs["worker"]))
-        self._set_up(cluster_resolver, description, arguments, connect_timeout)
+        self._set_up(resolver, description, arguments, connect_timeout)
 
     def _set_up(
         self,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        cluster_resolver: ClusterResolver,
         description: ClusterDescription,
         arguments: dict[str, Any],
         connect_timeout: float | None,
@@ -353,7 +361,9 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         # TensorFlow's constructor calls this. Its own would rename the devices of this process.
         self._num_workers = len(self._description.jobs["worker"])
         self._num_ps = len(self._description.jobs["ps"])
-        connect_to_tasks(self._description, protocol=self._cluster_resolver.rpc_layer)
+        connect_to_tasks(
+            self._description, protocol=getattr(self._cluster_resolver, "rpc_layer", None)
+        )
 
     @property
     def description(self) -> ClusterDescription:
@@ -387,9 +397,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return int(self._extended._num_ps)
 
     @property
-    def sparse_updates(self) -> str:
+    def shard_layout(self) -> ShardLayout:
+        """`"mod"` or `"div"`: which rows of a variable are in which shard."""
+        layout: ShardLayout = self._arguments["shard_layout"]
+        return layout
+
+    @property
+    def sparse_updates(self) -> SparseUpdates:
         """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
-        return str(self._arguments["sparse_updates"])
+        meaning: SparseUpdates = self._arguments["sparse_updates"]
+        return meaning
 
     @property
     def table_min_bytes(self) -> int:
@@ -436,9 +453,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return self.worker_devices[0] if self.worker_devices else None
 
     @property
-    def update_mode(self) -> str:
+    def update_mode(self) -> UpdateMode:
         """`"async"`, or `"sync"` where an update is made of the gradients of all workers."""
-        return str(self._arguments["update_mode"])
+        mode: UpdateMode = self._arguments["update_mode"]
+        return mode
 
     @property
     def num_backup_workers(self) -> int:

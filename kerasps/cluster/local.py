@@ -15,11 +15,12 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from kerasps.checks import count, seconds
+from kerasps.checks import count, path, seconds
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.gpus import visible_gpus, worker_gpus
 from kerasps.cluster.logs import make_log_dir
 from kerasps.cluster.process import TaskProcess, child_environment
+from kerasps.cluster.protocol import ClusterResolver
 from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
 from kerasps.cluster.supervision import supervise_here, supervise_no_more
 from kerasps.cluster.task_watch import Death, TaskWatch
@@ -89,7 +90,7 @@ class LocalCluster:
         self._log_dir = (
             Path(tempfile.mkdtemp(prefix="kerasps-"))
             if log_dir is None
-            else Path(log_dir).absolute()
+            else path("log_dir", log_dir, advice="Leave it out for a temporary one.").absolute()
         )
         make_log_dir(self._log_dir)
         self._keep_logs = False
@@ -129,7 +130,7 @@ class LocalCluster:
         return self._description.as_tf_config()
 
     @property
-    def cluster_resolver(self) -> Any:
+    def cluster_resolver(self) -> ClusterResolver:
         """The chief's `SimpleClusterResolver`, for `ParameterServerStrategy`."""
         # Here, so that `kerasps launch` and the tasks start without TensorFlow's Python packages.
         from kerasps.cluster.resolver import LocalClusterResolver

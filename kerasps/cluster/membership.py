@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import tensorflow as tf
 
@@ -38,6 +39,9 @@ _RESOLVE_S = 2.0
 # After TensorFlow failed to take workers back, mostly because one of them died meanwhile.
 _PAUSE_S = 0.5
 
+# The values of `Status`, for type checkers.
+WorkerStatus = Literal["there", "does not answer", "lost", "is about to leave", "has left", "joins"]
+
 
 @dataclass(frozen=True)
 class WorkerInfo:
@@ -58,7 +62,7 @@ class WorkerInfo:
 
     index: int
     address: str
-    status: str
+    status: WorkerStatus
     since_s: float
 
 

@@ -10,12 +10,16 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.grpc_options import hang_limit
+from kerasps.cluster.probe import Answer, ask_servers
 from kerasps.cluster.supervision import tell_supervisor
 from kerasps.errors import InputError, KeraspsError, PSLostError
 
 # Begins the message of the error that ids out of range end in, on a worker.
 OUT_OF_RANGE = "kerasps: ids out of range"
 
+# A server that is awake answers in a millisecond; one that swaps, in less than this.
+_ASK_S = 1.0
 # How gRPC names the task that an error came from.
 _FROM_TASK = "GRPC error information from remote target /job:"
 _FROM_PS = f"{_FROM_TASK}ps"
@@ -53,10 +57,9 @@ def translated_errors(strategy: Any) -> Iterator[None]:
         out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
         if out_of_range is not None:
             text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
-            raise InputError(
-                f"Ids out of range: {text} {number}. Map the ids into the range, or make the layer "
-                "that looks them up larger (`input_dim` of an Embedding)."
-            ) from None
+            advice = _NO_NUMBER if number in _OF_NAN else _TOO_SMALL
+            raise InputError(f"Ids out of range: {text} {number}. {advice}") from None
+        _raise_if_strings(cause)
         worker = getattr(cause, _WORKER, None)
         if worker is not None and not hasattr(cause, _TOLD):
             told = cleaned(cause)
@@ -68,6 +71,35 @@ def translated_errors(strategy: Any) -> Iterator[None]:
         if cause is not exc and isinstance(cause, Exception):
             raise cause from None
         raise
+
+
+_TOO_SMALL = (
+    "Map the ids into the range, or make the layer that looks them up larger (`input_dim` of an "
+    "Embedding)."
+)
+# What a processor makes of NaN, of infinity, and of numbers that are too large, as an integer.
+_OF_NAN = (-(2**31), -(2**63))
+_NO_NUMBER = (
+    "That is what NaN, infinity and numbers that are too large become as an integer: look for "
+    "missing values in the data, and give ids as integers."
+)
+_CAST_OF_STRINGS = re.compile(r"Cast string to \w+ is not supported")
+
+
+def _raise_if_strings(error: BaseException) -> None:
+    """Raise `InputError` where a model has cast strings to numbers."""
+    if not isinstance(error, tf.errors.UnimplementedError):
+        return
+    found = _CAST_OF_STRINGS.search(error.message)
+    if found is not None:
+        node = _NODE.search(error.message)
+        where = f", in operation {node[1]!r}" if node is not None else ""
+        raise InputError(
+            "The model got strings where it computes with numbers. Expected: numbers, or a layer "
+            "that makes numbers of strings first, such as `keras.layers.StringLookup` or "
+            f"`TextVectorization`. Received: strings in x or y ({found[0]}{where}). Map them to "
+            "numbers in the data, or begin the model with such a layer."
+        ) from cleaned(error)
 
 
 class _NamingLostPS:
@@ -106,15 +138,7 @@ def absent_ps_error(strategy: Any, ps: int) -> PSLostError:
     """Return the error of a ps that does not answer any more, as the membership has noticed."""
     if not strategy._membership.hangs(ps):
         return _lost_ps_error(strategy, ps, "connection refused")
-    tell_supervisor("hung", "ps", ps)
-    return PSLostError(
-        f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
-        "with its variables. Expected: ps tasks that answer within KERASPS_HANG_TIMEOUT seconds "
-        "(10). Received: silence: its process is stopped, or the network swallows what is sent. "
-        f"{strategy.after_ps_loss}",
-        task_type="ps",
-        task_index=ps,
-    )
+    return _hung_ps_error(strategy, ps, "no answer")
 
 
 def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
@@ -125,7 +149,26 @@ def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
         return  # a call to a worker has failed, and the ps is named for what else it was about
     cause = cleaned(error)
     first_line = (str(cause).splitlines() or [""])[0]
-    raise _lost_ps_error(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
+    make = _hung_ps_error if _is_silent(strategy, lost) else _lost_ps_error
+    raise make(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
+
+
+def _is_silent(strategy: Any, ps: int) -> bool:
+    """Return whether a ps to which a call has failed may still be alive, and only not answer."""
+    address = strategy.description.jobs["ps"][ps]
+    return ask_servers({ps: address}, _ASK_S)[ps] is Answer.IS_SILENT
+
+
+def _hung_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
+    tell_supervisor("hung", "ps", ps)
+    return PSLostError(
+        f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
+        f"with its variables. Expected: ps tasks that answer within {hang_limit():g} seconds "
+        f"(KERASPS_HANG_TIMEOUT). Received: silence ({received}): its process is stopped, or the "
+        f"network swallows what is sent. {strategy.after_ps_loss}",
+        task_type="ps",
+        task_index=ps,
+    )
 
 
 def _lost_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:

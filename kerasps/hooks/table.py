@@ -22,6 +22,7 @@ _ARCHIVE = type(keras.export.ExportArchive())
 _V1 = importlib.import_module("tensorflow.compat.v1")
 
 _WHOLE_FILES = "a file takes its name when it is whole, and large variables travel in chunks"
+_DAMAGED = "of a file that is damaged, Keras says that there is none"
 _LARGE_ENTRIES = "large variables go to files, and come from them, a chunk of rows at a time"
 _RESUMING = "the ps write what they hold, and `fit` goes on at the step of the backup"
 _EXPORTING = "what is traced meanwhile is for a SavedModel, which has no cluster"
@@ -105,6 +106,7 @@ PATCHES: tuple[Patch, ...] = (
           "each update of a scheduled function is applied once, whichever worker is lost",
           TENSORFLOW),
     # Files.
+    Patch(keras.saving, "load_model", saving.load_whole_model, _DAMAGED, KERAS, "keras.saving"),
     Patch(_SAVING, "save_model", saving.save_model, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "save_weights_only", saving.save_weights, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "load_model", saving.load_model, _WHOLE_FILES, KERAS),
@@ -112,6 +114,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_SAVING, "is_memory_sufficient", saving.is_memory_sufficient,
           "large files are not made up in memory", KERAS),
     Patch(_compat.legacy_h5_format, "save_model_to_hdf5", saving.save_model, _WHOLE_FILES, KERAS),
+    Patch(keras.models, "load_model", saving.load_whole_model, _DAMAGED, KERAS, "keras.models"),
     Patch(_STORE, "__setitem__", saving.set_entry, _LARGE_ENTRIES, KERAS),
     Patch(_STORE, "__getitem__", saving.get_entry, _LARGE_ENTRIES, KERAS),
     Patch(_BASE, "save_own_variables", saving.save_optimizer, _LARGE_ENTRIES, KERAS),

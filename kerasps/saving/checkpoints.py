@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster import COORDINATOR_CPU, connected_strategy
+from kerasps.saving.damage import naming_damaged_checkpoint
 from kerasps.variables import (
     CHUNK_BYTES,
     ShardedStorage,
@@ -257,7 +258,8 @@ def restore_checkpoint(
     if not connected_strategy().extended.restores:
         return {}  # another process does
     prefix = _absolute(file_prefix)
-    return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
+    with naming_damaged_checkpoint(prefix):
+        return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
 
 
 def _run(original: Callable[..., Any], saver: Any, prefix: str, options: Any) -> Any:

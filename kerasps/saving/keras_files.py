@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import COORDINATOR_CPU, check_ps_of, translated_errors
+from kerasps.saving.damage import naming_damaged_file
 from kerasps.variables import (
     CHUNK_BYTES,
     ParameterServerVariable,
@@ -92,7 +93,9 @@ def save_weights(
                     file.attrs[_METADATA] = json.dumps(_STATE.metadata)
 
 
-def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
+def load_weights(
+    original: Callable[..., None], model: Any, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
     """Load weights into a model of ours, large ones in chunks.
 
     Takes the place of Keras's function behind `model.load_weights`.
@@ -101,11 +104,15 @@ def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs
         PSLostError: a ps is gone.
     """
     if not isinstance(model, keras.Model) or strategy_of(model) is None:
-        original(model, *args, **kwargs)
+        original(model, filepath, *args, **kwargs)
         return
-    with translated_errors(model._distribute_strategy), _loading(True):
+    with (
+        translated_errors(model._distribute_strategy),
+        _loading(True),
+        naming_damaged_file(filepath),
+    ):
         try:
-            original(model, *args, **kwargs)
+            original(model, filepath, *args, **kwargs)
         except Exception:
             # Keras gathers the errors of all layers into one of its own, which names none of them.
             check_ps_of(model._distribute_strategy)

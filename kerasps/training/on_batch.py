@@ -9,8 +9,17 @@ import tensorflow as tf
 
 from kerasps.cluster import COORDINATOR_CPU, translated_errors
 from kerasps.errors import InputError
-from kerasps.inputs import sample_weights
-from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, Mode, TracedStep, step_function
+from kerasps.inputs import check_arrays, sample_weights
+from kerasps.step import (
+    PREDICT,
+    TEST,
+    TRAIN,
+    ExecutionResult,
+    Mode,
+    TracedStep,
+    explaining,
+    step_function,
+)
 from kerasps.training.keras_rules import check_compiled, plain_logs
 from kerasps.training.metrics import merge_once
 from kerasps.training.outputs import concatenated
@@ -71,13 +80,16 @@ def _logs_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) 
 def _run_on_batch(
     model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]
 ) -> tuple[TracedStep, ExecutionResult]:
+    x, y, sample_weight = batch
+    check_arrays(is_batch=True, x=x, y=y, sample_weight=sample_weight)
     come_to_rest()
     prepare(model)
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     with translated_errors(model._distribute_strategy):
-        function = step_function(model, mode, spec, fused=False)
+        with explaining(model, mode, spec):
+            function = step_function(model, mode, spec, fused=False)
         numbers = StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
             execution = function.step_graph(

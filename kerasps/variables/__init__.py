@@ -80,7 +80,6 @@ from kerasps.variables.placing import Extended, is_ours
 from kerasps.variables.pooled_rows import PooledRows, assign_rows, held_by
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import (
-    LAYOUTS,
     ShardedStorage,
     Sharding,
     WholeValue,
@@ -106,7 +105,6 @@ __all__ = [
     "CALLS",
     "CHUNK_BYTES",
     "JOINT_TABLE_SIZE",
-    "LAYOUTS",
     "NAMES",
     "NO_LANE",
     "NUM_BINS",

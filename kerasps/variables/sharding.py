@@ -12,8 +12,6 @@ from kerasps import _compat
 from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.tensor_like import TensorLike, new_value
 
-LAYOUTS = ("mod", "div")
-
 
 @dataclass(frozen=True)
 class Sharding:

@@ -15,8 +15,11 @@ from kerasps import _compat
 from kerasps.cluster import (
     EVALUATOR,
     ClusterDescription,
+    ClusterResolver,
+    LocalCluster,
     LocalClusterResolver,
     WorkerInfo,
+    as_resolver,
     describe_resolver,
     read_tf_config,
 )
@@ -25,10 +28,11 @@ from kerasps.errors import ClusterConfigError, UnsupportedError
 from kerasps.inputs import DatasetCreator, Input, as_input
 from kerasps.step import DEFAULT_TABLE_MIN_BYTES, TRAIN, Mode, TracedStep
 from kerasps.strategy import ParameterServerStrategy
+from kerasps.strategy_arguments import ShardLayout, SparseUpdates
 from kerasps.training import Dispatching
 from kerasps.worker_driven.fit_news import FitNews, TellStop
 from kerasps.worker_driven.own_steps import OwnSteps
-from kerasps.worker_driven.run import Run
+from kerasps.worker_driven.run import Run, check_run
 from kerasps.worker_driven.shared_variables import SharedExtended
 from kerasps.worker_driven.step_budget import StepBudget
 
@@ -107,11 +111,11 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
 
     def __init__(
         self,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Callable[..., Any] | None = None,
         *,
-        shard_layout: str = "mod",
-        sparse_updates: str = "lazy",
+        shard_layout: ShardLayout = "mod",
+        sparse_updates: SparseUpdates = "lazy",
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         run_id: str | None = None,
         chief_timeout: float | None = None,
@@ -120,16 +124,17 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         _compat.check_backend()
         if cluster_resolver is None:
             cluster = read_tf_config(needs_chief=False)
-        elif isinstance(cluster_resolver, LocalClusterResolver):
+        elif isinstance(cluster_resolver, (LocalCluster, LocalClusterResolver)):
             raise ClusterConfigError(
                 "The workers of a LocalCluster are servers, and drive no steps. Expected: "
-                "processes that each run this script. Received: the cluster resolver of a "
-                "LocalCluster. Start the script with `kerasps launch --mode worker`."
+                "processes that each run this script. Received: a LocalCluster, or "
+                "its cluster resolver. Start the script with `kerasps launch --mode worker`."
             )
         else:
-            cluster = describe_resolver(cluster_resolver, needs_chief=False)
+            cluster = describe_resolver(as_resolver(cluster_resolver), needs_chief=False)
         if cluster.task_type not in ("chief", "worker"):
             raise _drives_no_steps(cluster)
+        check_run(run_id, chief_timeout)
         own = ClusterDescription(
             {"chief": (str(cluster.address),), "ps": cluster.jobs["ps"]}, "chief", 0
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import types
 
 import pytest
@@ -31,6 +32,38 @@ class Members:
 
     def lose(self, worker, reason):
         self.there.discard(worker)
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "message", "told"),
+    [
+        (True, r"does not answer, and counts as lost.*within 7 seconds.*silence \(Unav", "hung"),
+        (False, "is gone, and with it its variables.*Received: UnavailableError: closed", "lost"),
+    ],
+)
+def test_a_ps_that_hangs_is_told_from_one_that_is_gone(monkeypatch, is_silent, message, told):
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "7")
+    notices = []
+    monkeypatch.setattr(failures, "tell_supervisor", lambda *notice: notices.append(notice))
+    error = tf.errors.UnavailableError(None, None, "closed /job:ps/replica:0/task:0")
+    # The kernel accepts connections for a process that is stopped. A port at which nobody listens
+    # refuses them.
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        if is_silent:
+            holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        strategy = types.SimpleNamespace(
+            description=kerasps.ClusterDescription({"ps": (address,)}, "chief", 0),
+            after_ps_loss="Start it again.",
+        )
+        with (
+            pytest.raises(kerasps.PSLostError, match=f"ps 0 at {address} {message}") as caught,
+            failures.translated_errors(strategy),
+        ):
+            raise error
+    assert (caught.value.task_type, caught.value.task_index) == ("ps", 0)
+    assert notices == [(told, "ps", 0)]
 
 
 @pytest.mark.parametrize(
