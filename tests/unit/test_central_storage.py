@@ -5,8 +5,6 @@ Several devices have a process of their own: `tests/processes/test_central_stora
 
 from __future__ import annotations
 
-import math
-
 import keras
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cluster import connected_strategy
+from support.conversions import conversions, small_variables
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -96,59 +95,7 @@ def test_one_device_trains_as_plain_keras_does_and_no_cluster_is_there(jit_compi
     assert connected_strategy() is None
 
 
-def describe(value):
-    """What can be compared of a number or an array: its type, and what is in it."""
-    if isinstance(value, np.ndarray):
-        return np.ndarray, value.dtype, value.shape, value.flags.writeable, value.tolist()
-    return type(value), np.asarray(value).tolist()
-
-
-CONVERSIONS = {
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "round": round,
-    "%d": lambda variable: f"{int(variable):03d} {float(variable):.2f} {variable % 2}",
-    "math": lambda variable: math.floor(variable) + math.sqrt(variable),
-    "pos": lambda variable: np.asarray(+variable) if hasattr(variable, "value") else None,
-    "numpy": lambda variable: variable.numpy(),
-    "array": np.array,
-    "asarray": np.asarray,
-    "float64": lambda variable: np.asarray(variable, "float64"),
-    "mean": np.mean,
-    "comparison": lambda variable: "less" if variable < 3 else "more",
-}
-
-
-def variables_of_each_kind():
-    """Variables that replicas share, that each has for itself, and that are summed when read."""
-    mean = keras.metrics.Mean()
-    mean.update_state([1.0, 2.5])
-    return [
-        keras.Variable(2.5),
-        keras.Variable(0, dtype="int64"),
-        keras.Variable(7, dtype="int32", trainable=False),
-        keras.Variable(True, dtype="bool"),
-        keras.Variable(1.5, dtype="bfloat16"),
-        keras.Variable([[1.0, 2.0]]),
-        keras.Variable([4.0], trainable=False),
-        mean.total,
-        keras.random.SeedGenerator(3).state,
-        tf.Variable(3.5),
-        tf.Variable(0, trainable=False),
-        tf.Variable(True),
-        tf.Variable([1.0, 2.0], trainable=False),
-    ]
-
-
-@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_variables_convert_as_plain_ones_do(convert):
-    def converted(variable):
-        try:
-            return describe(convert(variable))
-        except Exception as exc:
-            return type(exc)
-
-    plain = [converted(variable) for variable in variables_of_each_kind()]
+def test_variables_convert_as_plain_ones_do():
+    plain = conversions(small_variables())
     with kerasps.CentralStorageStrategy(["CPU:0"]).scope():
-        assert [converted(variable) for variable in variables_of_each_kind()] == plain
+        assert conversions(small_variables()) == plain
