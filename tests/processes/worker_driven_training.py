@@ -18,6 +18,7 @@ import tensorflow as tf
 import kerasps
 from support.compare import assert_equal, dataset, regression_data, train_both
 from support.models import counting_model
+from support.predicted_rows import INPUTS, check_predict, numbering_model
 
 HERE = Path(sys.argv[2])
 EPOCHS, STEPS, BATCH_SIZE = 3, 20, 8
@@ -84,6 +85,12 @@ def equal():
     np.testing.assert_allclose(ours.evaluate(whole, verbose=0), expected, rtol=1e-5)
     rows = ours.predict(x[:50], batch_size=16, verbose=0)
     np.testing.assert_allclose(rows, plain.predict(x[:50], verbose=0), rtol=1e-4, atol=1e-5)
+    with strategy.scope():
+        numbering = numbering_model(3)
+    for name in INPUTS:
+        check_predict(numbering, name)
+        check_predict(numbering, name, steps=11)
+    check_predict(numbering, "dataset", stop_after=7)
     ours.save(HERE / "model.keras")
     loaded = keras.models.load_model(HERE / "model.keras")
     report["saved"] = all(map(np.array_equal, loaded.get_weights(), ours.get_weights()))
@@ -120,6 +127,8 @@ def counts():
     with strategy.scope():
         bare = tf.Variable([float(own + 5)], name="bare")
     model = counting_model(strategy, steps_per_execution=2)
+    with strategy.scope():
+        numbering = numbering_model()
     if strategy.is_chief:
         model.layers[-1].bias.assign([7.0])
     else:
@@ -160,6 +169,9 @@ def counts():
         bare=bare.numpy().tolist(),
         biases=biases,
     )
+    # Each worker predicts all rows.
+    for name in ("arrays", "dataset", "unknown length"):
+        check_predict(numbering, name)
 
 
 def lasting():
