@@ -393,7 +393,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
 
     def __repr__(self) -> str:
         if not isinstance(self._value, ShardedStorage):
-            return super().__repr__()
+            return str(super().__repr__())
         # Keras prints the value, and would read all of a table for that.
         value = f"dtype={self.dtype}, value={self._value}"
         return f"<Variable path={self.path}, shape={self.shape}, {value}>"

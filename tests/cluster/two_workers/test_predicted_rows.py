@@ -10,8 +10,8 @@ import pytest
 from support.predicted_rows import (
     BATCH_SIZE,
     INPUTS,
-    X,
     Outputs,
+    X,
     check_predict,
     numbering_model,
     numbers_of,
