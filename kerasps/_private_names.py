@@ -110,6 +110,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "MirroredVariable",
         "ours has one value for all replicas",
     ),
+    "SyncOnReadVariable": PrivateName(
+        "tensorflow.python.distribute.values",
+        "SyncOnReadVariable",
+        "ours converts to numbers and arrays",
+    ),
     "create_mirrored_variable": PrivateName(
         "tensorflow.python.distribute.distribute_utils",
         "create_mirrored_variable",

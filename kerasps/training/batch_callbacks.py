@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from kerasps.step import ExecutionResult
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.outputs import concatenated
 from kerasps.variables import before_access
@@ -42,11 +41,17 @@ class BatchCallbacks:
         self._before_access = before_access
         self._every_execution = listen_to_batches(callbacks, mode)
         self._next_call = 0.0
-        self._pending: tuple[int, int, ExecutionResult] | None = None
+        self._pending: tuple[int, int, Sequence[Any]] | None = None
 
-    def add(self, first: int, last: int, result: ExecutionResult) -> None:
-        """Note that the steps `first` to `last` of the epoch are done, with this result."""
-        self._pending = (first, last, result)
+    def add(self, first: int, last: int, outputs: Sequence[Any] = ()) -> None:
+        """Note that the steps `first` to `last` of the epoch are done.
+
+        Args:
+            first: the number of the first step.
+            last: that of the last one.
+            outputs: what each step predicted.
+        """
+        self._pending = (first, last, outputs)
         if self._every_execution or time.monotonic() >= self._next_call:
             self.flush()
 
@@ -54,10 +59,10 @@ class BatchCallbacks:
         """Call the callbacks for what they have not been told yet."""
         if self._pending is None:
             return
-        first, last, result = self._pending
+        first, last, outputs = self._pending
         self._pending = None
         self._next_call = time.monotonic() + _PROGRESS_INTERVAL_S
-        logs = {"outputs": concatenated(result.outputs)} if self._predicts else self._totals.logs()
+        logs = {"outputs": concatenated(outputs)} if self._predicts else self._totals.logs()
         with before_access(self._before_access):
             self._begin(first)
             self._end(last, logs)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from kerasps.inputs import Input
-from kerasps.step import TRAIN, ExecutionResult, Mode, TracedStep, TrafficMeter
+from kerasps.step import TRAIN, Mode, TracedStep, TrafficMeter
 from kerasps.training.batch_callbacks import BatchCallbacks, listen_to_batches
 from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER
 from kerasps.training.dispatching import Dispatching
@@ -18,6 +18,7 @@ from kerasps.training.epoch_events import Execution, Report
 from kerasps.training.execution_size import ExecutionSize, executions_at_once, unlooped
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.position import CannotResumeError, LoopPosition
+from kerasps.training.predictions import Predictions
 from kerasps.training.step_numbers import StepNumbers
 
 # What steps add up to may stay on a worker for so long where no callback asks for it with each
@@ -35,8 +36,7 @@ class Loop:
         inputs: the data.
         steps: steps in each epoch; None for as many as there are data.
         callbacks: the `keras.callbacks.CallbackList`.
-        on_result: called with each result, the split of the input that it is of, and the place in
-            it of its first batch. Each execution returns its own result then.
+        predictions: where the outputs of `predict` go. Each execution returns its result then.
 
     Attributes:
         on_turn: called between two reports, where `rest` may be called.
@@ -51,7 +51,7 @@ class Loop:
         *,
         steps: int | None,
         callbacks: Any,
-        on_result: Callable[[ExecutionResult, int | None, int], None] | None = None,
+        predictions: Predictions | None = None,
     ) -> None:
         self._model = model
         self._mode = mode
@@ -59,7 +59,7 @@ class Loop:
         self._inputs = inputs
         self._steps = steps
         self._callbacks = callbacks
-        self._on_result = on_result
+        self._predictions = predictions
         self.on_turn: Callable[[], None] = lambda: None
         strategy = model._distribute_strategy
         self._meter = strategy._traffic_meter
@@ -75,7 +75,7 @@ class Loop:
         # A callback that is told of a batch finds the model as that batch left it, but for what
         # other workers have done.
         self._max_per_worker = 1 if listens else EXECUTIONS_PER_WORKER
-        interval = 0.0 if on_result is not None or listens else COLLECT_INTERVAL_S
+        interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
         self._dispatcher: Dispatching = strategy._dispatcher(
             model, mode, function, inputs, collect_interval=interval
         )
@@ -256,6 +256,9 @@ class Loop:
                     break
                 self._count(dispatcher.wait(), totals, callbacks)
                 self.on_turn()
+            if self._predictions is not None:
+                self._predictions.end()
+                self._tell_predicted(self._predictions, callbacks, is_last=True)
             callbacks.flush()
         except BaseException:
             dispatcher.abandon()
@@ -291,12 +294,14 @@ class Loop:
         totals.add(result)
         self._size.note(time.monotonic(), result.steps)
         self._meter.add(report.pushes, result.rows)
-        if self._on_result is not None:
-            self._on_result(result, report.split, report.first_batch)
         first = self._done
         self._done += result.steps
         self._num_counted += result.steps
-        if self._is_stopped:
+        if self._predictions is not None:
+            self._predictions.add(result.outputs, report.split, report.first_batch)
+            self._tell_predicted(self._predictions, callbacks)
+            return
+        if self._is_stopped and first:
             return  # who has asked to stop hears no more of what was in flight
         counted_until = self._done
         if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
@@ -304,7 +309,20 @@ class Loop:
             # not the only one that this is of, or a part of one, it began at a multiple.
             begin = first if self._listens else (self._done - 1) // self._whole * self._whole
             counted_until = max(counted_until, begin + self._whole)
-        callbacks.add(first, counted_until - 1, result)
+        callbacks.add(first, counted_until - 1)
+
+    def _tell_predicted(
+        self, predictions: Predictions, callbacks: BatchCallbacks, *, is_last: bool = False
+    ) -> None:
+        """Tell the callbacks of the outputs that are next in the input."""
+        while not (self._is_stopped and predictions.num_told):
+            first = predictions.num_told
+            outputs = predictions.next_to_tell(self._whole, is_last=is_last)
+            if not outputs:
+                return
+            # As in Keras, the last execution counts as if it were whole.
+            count = self._whole if self._per_step == 1 else len(outputs)
+            callbacks.add(first, first + count - 1, outputs)
 
     @property
     def _is_stopped(self) -> bool:
@@ -312,7 +330,11 @@ class Loop:
 
     @property
     def _wants_more(self) -> bool:
-        return not self._is_stopped and (self._steps is None or self._asked < self._steps)
+        # As in Keras, a loop that is stopped before it begins does its first execution.
+        predictions = self._predictions
+        has_begun = self._asked if predictions is None else predictions.num_told
+        goes_on = not (self._is_stopped and has_begun)
+        return goes_on and (self._steps is None or self._asked < self._steps)
 
     def _has_room(self) -> bool:
         if not self._wants_more:

@@ -103,10 +103,6 @@ class PooledRows(TensorLike):
         value.set_shape(self.shape)
         return value
 
-    def numpy(self) -> Any:
-        """Return all rows as a NumPy array."""
-        return self.read_value().numpy()
-
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return the rows `indices`, of shape `indices.shape + shape[1:]`; `tf.gather` calls it."""
         del name

@@ -222,10 +222,6 @@ class ShardedStorage(TensorLike):
             tf.constant(self.shape.as_list(), indices[0].dtype),
         )
 
-    def numpy(self) -> Any:
-        """Return the whole value as a NumPy array."""
-        return self.read_value().numpy()
-
     def _serialize_to_tensors(self) -> dict[str, WholeValue]:
         return {"VARIABLE_VALUE": WholeValue(self)}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
@@ -17,6 +19,43 @@ class TensorLike(_compat.InternalTensor):
         """Return the value as it is now."""
         raise NotImplementedError
 
+    def value(self) -> tf.Tensor:
+        """Return the value as it is now, as a `tf.Variable` does."""
+        return self.read_value()
+
+    def numpy(self) -> Any:
+        """Return the value as a NumPy array."""
+        return self.read_value().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # it is one
+        return np.asarray(self.numpy(), dtype)
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())
+
+    def __bool__(self) -> bool:
+        return bool(self.read_value())
+
+    def __iter__(self) -> Iterator[tf.Tensor]:
+        return iter(self.read_value())
+
+    # Element by element, as all comparisons of tensors.
+
+    def __eq__(self, other: object) -> Any:
+        return self.read_value() == other
+
+    def __ne__(self, other: object) -> Any:
+        return self.read_value() != other
+
+    __hash__ = object.__hash__
+
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 
@@ -28,10 +67,11 @@ def _overload(operator: str) -> None:
     setattr(TensorLike, operator, method)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _name in _BINARY:
     _overload(f"__{_name}__")
     _overload(f"__r{_name}__")
-for _name in ("neg", "abs", "lt", "le", "gt", "ge", "getitem"):
+for _name in ("neg", "abs", "invert", "lt", "le", "gt", "ge", "getitem"):
     _overload(f"__{_name}__")
 
 

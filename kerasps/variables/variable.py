@@ -391,15 +391,19 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         with naming_lost_ps:
             return np.asarray(persist(read), dtype)
 
+    def __repr__(self) -> str:
+        if not isinstance(self._value, ShardedStorage):
+            return str(super().__repr__())
+        # Keras prints the value, and would read all of a table for that.
+        value = f"dtype={self.dtype}, value={self._value}"
+        return f"<Variable path={self.path}, shape={self.shape}, {value}>"
+
     @property
     def constraint(self) -> Any:
         # `Optimizer.apply` would run it on the worker, on the value from before the update. The
         # push runs it on the ps, on the value from after.
-        return (
-            None
-            if _STATE.phase is not None and _STATE.phase.hides_constraints
-            else self._constraint
-        )
+        current = _STATE.phase
+        return None if current is not None and current.hides_constraints else self._constraint
 
     @constraint.setter
     def constraint(self, value: Any) -> None:
@@ -409,10 +413,8 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
     def regularizer(self) -> Any:
         # Keras applies it to the variable, which would read a table whole; a phase may have only
         # rows of it to apply it to.
-        current = _STATE.phase
-        return (
-            self._regularizer if current is None else current.regularizer(self, self._regularizer)
-        )
+        current, given = _STATE.phase, self._regularizer
+        return given if current is None else current.regularizer(self, given)
 
     @regularizer.setter
     def regularizer(self, value: Any) -> None:

@@ -53,6 +53,8 @@ class OwnSteps:
         self._queue: deque[Execution] = deque()
         self._dataset: OpenDataset | None = None
         self._left: int | None = None
+        # The batches that were read of this pass.
+        self._num_read = 0
         self._is_exhausted = False
 
     @property
@@ -74,6 +76,7 @@ class OwnSteps:
     def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
         del positions
         self._dataset, self._left, self._is_exhausted = None, None, False
+        self._num_read = 0
 
     def hold(self) -> threading.Lock:
         return threading.Lock()
@@ -99,6 +102,8 @@ class OwnSteps:
             num_steps = self._num_steps(execution)
             result = self._done(execution, num_steps, self._dataset) if num_steps else None
         steps = 0 if result is None else result.steps
+        first = self._num_read if execution.batches is None else execution.first_batch
+        self._num_read += steps
         if self._left is not None:
             self._left -= steps
         if self._news is not None and result is not None:
@@ -106,7 +111,7 @@ class OwnSteps:
         # What the budget lacks is asked for again: more may come of it.
         self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
         missing += execution.num_steps - steps
-        return Report(missing, result, self._split, execution.first_batch, pushes=steps)
+        return Report(missing, result, self._split, first, pushes=steps)
 
     def _next_part(self, execution: Execution) -> tuple[Execution, int]:
         """Put back what is not to be done at once; return the rest, and the steps without data."""

@@ -56,7 +56,8 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     Each worker makes this strategy, builds the model under `scope()`, and calls `model.fit` on its
     share of the data. Variables are on the ps tasks, which run `kerasps serve`. Updates of workers
     are independent of each other, and none is lost: `model.optimizer.iterations` counts the steps
-    of all. There is no coordinator. A worker may die, join late or come back, and the others go on.
+    of all. There is no coordinator. A worker may die, join late or come back, and the others go on;
+    of the step in which it is killed, each ps has applied all of its part or nothing.
 
     One worker is the chief: the task `chief` of the cluster or, without one, worker 0. It computes
     as the others do. It also gives the variables their initial values, which the others wait for.
