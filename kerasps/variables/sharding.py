@@ -228,6 +228,19 @@ class ShardedStorage(TensorLike):
         """Return the whole value as a NumPy array."""
         return self.read_value().numpy()
 
+    def get_shape(self) -> tf.TensorShape:
+        """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
+        return self.shape
+
+    def __eq__(self, other: Any) -> Any:
+        return self.read_value() == other
+
+    def __ne__(self, other: Any) -> Any:
+        return self.read_value() != other
+
+    # By elements, as a `tf.Variable`'s are compared; but in sets and dictionaries, by identity.
+    __hash__ = object.__hash__
+
     def _serialize_to_tensors(self) -> dict[str, WholeValue]:
         return {"VARIABLE_VALUE": WholeValue(self)}
 
