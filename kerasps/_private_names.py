@@ -162,6 +162,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet, and "
         "`_embedding_lookup_and_transform` where all do",
     ),
+    "op_def_registry": PrivateName(
+        "tensorflow.python.framework",
+        "op_def_registry",
+        "`get` says which inputs of a dataset's operation are datasets, and what functions use",
+    ),
     "gradients_util": PrivateName(
         "tensorflow.python.ops",
         "gradients_util",

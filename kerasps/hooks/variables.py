@@ -100,6 +100,7 @@ def gradient(
     target: Any,
     sources: Any,
     output_gradients: Any = None,
+    *args: Any,
     **kwargs: Any,
 ) -> Any:
     """`tf.GradientTape.gradient`: take the gradients of a variable in shards shard by shard.
@@ -112,7 +113,7 @@ def gradient(
     flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
     storages = [_in_shards(source) for source in flat]
     if not any(map(_is_ours, targets)) and all(storage is None for storage in storages):
-        return original(self, target, sources, output_gradients, **kwargs)
+        return original(self, target, sources, output_gradients, *args, **kwargs)
     weights = [None] * len(targets)
     if output_gradients is not None:
         weights = tf.nest.flatten(output_gradients)
@@ -122,7 +123,7 @@ def gradient(
 
     def of_others(expanded: list[Any]) -> Any:
         given = None if output_gradients is None else [weight for _, weight in others]
-        return original(self, [other for other, _ in others], expanded, given, **kwargs)
+        return original(self, [other for other, _ in others], expanded, given, *args, **kwargs)
 
     joined = _shard_by_shard(of_others, flat, storages)
     for number, source in enumerate(flat):
