@@ -278,6 +278,11 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_captured_inputs", "the handles that it was compiled with"),
         PrivateAttribute("set_external_captures", "replaces them", ("captures",)),
     ),
+    "tensorflow.python.data.ops.dataset_ops:DatasetV2": (
+        PrivateAttribute("_inputs", "the datasets that it is made from"),
+        PrivateAttribute("_functions", "the functions that it calls"),
+        PrivateAttribute("_variant_tensor_attr", "the dataset itself, replaced by one made again"),
+    ),
     "tensorflow.python.trackable.resource:CapturableResource": (
         PrivateAttribute("_resource_handle", "the handle"),
         PrivateAttribute("_resource_handle_value", "the handle, or None where there is none yet"),

@@ -74,6 +74,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "TFE_Py_TapeVariableAccessed",
         "tells a GradientTape that a variable was read when its pulled value is handed out",
     ),
+    "record_variable_access_to_watchers": PrivateName(
+        "tensorflow.python.pywrap_tfe",
+        "TFE_Py_VariableWatcherVariableAccessed",
+        "tells a `tf.custom_gradient` that its function has read a variable",
+    ),
     "record_operation": PrivateName(
         "tensorflow.python.eager.record",
         "record_operation",
@@ -153,12 +158,24 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "NativeObject": PrivateName(
         "tensorflow.python.types.internal",
         "NativeObject",
-        "what `tf.nn.embedding_lookup` hands on as it is; anything else it reads whole",
+        "what `tf.nn.embedding_lookup` hands on to the look-up as it is; anything else it reads "
+        "whole",
     ),
     "embedding_ops": PrivateName(
         "tensorflow.python.ops",
         "embedding_ops",
-        "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet",
+        "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet, and "
+        "`_embedding_lookup_and_transform` where all do",
+    ),
+    "op_def_registry": PrivateName(
+        "tensorflow.python.framework",
+        "op_def_registry",
+        "`get` says which inputs of a dataset's operation are datasets, and what functions use",
+    ),
+    "gradients_util": PrivateName(
+        "tensorflow.python.ops",
+        "gradients_util",
+        "`_GradientsHelper` is where the functions named `gradients` meet",
     ),
     "keras_numpy": PrivateName(
         "keras.src.backend.tensorflow",

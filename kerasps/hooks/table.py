@@ -42,6 +42,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(keras.Variable, "assign", variables.assign, _ADOPTING, KERAS, "keras.Variable"),
     Patch(_compat.keras_numpy, "take", variables.take,
           "`keras.layers.Embedding` reads rows of our variables by it, and not all of them", KERAS),
+    Patch(_compat.embedding_ops, "_embedding_lookup_and_transform", variables.lookup,
+          "of our variables, rows are read alone", TENSORFLOW, "tf.nn.embedding_lookup"),
     Patch(_compat.embedding_ops, "embedding_lookup_sparse_impl", variables.lookup_sparse,
           "of the value of a variable, which is what Keras 3 has it given, rows are read alone",
           TENSORFLOW, "tf.nn.embedding_lookup_sparse"),
@@ -49,6 +51,9 @@ PATCHES: tuple[Patch, ...] = (
           "a variable in shards is as many variables to a tape", TENSORFLOW),
     Patch(tf.GradientTape, "watch", variables.watch,
           "a variable in shards is as many variables to a tape", TENSORFLOW),
+    Patch(_compat.gradients_util, "_GradientsHelper", variables.gradients_in_graph,
+          "a variable in shards is as many variables to `tf.gradients`", TENSORFLOW,
+          "tf.gradients"),
     # Building.
     Patch(_compat.BaseTrainer, "compile", models.compile_model,
           "a model of ours makes its metrics and its optimizer's state in the scope", KERAS),

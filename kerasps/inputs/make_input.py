@@ -17,7 +17,13 @@ from kerasps.inputs.arguments import check_array, check_arrays, is_of_strings
 from kerasps.inputs.array_batches import with_gathered_batches
 from kerasps.inputs.class_weights import sample_weights, weighing
 from kerasps.inputs.dataset_creator import DatasetCreator
-from kerasps.inputs.dataset_graphs import as_graph, dataset_graph, endless_input, python_calls
+from kerasps.inputs.dataset_graphs import (
+    LivesHereError,
+    as_graph,
+    dataset_graph,
+    endless_input,
+    python_calls,
+)
 from kerasps.inputs.dataset_order import OrderedGraph, random_choices
 from kerasps.inputs.fed_input import FedInput
 from kerasps.inputs.pass_order import SeededOrder
@@ -165,7 +171,11 @@ def _from_whole(given: Any, dataset: tf.data.Dataset, num_workers: int) -> Input
     cardinality = int(dataset.cardinality())
     num_batches = cardinality if cardinality >= 0 else None
     _reject_empty(num_batches, given)
-    graph_def = dataset_graph(dataset)
+    try:
+        graph_def = dataset_graph(dataset)
+    except LivesHereError:
+        _warn_of_feeding("The dataset uses a table, or an iterator, without a name")
+        return FedInput(dataset, num_batches=num_batches)
     if python_calls(graph_def):
         _warn_of_feeding(
             "The dataset calls Python functions of this process (`from_generator`, `py_function`)"

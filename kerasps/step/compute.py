@@ -31,7 +31,13 @@ from kerasps.step.inventory import Inventory, ScratchKey, spec_of
 from kerasps.step.row_requests import LookupIds, checked
 from kerasps.step.update_recorder import UpdateRecorder
 from kerasps.step.value_reads import ValueReads
-from kerasps.variables import ParameterServerVariable, from_start, is_metric_state, is_seed_state
+from kerasps.variables import (
+    ParameterServerVariable,
+    from_start,
+    is_metric_state,
+    is_recurrent_state,
+    is_seed_state,
+)
 
 if TYPE_CHECKING:
     from kerasps.step.replicas import Replicas
@@ -370,14 +376,18 @@ class Compute:
         """Return the variables that are pushed as a difference, and those pushed as a value.
 
         A difference loses nothing when two workers push at once: counters, and the state of layers.
-        The scalar state of an optimizer (a loss scale that is halved) does not add up, so there the
-        last value stands.
+        The scalar state of an optimizer (a loss scale that is halved) does not add up, nor does the
+        state of a recurrent layer, which a step replaces; so there the last value stands.
         """
         deltas, assigned = [], []
         for variable in self._assigned:
             if is_metric_state(variable) or is_seed_state(variable):
                 continue
-            if variable.storage.dtype == tf.bool or variable in self.inventory.optimizer_state:
+            if (
+                variable.storage.dtype == tf.bool
+                or variable in self.inventory.optimizer_state
+                or is_recurrent_state(variable)
+            ):
                 assigned.append(variable)
             else:
                 deltas.append(variable)

@@ -34,6 +34,7 @@ from kerasps.variables.joint_table import (
     release,
     wait_for,
 )
+from kerasps.variables.kinds import is_metric_state, is_recurrent_state, is_seed_state
 from kerasps.variables.lane_table import (
     NO_LANE,
     NUM_BINS,
@@ -93,13 +94,8 @@ from kerasps.variables.slots import (
     shared_state,
     slots_of,
 )
-from kerasps.variables.tensor_like import TensorLike
-from kerasps.variables.variable import (
-    ParameterServerVariable,
-    is_metric_state,
-    is_seed_state,
-    make_parameter_server_variable,
-)
+from kerasps.variables.tensor_like import TensorLike, note_read
+from kerasps.variables.variable import ParameterServerVariable, make_parameter_server_variable
 
 __all__ = [
     "CALLS",
@@ -159,11 +155,13 @@ __all__ = [
     "is_metric_state",
     "is_ours",
     "is_outside_replica",
+    "is_recurrent_state",
     "is_seed_state",
     "keras_variable_of",
     "lying_elsewhere",
     "make_parameter_server_variable",
     "move_slots",
+    "note_read",
     "num_bytes",
     "optimizers_of",
     "outside_replica",

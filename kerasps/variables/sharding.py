@@ -222,6 +222,10 @@ class ShardedStorage(TensorLike):
             tf.constant(self.shape.as_list(), indices[0].dtype),
         )
 
+    def get_shape(self) -> tf.TensorShape:
+        """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
+        return self.shape
+
     def _serialize_to_tensors(self) -> dict[str, WholeValue]:
         return {"VARIABLE_VALUE": WholeValue(self)}
 

@@ -15,9 +15,15 @@ from kerasps import _compat
 class TensorLike(_compat.InternalTensor):
     """Something in the place of a `tf.Variable`, with a value that is read when it is used."""
 
+    shape: Any
+    dtype: Any
+
     def read_value(self) -> tf.Tensor:
         """Return the value as it is now."""
         raise NotImplementedError
+
+    # An array on the left leaves the arithmetic to this one, as it does to a variable.
+    __array_priority__ = 100
 
     def value(self) -> tf.Tensor:
         """Return the value as it is now, as a `tf.Variable` does."""
@@ -56,6 +62,10 @@ class TensorLike(_compat.InternalTensor):
 
     __hash__ = object.__hash__
 
+    def __tf_tracing_type__(self, context: Any) -> tf.TensorSpec:
+        del context
+        return tf.TensorSpec(self.shape, self.dtype)  # what a `tf.function` is given it as
+
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 
@@ -67,8 +77,8 @@ def _overload(operator: str) -> None:
     setattr(TensorLike, operator, method)
 
 
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-for _name in _BINARY:
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+for _name in (*_ARITHMETIC, "and", "or", "xor"):
     _overload(f"__{_name}__")
     _overload(f"__r{_name}__")
 for _name in ("neg", "abs", "invert", "lt", "le", "gt", "ge", "getitem"):
@@ -88,3 +98,14 @@ def new_value(storage: Any, value: Any) -> tf.Tensor:
             f"variable '{storage.name}'. Received: {value.shape}."
         )
     return value
+
+
+def note_read(variable: Any) -> None:
+    """Tell what takes gradients in this thread that a variable was read.
+
+    That is each GradientTape, and each `tf.custom_gradient` whose function runs. A read of a
+    `tf.Variable` tells them of it. Call before what was read is handed out as a tensor.
+    """
+    if variable.trainable:
+        _compat.record_variable_access(variable)
+        _compat.record_variable_access_to_watchers(variable)
