@@ -40,6 +40,7 @@ from kerasps.variables.lane_table import (
     LaneRecord,
     apply_if_in_lane,
     apply_in_lane,
+    is_open,
     read_clock,
 )
 from kerasps.variables.lookup_tables import LookupTables
@@ -159,6 +160,7 @@ __all__ = [
     "from_start",
     "held_by",
     "is_metric_state",
+    "is_open",
     "is_ours",
     "is_outside_replica",
     "is_seed_state",
