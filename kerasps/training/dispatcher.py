@@ -126,7 +126,7 @@ class Dispatcher:
         self._lanes = WorkerLanes(
             strategy.extended.fences,
             function.devices,
-            on_open=strategy._staleness_meter.add_lane,
+            strategy._staleness_meter,
             on_close=function.leave,
         )
         self._owner = threading.Lock()

@@ -41,6 +41,7 @@ from kerasps.variables.lane_table import (
     LaneRecord,
     apply_if_in_lane,
     apply_in_lane,
+    is_open,
     read_clock,
 )
 from kerasps.variables.lookup_tables import LookupTables
@@ -153,6 +154,7 @@ __all__ = [
     "from_start",
     "held_by",
     "is_metric_state",
+    "is_open",
     "is_ours",
     "is_outside_replica",
     "is_recurrent_state",
