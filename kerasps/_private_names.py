@@ -155,6 +155,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "embedding_ops",
         "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet",
     ),
+    "cudnn_ok": PrivateName(
+        "keras.src.backend.tensorflow.rnn",
+        "cudnn_ok",
+        "`_is_gpu_available`, in its module, decides whether recurrent layers use cuDNN",
+    ),
     "keras_numpy": PrivateName(
         "keras.src.backend.tensorflow",
         "numpy",

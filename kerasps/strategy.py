@@ -418,20 +418,33 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             worker: the index of the worker.
 
         Returns:
-            Names such as `"GPU:0"`; none where TensorFlow chooses the only one: the first GPU, else
-            the CPU.
+            Names such as `"GPU:0"`, at least one: those of `worker_devices`, else all GPUs of the
+            worker, else its first CPU. Of a worker that is lost, what it had.
+
+        Raises:
+            ValueError: there is no such worker.
         """
-        names: tuple[str, ...] = self._devices.of(worker)
-        return names
+        if worker not in range(self.num_workers):
+            raise ValueError(
+                "Argument `worker` is not the index of a worker. Expected: 0 to "
+                f"{self.num_workers - 1}. Received: worker={worker!r}. `strategy.workers()` lists "
+                "them."
+            )
+        return self._devices.of(worker)
 
     def _devices_of_workers(self) -> list[tuple[str, ...]]:
         """Return, for each worker, what `devices_of` does."""
         return [self.devices_of(worker) for worker in range(self.num_workers)]
 
     @property
-    def _compute_device(self) -> str | None:
-        """The name of the first of `worker_devices`; None where TensorFlow chooses."""
-        return self.worker_devices[0] if self.worker_devices else None
+    def _devices_of_calls(self) -> tuple[str, bool]:
+        """The device of functions that the `ClusterCoordinator` schedules, and if all have it.
+
+        A function is one for all workers. On a worker without that device it is done on the CPU.
+        """
+        first = [devices[0] for devices in self._devices_of_workers()]
+        device = next((name for name in first if name.startswith("GPU:")), first[0])
+        return device, set(first) == {device}
 
     @property
     def update_mode(self) -> str:
