@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from kerasps import _compat, checks, hooks, training
 from kerasps.cluster import (
+    FIRST_CPU,
     ClusterDescription,
     LocalClusterResolver,
     Membership,
@@ -45,6 +47,8 @@ from kerasps.strategy_arguments import (
     checked_staleness,
 )
 from kerasps.variables import AwayStates, Extended, Placement, RowPools
+
+_LOGGER = logging.getLogger("kerasps")
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -134,6 +138,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     """
 
     _connecting = threading.Lock()
+    _has_noted_own_step = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> ParameterServerStrategy:
         # The constructor that runs next tells whether it is for the same cluster.
@@ -435,6 +440,25 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     def _devices_of_workers(self) -> list[tuple[str, ...]]:
         """Return, for each worker, what `devices_of` does."""
         return [self.devices_of(worker) for worker in range(self.num_workers)]
+
+    @property
+    def _own_devices(self) -> tuple[str, ...]:
+        """The device that computes what this process does itself, in a tuple."""
+        return (FIRST_CPU,)  # its GPUs are the workers'
+
+    def _note_own_step(self, what: str) -> None:
+        """Say, once, that this process does a step which a worker would do on a GPU.
+
+        Args:
+            what: what the user has called.
+        """
+        has_gpu = any(devices[0] != FIRST_CPU for devices in self._devices_of_workers())
+        if has_gpu and self._own_devices == (FIRST_CPU,) and not self._has_noted_own_step:
+            self._has_noted_own_step = True
+            _LOGGER.warning(
+                f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: "
+                "use `fit`, `evaluate` or `predict` for steps that are to run there."
+            )
 
     @property
     def _devices_of_calls(self) -> tuple[str, bool]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.cluster.devices import COORDINATOR_TASK
+
 _LOGGER = logging.getLogger("kerasps")
 
 # The device of a task for all that is not the compute phase, and for that too without a GPU.
@@ -130,6 +132,7 @@ def devices_of_task(task: str) -> list[str]:
     Args:
         task: the name of the task, such as `"/job:worker/replica:0/task:0"`.
     """
-    prefix = f"{task}/device:"
+    # Those of the coordinator's job it names without a task.
+    prefix = "/device:" if task == COORDINATOR_TASK else f"{task}/device:"
     names = [device.name for device in tf.config.list_logical_devices()]
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

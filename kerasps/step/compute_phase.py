@@ -19,6 +19,9 @@ from kerasps.step.inventory import Inventory
 from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.variables import call_with
 
+# Of the operations of the phase, in the graphs that workers run.
+NAME_SCOPE = "compute_phase"
+
 
 @dataclass(frozen=True)
 class ComputePhase:
@@ -54,7 +57,7 @@ class ComputePhase:
         for replica in step.replicas:
             self._fill_scratch(replica)
         inputs = [argument for replica in step.replicas for argument in self._inputs(replica)]
-        with tf.device(f"/device:{self.device}"):
+        with tf.name_scope(NAME_SCOPE), tf.device(f"/device:{self.device}"):
             outputs = call_with(step.handles, self.function, self.captures, *inputs)
         step.outputs = self._without_padding(outputs, step) if self.pads_rows else outputs
 

@@ -180,9 +180,7 @@ class Replicas:
         for phase in self.phases[1:]:
             phase.share_updates(self.phases[0])
 
-    def call(
-        self, call: Callable[[Any], Returned], devices: Sequence[str]
-    ) -> list[Returned]:
+    def call(self, call: Callable[[Any], Returned], devices: Sequence[str]) -> list[Returned]:
         """Call a method for each replica, on its device; return what each call returned.
 
         Args:

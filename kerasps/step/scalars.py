@@ -7,7 +7,7 @@ all that the GPU has to do. So operations that work on such scalars alone are pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,19 +18,21 @@ from kerasps.cluster import FIRST_CPU
 _MAX_ELEMENTS = 16
 
 
-def place_scalars(graph: Any, inputs: Iterable[tf.Tensor]) -> None:
+def place_scalars(graph: Any, inputs: Iterable[tf.Tensor], devices: Sequence[str]) -> None:
     """Place what follows from scalars alone on the CPU. Call at the end of a trace, in its graph.
 
     Args:
         graph: the graph.
         inputs: the inputs of the graph that are on the CPU, such as pulled values; those that are
             small count.
+        devices: the devices that compute. What is on others is where the user wants it.
     """
     scalars = {id(tensor) for tensor in inputs if _is_small(tensor)}
     constants: set[int] = set()  # what follows from no input
+    known = {"", *(f"/device:{device}" for device in devices)}
     for operation in graph.get_operations():
         given = [tensor for tensor in operation.inputs if id(tensor) not in constants]
-        is_plain = not operation.device and not _does_more(operation)
+        is_plain = operation.device in known and not _does_more(operation)
         if not is_plain or not all(_is_small(tensor) for tensor in operation.outputs):
             continue
         if operation.type == "Placeholder" or any(id(tensor) not in scalars for tensor in given):
@@ -47,7 +49,7 @@ def _place(operation: Any, constants: set[int]) -> None:
     """Place an operation on the CPU, with the constants that it works on."""
     operation._set_device(f"/device:{FIRST_CPU}")
     for tensor in operation.inputs:
-        if id(tensor) in constants and not tensor.op.device:
+        if id(tensor) in constants:
             _place(tensor.op, constants)
 
 

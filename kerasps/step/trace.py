@@ -197,10 +197,12 @@ class Tracer:
         def compute(*arguments: Any) -> ComputeOutputs:
             phases, returned, outputs = self._compute(arguments, devices)
             traced.append((phases, returned[0]))
-            if list(devices) != [FIRST_CPU] and not self._method.jit_compile:
+            is_inlined = not (self._method.jit_compile or self._has_loops)
+            if is_inlined and list(devices) != [FIRST_CPU]:
                 by_replica = ComputeInputs.by_replica(arguments, len(devices))
                 values = [own.values(inventory).values() for own in by_replica]
-                place_scalars(tf.compat.v1.get_default_graph(), itertools.chain(*values))
+                graph = tf.compat.v1.get_default_graph()
+                place_scalars(graph, itertools.chain(*values), devices)
             if self._method.has_states_away:
                 outputs = outputs._replace(deltas=[*outputs.deltas, *outputs.metrics])
             return outputs._replace(

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, FIRST_CPU, translated_errors
+from kerasps.cluster import COORDINATOR_CPU, translated_errors
 from kerasps.errors import InputError
 from kerasps.inputs import sample_weights
 from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, Mode, TracedStep, step_function
@@ -17,9 +17,6 @@ from kerasps.training.outputs import concatenated
 from kerasps.training.prepare import prepare
 from kerasps.training.step_numbers import StepNumbers
 from kerasps.variables import come_to_rest
-
-# The coordinator's, whose GPUs are the workers'.
-_DEVICES = [FIRST_CPU]
 
 
 def train_on_batch(
@@ -79,8 +76,11 @@ def _run_on_batch(
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
-    with translated_errors(model._distribute_strategy):
-        function = step_function(model, mode, spec, [_DEVICES], fused=False)
+    strategy = model._distribute_strategy
+    strategy._note_own_step(f"`{mode.name}_on_batch`")
+    with translated_errors(strategy):
+        devices = strategy._own_devices
+        function = step_function(model, mode, spec, [devices], fused=False)
         numbers = StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
             execution = function.step_graph(
@@ -88,7 +88,7 @@ def _run_on_batch(
                 1,
                 checked=False,
                 keeps_totals=False,
-                devices=_DEVICES,
+                devices=devices,
                 on_coordinator=True,
             )
         result = function.run_alone(execution, [packed], numbers.next_header(1))

@@ -290,7 +290,11 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         return compute_devices(devices_of_task(COORDINATOR_TASK), None)[:1]
 
     def _devices_of_workers(self) -> list[tuple[str, ...]]:
-        return [self.devices_of(self.worker_index)]
+        return [self._own_devices]
+
+    @property
+    def _own_devices(self) -> tuple[str, ...]:
+        return self.devices_of(self.worker_index)
 
     def _make_extended(self, cluster_resolver: Any, variable_partitioner: Any) -> SharedExtended:
         self._run = Run(
@@ -377,7 +381,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             function,
             inputs,
             split=self.worker_index if inputs.num_splits > 1 else 0,
-            devices=self.devices_of(self.worker_index),
+            devices=self._own_devices,
             seed_offset=self._run.seed_offset,
             news=news,
             budget=budget,
