@@ -94,6 +94,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute(
             "_update_input", "the shard of an array reads a slice of it", ("index", "tensor")
         ),
+        PrivateAttribute("_set_device", "scalars of a step stay off a GPU", ("device",)),
     ),
     "tensorflow.python.framework.func_graph:FuncGraph": (
         PrivateAttribute("_function_captures", "holds what is read when the function is called"),

@@ -177,6 +177,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "gradients_util",
         "`_GradientsHelper` is where the functions named `gradients` meet",
     ),
+    "cudnn_ok": PrivateName(
+        "keras.src.backend.tensorflow.rnn",
+        "cudnn_ok",
+        "`_is_gpu_available`, in its module, decides whether recurrent layers use cuDNN",
+    ),
     "keras_numpy": PrivateName(
         "keras.src.backend.tensorflow",
         "numpy",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from kerasps import _compat, checks, hooks, training
 from kerasps.cluster import (
+    FIRST_CPU,
     ClusterDescription,
     ClusterResolver,
     LocalCluster,
@@ -51,6 +53,8 @@ from kerasps.strategy_arguments import (
     checked_staleness,
 )
 from kerasps.variables import AwayStates, Extended, Placement, RowPools
+
+_LOGGER = logging.getLogger("kerasps")
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -142,6 +146,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     """
 
     _connecting = threading.Lock()
+    _has_noted_own_step = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> ParameterServerStrategy:
         # The constructor that runs next tells whether it is for the same cluster.
@@ -437,20 +442,52 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             worker: the index of the worker.
 
         Returns:
-            Names such as `"GPU:0"`; none where TensorFlow chooses the only one: the first GPU, else
-            the CPU.
+            Names such as `"GPU:0"`, at least one: those of `worker_devices`, else all GPUs of the
+            worker, else its first CPU. Of a worker that is lost, what it had.
+
+        Raises:
+            ValueError: there is no such worker.
         """
-        names: tuple[str, ...] = self._devices.of(worker)
-        return names
+        if worker not in range(self.num_workers):
+            raise ValueError(
+                "Argument `worker` is not the index of a worker. Expected: 0 to "
+                f"{self.num_workers - 1}. Received: worker={worker!r}. `strategy.workers()` lists "
+                "them."
+            )
+        return self._devices.of(worker)
 
     def _devices_of_workers(self) -> list[tuple[str, ...]]:
         """Return, for each worker, what `devices_of` does."""
         return [self.devices_of(worker) for worker in range(self.num_workers)]
 
     @property
-    def _compute_device(self) -> str | None:
-        """The name of the first of `worker_devices`; None where TensorFlow chooses."""
-        return self.worker_devices[0] if self.worker_devices else None
+    def _own_devices(self) -> tuple[str, ...]:
+        """The device that computes what this process does itself, in a tuple."""
+        return (FIRST_CPU,)  # its GPUs are the workers'
+
+    def _note_own_step(self, what: str) -> None:
+        """Say, once, that this process does a step which a worker would do on a GPU.
+
+        Args:
+            what: what the user has called.
+        """
+        has_gpu = any(devices[0] != FIRST_CPU for devices in self._devices_of_workers())
+        if has_gpu and self._own_devices == (FIRST_CPU,) and not self._has_noted_own_step:
+            self._has_noted_own_step = True
+            _LOGGER.warning(
+                f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: "
+                "use `fit`, `evaluate` or `predict` for steps that are to run there."
+            )
+
+    @property
+    def _devices_of_calls(self) -> tuple[str, bool]:
+        """The device of functions that the `ClusterCoordinator` schedules, and if all have it.
+
+        A function is one for all workers. On a worker without that device it is done on the CPU.
+        """
+        first = [devices[0] for devices in self._devices_of_workers()]
+        device = next((name for name in first if name.startswith("GPU:")), first[0])
+        return device, set(first) == {device}
 
     @property
     def update_mode(self) -> UpdateMode:

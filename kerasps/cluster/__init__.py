@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         read_tf_config,
         require_chief,
     )
-    from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
+    from kerasps.cluster.devices import COORDINATOR_CPU, COORDINATOR_TASK, ps_device, ps_index
     from kerasps.cluster.fetching import fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.graph_optimizer import GraphOptimizer, optimizing
@@ -61,12 +61,20 @@ if TYPE_CHECKING:
         naming_lost_ps,
         translated_errors,
     )
-    from kerasps.cluster.worker_devices import WorkerDevices, checked_device_names
+    from kerasps.cluster.worker_devices import (
+        FIRST_CPU,
+        WorkerDevices,
+        checked_device_names,
+        compute_devices,
+        devices_of_task,
+    )
 
 __all__ = [
     "COORDINATOR_CPU",
+    "COORDINATOR_TASK",
     "DEFAULT_MAX_RESTARTS",
     "EVALUATOR",
+    "FIRST_CPU",
     "OUT_OF_RANGE",
     "AfterTheEnd",
     "ClusterDescription",
@@ -98,10 +106,12 @@ __all__ = [
     "cleaned",
     "comes_from",
     "comes_from_worker",
+    "compute_devices",
     "connect_to_tasks",
     "connected_strategy",
     "describe_exit_code",
     "describe_resolver",
+    "devices_of_task",
     "end_with_parent",
     "fetch",
     "is_fork",
@@ -134,6 +144,10 @@ if not TYPE_CHECKING:  # to which it would make every name a valid one
         {
             "AfterTheEnd": "renewal",
             "COORDINATOR_CPU": "devices",
+            "COORDINATOR_TASK": "devices",
+            "FIRST_CPU": "worker_devices",
+            "compute_devices": "worker_devices",
+            "devices_of_task": "worker_devices",
             "ClusterDescription": "description",
             "ClusterResolver": "protocol",
             "DEFAULT_MAX_RESTARTS": "restarts",

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 import keras
 import tensorflow as tf
 
 from kerasps import _compat, saving, training
-from kerasps.hooks import backups, coordinators, functions, models, optimizers, variables
+from kerasps.hooks import (
+    backups,
+    coordinators,
+    devices,
+    functions,
+    models,
+    optimizers,
+    variables,
+)
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 
 _BASE, _OPTIMIZER = _compat.BaseOptimizer, _compat.TFOptimizer
@@ -18,6 +27,8 @@ _COORDINATOR = tf.distribute.coordinator.ClusterCoordinator
 _BACKUP = keras.callbacks.BackupAndRestore
 # The backend has a class of its own in some versions of Keras: not always the one that is called.
 _ARCHIVE = type(keras.export.ExportArchive())
+# The package has a function of this module's name.
+_RNN = inspect.getmodule(_compat.cudnn_ok)
 # Until somebody imports it, `tf.compat.v1` is another object.
 _V1 = importlib.import_module("tensorflow.compat.v1")
 
@@ -96,6 +107,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_compat.TracedFunction, "__call__", functions.call,
           "a `tf.function` that a step calls is traced as a part of the step", TENSORFLOW,
           "tf.function"),
+    Patch(_RNN, "_is_gpu_available", devices.is_gpu_available,
+          "a step takes cuDNN's kernels where it computes on a GPU, wherever others are", KERAS),
     # Custom loops.
     Patch(_COORDINATOR, "schedule", coordinators.schedule,
           "what a callback schedules waits for the steps of `fit`", TENSORFLOW),

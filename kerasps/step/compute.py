@@ -62,9 +62,11 @@ class Compute:
         inventory: what traces before have met; this one adds to it.
         inputs: the arguments of the graph that is traced; of it, this replica's.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
+        has_gpu: whether it computes on a GPU, and may use kernels that a GPU alone has.
         replicas: all replicas of the step. Default: this is the only one.
 
     Attributes:
+        has_gpu: as given.
         inputs: the names of those arguments.
         whole: the variables that this trace read whole, and why that was.
         lookups: the look-ups, by the table.
@@ -82,8 +84,10 @@ class Compute:
         inputs: ComputeInputs,
         *,
         trains_bare: bool = False,
+        has_gpu: bool = False,
         replicas: Replicas | None = None,
     ) -> None:
+        self.has_gpu = has_gpu
         self._graph = tf.compat.v1.get_default_graph()
         self.inventory = inventory
         self.trains_bare = trains_bare

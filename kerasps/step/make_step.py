@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,12 +15,13 @@ from kerasps.step.traced_step import TracedStep
 
 
 def step_for(model: keras.Model, mode: Mode, inputs: Input) -> TracedStep:
-    """Return the model's step for batches of `inputs`.
+    """Return the model's step for batches of `inputs`, on the devices of all workers.
 
     Raises InputError where the model can take no such batches, and it is plain why.
     """
+    devices = model._distribute_strategy._devices_of_workers()
     with explaining(model, mode, inputs.element_spec, inputs.differences):
-        return step_function(model, mode, inputs.element_spec)
+        return step_function(model, mode, inputs.element_spec, devices)
 
 
 @contextlib.contextmanager
@@ -90,20 +91,39 @@ def _inputs_of(model: keras.Model) -> Any:
 
 
 def step_function(
-    model: keras.Model, mode: Mode, element_spec: Any, *, fused: bool = True
+    model: keras.Model,
+    mode: Mode,
+    element_spec: Any,
+    devices: Sequence[Sequence[str]],
+    *,
+    fused: bool = True,
 ) -> TracedStep:
     """Return the model's step for batches of `element_spec`: a new one where none serves.
 
     Its trace builds what is still to be built, as Keras's does.
+
+    Args:
+        model: the model.
+        mode: what to do with it.
+        element_spec: the `tf.TypeSpec` structure of a batch.
+        devices: the devices that compute, of each task that does such steps.
+        fused: see `TracedStep`.
     """
     strategy = model._distribute_strategy
     fused = fused and strategy.extended.may_fuse
     function = getattr(model, mode.function)  # `compile` clears it
     if not isinstance(function, TracedStep) or not function.serves(element_spec, fused=fused):
         function = TracedStep(
-            model, strategy, element_spec, mode.step, fused=fused, known=_known(model, function)
+            model,
+            strategy,
+            element_spec,
+            mode.step,
+            fused=fused,
+            device=devices[0][0],
+            known=_known(model, function),
         )
         setattr(model, mode.function, function)
+    function.plans.trace_for(devices)
     strategy.extended.before_steps(function.variables)
     return function
 

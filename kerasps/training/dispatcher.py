@@ -108,7 +108,7 @@ class Dispatcher:
         self._keeps_totals = collect_interval > 0
         max_ahead = None
         if strategy.max_staleness and function.devices:
-            max_ahead = strategy.max_staleness * function.batches_per_step
+            max_ahead = strategy.max_staleness * function.plans.batches_per_step
         self._state = EpochState(
             self._port.num_workers,
             # A worker that was lost before is not there to read its split of the input.
@@ -277,6 +277,7 @@ class Dispatcher:
             with contextlib.suppress(queue.Empty):
                 return self._channel.reports.get(timeout=_POLL_S)
             self._check_flight()
+            self._function.plans.trace_awaited()
             lost = self._channel.lost_workers | self._membership.absent_workers
             # Nothing can come while all workers are gone.
             if len(lost) < self._membership.num_workers:
@@ -420,7 +421,8 @@ class Dispatcher:
         if not source.is_open and self._channel.holds_results(worker):
             applied = self._close(self._lanes.lane(worker))
         source.devices = self._strategy.devices_of(worker)
-        replicas = self._function.num_replicas(source.devices)
+        self._function.plans.await_trace(source.devices, lambda: sessions.is_over)
+        replicas = self._function.plans.num_replicas(source.devices)
         mailbox = sessions.enter(SessionBegan(worker, source.is_open, applied, replicas))
         if mailbox is None:
             return

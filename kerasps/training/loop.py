@@ -68,8 +68,7 @@ class Loop:
             # this one.
             self._meter = TrafficMeter(strategy.num_ps)
             self._meter.start(function.traffic)
-        function.trace_replicas(strategy._devices_of_workers())
-        self._per_step = function.batches_per_step
+        self._per_step = function.plans.batches_per_step
         # Whether a callback is told of each execution.
         self._listens = listens = listen_to_batches(callbacks, mode.name)
         # A callback that is told of a batch finds the model as that batch left it, but for what

@@ -87,13 +87,21 @@ def _run_on_batch(
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
-    with translated_errors(model._distribute_strategy):
+    strategy = model._distribute_strategy
+    strategy._note_own_step(f"`{mode.name}_on_batch`")
+    with translated_errors(strategy):
+        devices = strategy._own_devices
         with explaining(model, mode, spec):
-            function = step_function(model, mode, spec, fused=False)
+            function = step_function(model, mode, spec, [devices], fused=False)
         numbers = StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
             execution = function.step_graph(
-                None, 1, checked=False, keeps_totals=False, on_coordinator=True
+                None,
+                1,
+                checked=False,
+                keeps_totals=False,
+                devices=devices,
+                on_coordinator=True,
             )
         result = function.run_alone(execution, [packed], numbers.next_header(1))
         numbers.settle(1)

@@ -9,14 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.cluster import COORDINATOR_CPU
 from kerasps.inputs import Input, OpenDataset
 from kerasps.step import ExecutionResult, TracedStep
 from kerasps.training import Execution, MetricTotals, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews
 from kerasps.worker_driven.step_budget import StepBudget
-
-# Which of its devices does what is left to TensorFlow: a GPU has the compute phase.
-_THIS_TASK = "/job:localhost/replica:0/task:0"
 
 
 class OwnSteps:
@@ -26,6 +24,7 @@ class OwnSteps:
         function: the step.
         inputs: the data.
         split: which split of the input this process reads.
+        devices: the device of this process that computes, in short, in a list.
         seed_offset: what is added to the seeds of all steps.
         news: what the workers tell each other in a `fit`; None of other loops.
         budget: the steps that all workers do together; None without a limit.
@@ -40,6 +39,7 @@ class OwnSteps:
         inputs: Input,
         *,
         split: int,
+        devices: Sequence[str],
         seed_offset: int,
         news: FitNews | None = None,
         budget: StepBudget | None = None,
@@ -47,6 +47,7 @@ class OwnSteps:
         self._function = function
         self._inputs = inputs
         self._split = split if inputs.num_splits else None
+        self._devices = devices
         self._seed_offset = seed_offset
         self._news = news
         self._budget = budget
@@ -94,7 +95,7 @@ class OwnSteps:
     def wait(self) -> Report:
         """Do the next execution."""
         execution = self._queue.popleft()
-        with tf.device(_THIS_TASK):
+        with tf.device(COORDINATOR_CPU):
             if self._dataset is None:
                 self._dataset = self._inputs.open(self._split, 0)
                 self._left = self._dataset.left
@@ -136,6 +137,7 @@ class OwnSteps:
             num_steps,
             checked=dataset.is_checked,
             keeps_totals=False,
+            devices=self._devices,
             on_coordinator=True,
         )
         source: Any = dataset.resource

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import (
+    COORDINATOR_TASK,
     EVALUATOR,
     ClusterDescription,
     ClusterResolver,
@@ -20,7 +21,9 @@ from kerasps.cluster import (
     LocalClusterResolver,
     WorkerInfo,
     as_resolver,
+    compute_devices,
     describe_resolver,
+    devices_of_task,
     read_tf_config,
 )
 from kerasps.cluster import connect_to_tasks as connect
@@ -149,7 +152,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             # Workers are far apart, and each by itself.
             "max_staleness": None,
             "overlap": False,
-            # Each worker computes where TensorFlow chooses.
+            # Each worker computes on its first GPU, else on its CPU.
             "worker_devices": None,
             "update_mode": "async",
             "num_backup_workers": 0,
@@ -275,6 +278,33 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     def _choose_devices(self) -> None:
         """Leave all devices visible: this process computes."""
 
+    def devices_of(self, worker: int) -> tuple[str, ...]:
+        """Return the name of the device that computes on a worker: its first GPU, else its CPU.
+
+        Args:
+            worker: the place of the worker among those that do steps: `worker_index`.
+
+        Returns:
+            One name, such as `"GPU:0"`.
+
+        Raises:
+            ValueError: it is another worker than this process, which knows its own devices alone.
+        """
+        if worker != self.worker_index:
+            raise ValueError(
+                "A worker that drives its own steps knows its own devices alone. Expected: "
+                f"worker={self.worker_index}, this process. Received: worker={worker!r}. Ask for "
+                "them in that worker."
+            )
+        return compute_devices(devices_of_task(COORDINATOR_TASK), None)[:1]
+
+    def _devices_of_workers(self) -> list[tuple[str, ...]]:
+        return [self._own_devices]
+
+    @property
+    def _own_devices(self) -> tuple[str, ...]:
+        return self.devices_of(self.worker_index)
+
     def _make_extended(self, cluster_resolver: Any, variable_partitioner: Any) -> SharedExtended:
         self._run = Run(
             self._arguments["run_id"],
@@ -360,6 +390,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             function,
             inputs,
             split=self.worker_index if inputs.num_splits > 1 else 0,
+            devices=self._own_devices,
             seed_offset=self._run.seed_offset,
             news=news,
             budget=budget,
