@@ -132,7 +132,6 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_SAVING, "is_memory_sufficient", saving.is_memory_sufficient,
           "large files are not made up in memory", KERAS),
     Patch(_compat.legacy_h5_format, "save_model_to_hdf5", saving.save_model, _WHOLE_FILES, KERAS),
-    Patch(keras.models, "load_model", saving.load_whole_model, _DAMAGED, KERAS, "keras.models"),
     Patch(_STORE, "__setitem__", saving.set_entry, _LARGE_ENTRIES, KERAS),
     Patch(_STORE, "__getitem__", saving.get_entry, _LARGE_ENTRIES, KERAS),
     Patch(_BASE, "save_own_variables", saving.save_optimizer, _LARGE_ENTRIES, KERAS),
