@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         comes_from_worker,
         lost_ps,
         naming_lost_ps,
+        ps_is_there,
         translated_errors,
     )
     from kerasps.cluster.worker_devices import WorkerDevices, checked_device_names
@@ -107,6 +108,7 @@ __all__ = [
     "processes_listening_on",
     "ps_device",
     "ps_index",
+    "ps_is_there",
     "read_tf_config",
     "remember_connected",
     "require_chief",
@@ -173,6 +175,7 @@ __getattr__ = opened_when_used(
         "processes_listening_on": "listeners",
         "ps_device": "devices",
         "ps_index": "devices",
+        "ps_is_there": "tf_errors",
         "read_tf_config": "description",
         "remember_connected": "connected",
         "require_chief": "description",
