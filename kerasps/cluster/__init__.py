@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         comes_from_worker,
         lost_ps,
         naming_lost_ps,
+        ps_is_there,
         translated_errors,
     )
     from kerasps.cluster.worker_devices import (
@@ -123,6 +124,7 @@ __all__ = [
     "processes_listening_on",
     "ps_device",
     "ps_index",
+    "ps_is_there",
     "read_tf_config",
     "remember_connected",
     "require_chief",
@@ -142,6 +144,7 @@ if not TYPE_CHECKING:  # to which it would make every name a valid one
     __getattr__ = opened_when_used(
         __name__,
         {
+            "ps_is_there": "tf_errors",
             "AfterTheEnd": "renewal",
             "COORDINATOR_CPU": "devices",
             "COORDINATOR_TASK": "devices",

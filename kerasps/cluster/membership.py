@@ -247,7 +247,7 @@ class Membership:
         while not self._has_stopped:
             began = time.monotonic()
             with self._lock:
-                self._presence.tick(began, interval + _ANSWER_S)
+                self._presence.tick(began, interval)
                 addresses = self._presence.addresses
             self._hear(ask_servers(addresses, _ANSWER_S))
             if began >= resolve_at:
@@ -259,7 +259,7 @@ class Membership:
 
     def _hear(self, answers: Mapping[Task, Answer]) -> None:
         with self._news:
-            noticed = self._presence.hear(answers, time.monotonic())
+            noticed = self._presence.hear(answers, time.monotonic(), _ANSWER_S)
             is_back = bool(self._presence.back)
             refusing = [
                 task

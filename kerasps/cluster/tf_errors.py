@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,10 @@ _ASK_S = 1.0
 # How gRPC names the task that an error came from.
 _FROM_TASK = "GRPC error information from remote target /job:"
 _FROM_PS = f"{_FROM_TASK}ps"
+
+# Between two questions whether a ps is there, and for the answer; how long a call to it may fail
+# once it answers: gRPC tries to connect again after two seconds.
+_PAUSE_S, _ANSWER_S, _RECONNECT_S = 0.1, 1.0, 5.0
 
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
@@ -143,11 +148,11 @@ def absent_ps_error(strategy: Any, ps: int) -> PSLostError:
 
 def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
     lost = lost_ps(error)
-    if lost is None:
-        return
-    if comes_from_worker(error) and answers(f"/job:ps/replica:0/task:{lost}"):
-        return  # a call to a worker has failed, and the ps is named for what else it was about
+    if lost is None or ps_is_there(strategy, lost):
+        return  # a call has failed though the ps is there, or names it for what else it was about
     cause = cleaned(error)
+    if _hangs(strategy, lost):
+        raise absent_ps_error(strategy, lost) from cause
     first_line = (str(cause).splitlines() or [""])[0]
     make = _hung_ps_error if _is_silent(strategy, lost) else _lost_ps_error
     raise make(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
@@ -169,6 +174,41 @@ def _hung_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
         task_type="ps",
         task_index=ps,
     )
+
+
+def ps_is_there(strategy: Any, ps: int) -> bool:
+    """Return whether a ps is there and knows this process; ask it again until that is known.
+
+    One that is silent may only be held up: it is asked until it counts as lost, for
+    KERASPS_HANG_TIMEOUT seconds (10). One that refuses connections, or was started anew, is not
+    there at once. Thread: any.
+    """
+    device = f"/job:ps/replica:0/task:{ps}"
+    address = strategy.description.jobs["ps"][ps]
+    silent_since = serves_since = None
+    while True:
+        error = error_of(device)
+        if error is None:
+            return True
+        if not isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
+            return False
+        answer, now = ask_servers({ps: address}, _ANSWER_S)[ps], time.monotonic()
+        if answer is Answer.REFUSES:
+            return False
+        if answer is Answer.SERVES:
+            silent_since, serves_since = None, serves_since or now
+            if now - serves_since > _RECONNECT_S:
+                return False
+        else:
+            serves_since, silent_since = None, silent_since or now
+            if _hangs(strategy, ps) or now - silent_since > hang_limit() + _RECONNECT_S:
+                return False
+        time.sleep(_PAUSE_S)
+
+
+def _hangs(strategy: Any, ps: int) -> bool:
+    membership = getattr(strategy, "_membership", None)
+    return membership is not None and bool(membership.hangs(ps))
 
 
 def _lost_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
@@ -240,7 +280,7 @@ def answers(device: str) -> bool:
 def error_of(device: str) -> tf.errors.OpError | None:
     """Return the error that a call to the task of `device` ends in, None where all is well."""
     try:
-        with tf.device(device):
+        with tf.init_scope(), tf.device(device):
             tf.identity(tf.constant(0)).numpy()
     except tf.errors.OpError as exc:
         return exc

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import Membership, answers
+from kerasps.cluster import Membership, answers, connected_strategy, lost_ps, ps_is_there
 from kerasps.training.session_failures import SessionFailures, in_short, may_be_loss
 
 if TYPE_CHECKING:
@@ -84,6 +84,9 @@ class WorkerRecovery:
         ) as exc:
             # A call that is not of kerasps, but of who uses the coordinator directly.
             self._calls.fail()
+            ps = lost_ps(exc)
+            if ps is not None and not ps_is_there(connected_strategy(), ps):
+                raise
             if self._is_transient(exc):
                 if on_transient_failure_fn is not None:
                     on_transient_failure_fn()

@@ -547,7 +547,7 @@ def connecting_to(*addresses):
 
 
 def test_a_task_that_goes_while_tensorflow_connects_is_named(monkeypatch):
-    monkeypatch.setattr(connection, "_SILENCE_S", 0.5)
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "0.5")
     never = threading.Event()
     holder, gone = closed_address()
     with holder, greeter() as there, pytest.raises(TaskUnreachableError) as caught:
@@ -574,8 +574,9 @@ def test_the_options_of_grpc_leave_the_users_own(monkeypatch):
     assert os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(",") == [
         "grpc.keepalive_time_ms=1",
         "grpc.min_reconnect_backoff_ms=2000",
-        "grpc.keepalive_timeout_ms=10000",
-        "grpc.http2.ping_timeout_ms=10000",
+        "grpc.max_reconnect_backoff_ms=2000",
+        "grpc.keepalive_timeout_ms=21000",
+        "grpc.http2.ping_timeout_ms=21000",
     ]
 
 

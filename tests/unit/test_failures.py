@@ -146,7 +146,7 @@ def test_what_an_operation_says_is_what_is_told():
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_ps_is_not_gone_for_being_named_in_the_error_of_a_lost_worker(monkeypatch, is_there):
-    monkeypatch.setattr(failures, "answers", lambda device: is_there)
+    monkeypatch.setattr(failures, "ps_is_there", lambda strategy, ps: is_there)
     cluster = types.SimpleNamespace(jobs={"ps": ["a:1", "b:2"]})
     strategy = types.SimpleNamespace(description=cluster, after_ps_loss="")
     monkeypatch.setattr(failures, "connected_strategy", lambda: strategy)
