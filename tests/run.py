@@ -8,10 +8,14 @@ A process connects to one cluster in its life, so there is a session of pytest p
 and each of the two processes that pytest-xdist starts has a cluster of its own. A failure in one
 session does not keep the others from running. What is no path goes to each session as it stands.
 Tests marked `matrix` run where `-m` asks for them: they do at length what others do in short.
+
+Tests are in another order in each run. The closing lines say of which seed; `--order-seed=N` has
+them in that order again.
 """
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -21,6 +25,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 SESSIONS = (
     "unit",
+    "smoke",
     "processes",
     "cluster/one_worker",
     "cluster/two_workers",
@@ -28,6 +33,7 @@ SESSIONS = (
     "chaos",
 )
 NOTHING_COLLECTED = 5
+ORDER_SEED = "--order-seed"
 
 
 def sessions_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -47,14 +53,15 @@ def sessions_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
                 paths.setdefault(session, []).append(str(folder))
     if not any(option.startswith("-m") for option in options):
         options += ["-m", "not matrix"]
+    if not any(option.startswith(ORDER_SEED) for option in options):
+        options.append(f"{ORDER_SEED}={random.SystemRandom().randrange(1, 1_000_000)}")
     return paths or {session: [str(TESTS / session)] for session in SESSIONS}, options
 
 
 def run(session: str, paths: list[str], options: list[str]) -> tuple[int, str]:
     """Run a session of pytest; return its exit code and the last line that it printed."""
-    # The unit tests are in an order that must be kept; the slow ones of the others end together.
-    dist = "load" if session == "unit" else "worksteal"
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", dist, *options, *paths]
+    # With `worksteal`, the slow tests of both processes end together.
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", *options, *paths]
     print("$", *command[2:], flush=True)
     last = ""
     with subprocess.Popen(
@@ -84,6 +91,7 @@ def main(arguments: list[str]) -> int:
     print(f"\n{len(done)} sessions, {time.monotonic() - started:.0f} s")
     for session, (_, last) in done.items():
         print(f"tests/{session}: {last.strip('= ')}")
+    print(*[option for option in options if option.startswith(ORDER_SEED)])
     codes = {code for code, _ in done.values()}
     if codes == {NOTHING_COLLECTED}:
         return NOTHING_COLLECTED

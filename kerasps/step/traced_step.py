@@ -22,6 +22,7 @@ from kerasps.cluster import (
 from kerasps.step.device_plans import DevicePlans
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
+from kerasps.step.message_texts import OtherWords
 from kerasps.step.methods import ModelMethod
 from kerasps.step.returned import MetricResult
 from kerasps.step.state import Header, Ticket, WorkerVariables
@@ -84,6 +85,7 @@ class TracedStep:
         self._element_spec = element_spec
         self._lock = threading.Lock()
         self._step_graphs: dict[Any, Any] = {}
+        self._words = OtherWords()
         self._tracer: Tracer = Tracer(
             ModelMethod(model, method),
             strategy,
@@ -221,7 +223,7 @@ class TracedStep:
                         keeps_totals=keeps_totals,
                         on_coordinator=on_coordinator,
                     )
-                self._step_graphs[key] = KEPT_GRAPHS.shared(built)
+                self._step_graphs[key] = KEPT_GRAPHS.shared(built, self._words)
             return self._step_graphs[key]
 
     def load(self) -> None:
@@ -280,13 +282,20 @@ class TracedStep:
             source: the resource of the worker's iterator, or a list of batches.
             header: which steps these are.
         """
-        returned = self._call(graph, handles, source, header)
-        if not self._plan.outputs:
-            return self._result(returned)
-        flats, leaves, sizes = returned
-        result = self._result(flats)
-        # The steps for which there was no data have predicted nothing.
-        return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
+        try:
+            returned = self._call(graph, handles, source, header)
+            if not self._plan.outputs:
+                return self._result(returned)
+            flats, leaves, sizes = returned
+            result = self._result(flats)
+            # The steps for which there was no data have predicted nothing.
+            return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
+        except tf.errors.OpError as exc:
+            raise self.error(exc) from exc.__cause__
+
+    def error(self, error: BaseException) -> BaseException:
+        """Return an error that an execution ended in, in the words of this step's model."""
+        return self._words.say(error)
 
     def run_alone(self, graph: Any, batches: list[Any], header: Header) -> ExecutionResult:
         """Run a step graph on the coordinator, in a flight of its own.

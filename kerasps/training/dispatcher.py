@@ -51,6 +51,7 @@ from kerasps.training.session import (
     Session,
     WorkerSource,
     drain,
+    first_error,
     sending_through,
 )
 from kerasps.training.session_failures import SessionFailures, Verdict, in_short, may_be_loss
@@ -446,7 +447,8 @@ class Dispatcher:
             with aboard(), sending_through(executor):
                 session.run(mailbox, lambda: sessions.is_over)
         except BaseException as exc:
-            self._end_failed(worker, source, sessions, mailbox, executor, exc)
+            error = first_error(executor, exc)
+            self._end_failed(worker, source, sessions, mailbox, executor, error)
         else:
             try:
                 post(SessionEnded(worker))
@@ -511,5 +513,6 @@ class Dispatcher:
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         if self._membership.lost_ps is not None:
             error = absent_ps_error(self._strategy, self._membership.lost_ps)
+        error = self._function.error(error)
         comes_from(error, worker)
         sessions.fail(error)

@@ -241,6 +241,25 @@ def sending_through(executor: Any) -> Iterator[None]:
         before.clear_error()
 
 
+def first_error(executor: Any, error: BaseException) -> BaseException:
+    """Return the error that an executor has failed with, where `error` only follows from it.
+
+    A call that takes what an earlier one failed to make ends in an error of its own, which says
+    nothing of the first.
+
+    Args:
+        executor: the executor that the calls went through; None where there is none yet.
+        error: what a call has ended in.
+    """
+    follows = isinstance(error, tf.errors.InternalError) and "poisoned" in error.message
+    if executor is not None and follows:
+        try:
+            executor.wait()
+        except tf.errors.OpError as exc:
+            return exc
+    return error
+
+
 def drain(executor: Any) -> None:
     """Wait until an executor that has failed is empty.
 

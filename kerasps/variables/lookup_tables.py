@@ -14,7 +14,7 @@ all, where it was made.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +23,7 @@ from kerasps import _compat
 from kerasps.cluster import fetch
 from kerasps.errors import InputError
 from kerasps.variables.named import destroy
-from kerasps.variables.names import NAMES
+from kerasps.variables.names import CALLS, NAMES
 
 _Dtypes = tuple[tf.DType, tf.DType]
 
@@ -98,20 +98,25 @@ class LookupTables:
 class _Copies:
     """The copies of one lookup table, under one name on every worker.
 
-    They are destroyed when the original is collected, which holds this object.
+    They are destroyed when the original is collected. The name is given to another table then,
+    unless a copy may be left: it must not be met again.
 
     Args:
         keys: the keys in the table, which do not change.
         values: the value of each.
+        owner: the object that ends with the original; None where it is not known, and the original
+            ends with its handle, which holds this object.
     """
 
-    def __init__(self, keys: tf.Tensor, values: tf.Tensor) -> None:
+    def __init__(self, keys: tf.Tensor, values: tf.Tensor, owner: Any) -> None:
         self.size = int(keys.shape[0])
-        # Never given back: a copy that could not be destroyed must not be met again.
-        self._name = NAMES.claim("lookup table")
         self._key_dtype, self._value_dtype = keys.dtype, values.dtype
+        kind = "lookup table", keys.dtype.name, values.dtype.name
+        self._name = NAMES.claim(kind)
         self._on_devices: dict[str, tf.Tensor] = {}
-        weakref.finalize(self, _destroy_all, self._on_devices).atexit = False
+        # A step graph that is kept has handles of tables that are gone.
+        ends_with = self if owner is None else owner
+        weakref.finalize(ends_with, _destroy_all, self._on_devices, kind, self._name).atexit = False
 
     def table(self) -> tf.Tensor:
         """Return the table on the device at hand, empty where it is new."""
@@ -143,7 +148,7 @@ def _copies_of(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
     Raises:
         InputError: the table has no contents yet.
     """
-    # On the handle: all functions that captured the table share the copies, which end with it.
+    # On the handle: all functions that captured the table share the copies.
     if not hasattr(handle, "copies"):
         handle.copies = _make_copies(handle, dtypes)
     copies: _Copies | None = handle.copies
@@ -174,7 +179,7 @@ def _make_copies(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None
             continue  # another kind of resource, or other dtypes
         # An empty copy could not be told from one that is to be filled.
         return (
-            _Copies(keys, values)
+            _Copies(keys, values, owner)
             if keys.shape.rank == values.shape.rank == 1 and keys.shape[0]
             else None
         )
@@ -189,9 +194,10 @@ def _contents(handle: tf.Tensor, dtypes: _Dtypes) -> tuple[tf.Tensor, tf.Tensor]
     return keys, values
 
 
-def _destroy_all(on_devices: dict[str, tf.Tensor]) -> None:
-    for handle in on_devices.values():
-        destroy(handle)
+def _destroy_all(on_devices: dict[str, tf.Tensor], kind: Hashable, name: str) -> None:
+    are_gone = [destroy(handle) for handle in on_devices.values()]
+    if all(are_gone) and CALLS.are_waited_for:
+        NAMES.give_back(kind, name)
 
 
 def _nodes(graph_def: Any) -> Iterator[Any]:

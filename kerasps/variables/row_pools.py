@@ -236,7 +236,7 @@ def _take_memory(holder: NamedVariable) -> None:
             return tf.constant(0)
 
     with tf.device(holder.device):
-        tf.function(fill, autograph=False)()
+        tf.function(fill, autograph=False).get_concrete_function()()
 
 
 def _row_bytes(row_shape: Sequence[int], dtype: tf.DType) -> int:

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from kerasps.variables import row_pools
+from kerasps.variables import RowPools, row_pools
 from support.spread import keep_spread
 
 
@@ -15,6 +15,17 @@ def small_variables(request, monkeypatch):
     """Has steps go to all ps in about every other test, by its name, and in the rest to one."""
     if zlib.crc32(request.node.name.encode()) % 2:
         keep_spread(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def no_tables_before(request, monkeypatch):
+    """Has no table of an earlier test count, however long Python leaves it: where a new one is
+    stored depends on how many there are.
+    """
+    if "strategy" in request.fixturenames:
+        strategy = request.getfixturevalue("strategy")
+        pools = RowPools(strategy.table_min_bytes)
+        monkeypatch.setattr(strategy.extended, "row_pools", pools)
 
 
 @pytest.fixture(autouse=True)

@@ -298,23 +298,6 @@ def embeddings_of(model):
     return [layer for layer in model.layers if isinstance(layer, keras.layers.Embedding)]
 
 
-def test_a_model_that_is_made_again_is_given_its_graphs_again(strategy, monkeypatch):
-    monkeypatch.setattr(row_pools, "NUM_APART", 2)
-    x = tuple(np.ones((8, 3), "int32") for _ in HEIGHTS)
-    y = np.ones((8, 1), "float32")
-    graphs = []
-    for _ in range(3):
-        with strategy.scope():
-            model = make_model(HEIGHTS, "adagrad", 1)
-        model.fit(x, y, batch_size=4, verbose=0)
-        graphs.append(set(map(id, model.train_function._step_graphs.values())))
-        del model
-        keras.backend.clear_session()
-        gc.collect()
-    # With the first one, what other tests have left may go.
-    assert graphs[1] == graphs[2]
-
-
 def trained_model(strategy):
     """A model of tables in pools, that was trained, and its data."""
     with strategy.scope():

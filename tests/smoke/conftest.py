@@ -1,39 +1,17 @@
-"""A cluster inside this process, for the smoke tests: two workers, two ps and the coordinator.
-
-A process connects to one cluster in its life, so tests that use it come last: the others run in a
-process that is not connected.
-"""
+"""A session with a cluster inside this process: two workers, two ps and the coordinator."""
 
 from __future__ import annotations
 
 import socket
-import warnings
 
 import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.cluster import connected_strategy
 from support.partitioner import Partitioner
 from support.wrappers import Wrappers
 
 NUM_WORKERS, NUM_PS = 2, 2
-
-
-def pytest_collection_modifyitems(items):
-    """Move what uses the cluster to the end; pytest-xdist deals tests out in that order."""
-    items.sort(key=lambda item: "strategy" in getattr(item, "fixturenames", ()))
-
-
-@pytest.fixture(autouse=True)
-def connected_only_with_the_cluster(request):
-    """Fail a test that came too late, rather than let it run in a process that is connected."""
-    connected = connected_strategy() is not None
-    if connected and "strategy" not in request.fixturenames:
-        pytest.fail(
-            "This process is connected to the cluster of the smoke tests already. With "
-            "pytest-xdist, leave `--dist` at `load`, which keeps the order of the tests."
-        )
 
 
 PARTITIONER = Partitioner()
@@ -65,14 +43,9 @@ def strategy(wrappers):
         for index in range(spec.num_tasks(job))
     ]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
-    with warnings.catch_warnings():
-        # Tests that ran before have made locks and variables with names, and are done with them.
-        warnings.filterwarnings("ignore", "Connecting to the cluster ended", RuntimeWarning)
-        connected = kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0)
-        # The same cluster, whose chief has the same port.
-        assert (
-            kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0) is connected
-        )
+    connected = kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0)
+    # The same cluster, whose chief has the same port.
+    assert kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0) is connected
     yield connected
     del servers
 

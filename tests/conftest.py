@@ -1,0 +1,46 @@
+"""For all sessions: the tests are in an order that follows from a seed, which is printed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+OPTION = "--order-seed"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        OPTION,
+        type=int,
+        metavar="N",
+        help="the seed that the order of the tests follows from; 0 for the order of the files",
+    )
+
+
+def pytest_configure(config):
+    # Before pytest-xdist starts its processes, which are given the options of this one: all must
+    # have the tests in one order.
+    if config.getoption(OPTION) is None:
+        config.option.order_seed = random.SystemRandom().randrange(1, 1_000_000)
+
+
+def pytest_report_header(config):
+    return f"{OPTION}={config.getoption(OPTION)}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Shuffle the files, and the tests in each."""
+    seed = config.getoption(OPTION)
+    if not seed:
+        return
+    shuffled = random.Random(seed)
+    files = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    in_order = list(files.values())
+    shuffled.shuffle(in_order)
+    for tests in in_order:
+        shuffled.shuffle(tests)
+    items[:] = [item for tests in in_order for item in tests]
