@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess, WorkerInfo
     from kerasps.errors import (
         CheckpointError,
+        ClusterClosedError,
         ClusterConfigError,
         InputError,
         KeraspsError,
@@ -55,6 +56,7 @@ __all__ = [
     "BackupAndRestore",
     "CentralStorageStrategy",
     "CheckpointError",
+    "ClusterClosedError",
     "ClusterConfigError",
     "ClusterDescription",
     "DatasetCreator",

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,19 +14,23 @@ import tensorflow as tf
 from kerasps import _compat, checks, hooks, training
 from kerasps.cluster import (
     ClusterDescription,
-    LocalClusterResolver,
     Membership,
     WorkerDevices,
     WorkerInfo,
     check_cluster_resolver,
+    check_not_closed,
     checked_device_names,
     connect_to_tasks,
     connected_strategy,
+    disconnect,
+    local_cluster_of,
+    note_closed,
     read_tf_config,
     remember_connected,
     require_chief,
     take_note_of_forks,
     wait_until_reachable,
+    without_info,
 )
 from kerasps.errors import KeraspsError
 from kerasps.inputs import Input, as_input, makes_quickly_deleted, quickly_deleted
@@ -115,6 +119,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             to mend it.
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
+        ClusterClosedError: the cluster, or the one that this process was connected to, is closed.
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
             `num_backup_workers` is not an integer, `overlap` not a bool, or `worker_devices` no
@@ -194,8 +199,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
             if current is not None:
+                check_not_closed("a further strategy")
                 current._check_is_wanted(self, description, arguments)
                 return
+            self._local_cluster = local_cluster_of(description)
+            if self._local_cluster is not None:
+                self._local_cluster.check_open()
             # What may be missing is looked for before anything is connected or patched.
             _compat.check_overridden()
             hooks.check_patched(hooks.PATCHES)
@@ -203,7 +212,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             wait_until_reachable(description.server_addresses, connect_timeout)
             self._description = description
             self._arguments: dict[str, Any] = arguments
-            self._connect(cluster_resolver, arguments["variable_partitioner"])
+            with without_info():
+                self._connect(cluster_resolver, arguments["variable_partitioner"])
             remember_connected(self)
             hooks.install(hooks.PATCHES)
 
@@ -240,6 +250,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         Call once all tasks accept connections.
         """
+        self._has_left = False
+        if self._local_cluster is not None:
+            # Also where what follows fails.
+            addresses = self._description.server_addresses
+            self._local_cluster.before_close(functools.partial(_disconnect, addresses))
         self._choose_devices()
         for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
         if for_num_ps is not None:
@@ -258,13 +273,25 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._watch(cluster_resolver)
         take_note_of_forks()
 
-        def before_tasks_end() -> None:
-            self._leave()
-            hooks.leave_remote_functions()
+        atexit.register(self._before_tasks_end, None)
+        if self._local_cluster is not None:
+            self._local_cluster.before_close(self._before_tasks_end)
+            self._local_cluster.end_with_process()
 
-        atexit.register(before_tasks_end)
-        if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.end_with_process(before_tasks_end)
+    def _before_tasks_end(self, closed_by: str | None) -> None:
+        """Leave the cluster. Only the first call does something.
+
+        Args:
+            closed_by: what closes it, and where; None where this process ends.
+        """
+        if self._has_left:
+            return
+        self._has_left = True
+        if closed_by is None:
+            hooks.leave_remote_functions()
+        else:
+            note_closed(closed_by)
+        self._leave(is_closed=closed_by is not None)
 
     # What another strategy of the family does in its own way.
 
@@ -294,9 +321,17 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         devices.check(self._description.jobs.get("worker", ()))
         return devices
 
-    def _leave(self) -> None:
-        """End what was begun by `_watch`: the process ends."""
-        self._membership.stop()
+    def _leave(self, *, is_closed: bool) -> None:
+        """End what was begun by `_watch`.
+
+        Args:
+            is_closed: False where the process ends, True where it goes on without the cluster.
+        """
+        if is_closed:
+            self._membership.close()
+            self._port.close()
+        else:
+            self._membership.stop()
 
     @property
     def _num_readers(self) -> int:
@@ -341,9 +376,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._membership.start()
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         self._scheduled_calls = training.ScheduledCalls(self)
-        training.CoordinatorPort(coordinator).replace_failure_handler(
-            self._membership, self._scheduled_calls
-        )
+        self._port = training.CoordinatorPort(coordinator)
+        self._port.replace_failure_handler(self._membership, self._scheduled_calls)
         self._extended.away = AwayStates(self._extended.mutex)
         self._extended.replica_runner = functools.partial(run_in_graph, self, self._scheduled_calls)
 
@@ -352,6 +386,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._num_workers = len(self._description.jobs["worker"])
         self._num_ps = len(self._description.jobs["ps"])
         connect_to_tasks(self._description, protocol=self._cluster_resolver.rpc_layer)
+
+    def scope(self) -> Any:
+        """Return a context manager: what is made in it is made on the cluster.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.scope()`")
+        return super().scope()
 
     @property
     def description(self) -> ClusterDescription:
@@ -376,7 +419,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         A worker that is lost is taken back when it answers again. So is one that comes at another
         address, or is new, once `cluster_resolver.cluster_spec()` names it.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
         """
+        check_not_closed("`strategy.workers()`")
         return self._membership.workers()
 
     @property
@@ -473,7 +520,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return super().distribute_datasets_from_function(makes_quickly_deleted(dataset_fn), options)
 
     def placement(self) -> Placement:
-        """Return how many variables and bytes every ps holds, and its device; prints as a table."""
+        """Return how many variables and bytes every ps holds, and its device; prints as a table.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.placement()`")
         return self._extended.ledger.placement()
 
     def load_report(self) -> LoadReport:
@@ -493,6 +545,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"
+
+
+def _disconnect(addresses: Mapping[tuple[str, int], str], closed_by: str | None) -> None:
+    if closed_by is not None:
+        disconnect(addresses)
 
 
 def _tasks(description: ClusterDescription) -> str:

@@ -13,7 +13,13 @@ from kerasps._doors import opened_when_used
 
 if TYPE_CHECKING:
     from kerasps.cluster.calls import apart, call_apart, call_flat, persist
-    from kerasps.cluster.connected import connected_strategy, remember_connected
+    from kerasps.cluster.connected import (
+        check_not_closed,
+        closed_error,
+        connected_strategy,
+        note_closed,
+        remember_connected,
+    )
     from kerasps.cluster.connection import connect_to_tasks, tasks_lock
     from kerasps.cluster.description import (
         EVALUATOR,
@@ -24,12 +30,14 @@ if TYPE_CHECKING:
         require_chief,
     )
     from kerasps.cluster.devices import COORDINATOR_CPU, ps_device, ps_index
+    from kerasps.cluster.disconnection import disconnect
     from kerasps.cluster.fetching import fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.graph_optimizer import GraphOptimizer, optimizing
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
     from kerasps.cluster.local_ps import LocalPS
+    from kerasps.cluster.local_registry import local_cluster_of
     from kerasps.cluster.logs import open_log
     from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
@@ -54,9 +62,11 @@ if TYPE_CHECKING:
         comes_from,
         comes_from_worker,
         lost_ps,
+        naming_closed,
         naming_lost_ps,
         translated_errors,
     )
+    from kerasps.cluster.tf_info import without_info
     from kerasps.cluster.worker_devices import WorkerDevices, checked_device_names
 
 __all__ = [
@@ -85,22 +95,28 @@ __all__ = [
     "call_apart",
     "call_flat",
     "check_cluster_resolver",
+    "check_not_closed",
     "check_not_forked",
     "check_ps_of",
     "checked_device_names",
     "child_environment",
     "cleaned",
+    "closed_error",
     "comes_from",
     "comes_from_worker",
     "connect_to_tasks",
     "connected_strategy",
     "describe_exit_code",
     "describe_resolver",
+    "disconnect",
     "end_with_parent",
     "fetch",
     "is_fork",
+    "local_cluster_of",
     "lost_ps",
+    "naming_closed",
     "naming_lost_ps",
+    "note_closed",
     "open_log",
     "optimizing",
     "persist",
@@ -120,6 +136,7 @@ __all__ = [
     "translated_errors",
     "unreachable",
     "wait_until_reachable",
+    "without_info",
 ]
 
 __getattr__ = opened_when_used(
@@ -151,11 +168,13 @@ __getattr__ = opened_when_used(
         "call_flat": "calls",
         "persist": "calls",
         "check_cluster_resolver": "description",
+        "check_not_closed": "connected",
         "check_not_forked": "forks",
         "check_ps_of": "tf_errors",
         "checked_device_names": "worker_devices",
         "child_environment": "process",
         "cleaned": "tf_errors",
+        "closed_error": "connected",
         "comes_from": "tf_errors",
         "comes_from_worker": "tf_errors",
         "connect_to_tasks": "connection",
@@ -163,10 +182,14 @@ __getattr__ = opened_when_used(
         "connected_strategy": "connected",
         "describe_exit_code": "process",
         "describe_resolver": "description",
+        "disconnect": "disconnection",
         "end_with_parent": "process",
         "fetch": "fetching",
         "is_fork": "forks",
+        "local_cluster_of": "local_registry",
         "lost_ps": "tf_errors",
+        "note_closed": "connected",
+        "naming_closed": "tf_errors",
         "naming_lost_ps": "tf_errors",
         "open_log": "logs",
         "optimizing": "graph_optimizer",
@@ -185,5 +208,6 @@ __getattr__ = opened_when_used(
         "translated_errors": "tf_errors",
         "unreachable": "reachability",
         "wait_until_reachable": "reachability",
+        "without_info": "tf_info",
     },
 )

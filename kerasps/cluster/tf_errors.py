@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.connected import check_not_closed, closed_error, connected_strategy
 from kerasps.cluster.supervision import tell_supervisor
 from kerasps.errors import InputError, KeraspsError, PSLostError
 
@@ -38,6 +38,7 @@ def translated_errors(strategy: Any) -> Iterator[None]:
     """In this context, raise errors of TensorFlow's runtime as what they mean to the user.
 
     Raises:
+        ClusterClosedError: the cluster was closed.
         PSLostError: a ps is gone.
         InputError: ids are out of range.
         Exception: the error of the user's own code, with its own message, in other cases.
@@ -49,6 +50,7 @@ def translated_errors(strategy: Any) -> Iterator[None]:
     except Exception as exc:
         # TensorFlow's coordinator wraps the error of a session in one of its own.
         cause = getattr(exc, "original_exception", exc)
+        _raise_if_closed(cause)
         _raise_if_ps_lost(strategy, cause)
         out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
         if out_of_range is not None:
@@ -70,8 +72,30 @@ def translated_errors(strategy: Any) -> Iterator[None]:
         raise
 
 
+class _NamingClosed:
+    """A context that raises `ClusterClosedError` for every error of the runtime once it is closed.
+
+    A class and one instance, since functions enter it at each call: a generator costs more.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing: only a failure needs attention."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if error is not None:
+            _raise_if_closed(error, "a function that uses a variable of the cluster")
+
+
+# For functions, which may read variables of the cluster.
+naming_closed = _NamingClosed()
+
+
 class _NamingLostPS:
     """A context that raises `PSLostError` for errors that a lost ps ends in, and no other error.
+
+    Where the cluster was closed, every error of TensorFlow's runtime is a `ClusterClosedError`.
 
     A class and one instance, since variables enter it at each access: a generator costs more.
     """
@@ -84,6 +108,7 @@ class _NamingLostPS:
     ) -> None:
         strategy = connected_strategy()
         if error is not None and strategy is not None:
+            _raise_if_closed(error, "a use of a variable")
             _raise_if_ps_lost(strategy, error)
 
 
@@ -92,18 +117,22 @@ naming_lost_ps = _NamingLostPS()
 
 
 def check_ps_of(strategy: Any) -> None:
-    """Raise `PSLostError` where a ps does not answer.
+    """Raise `PSLostError` where a ps does not answer, `ClusterClosedError` for a closed cluster.
 
     For an error whose cause somebody has swallowed, so that it does not say itself what it means.
     """
+    check_not_closed()
     for ps in range(strategy.num_ps):
         error = error_of(f"/job:ps/replica:0/task:{ps}")
         if error is not None:
             _raise_if_ps_lost(strategy, error)
 
 
-def absent_ps_error(strategy: Any, ps: int) -> PSLostError:
+def absent_ps_error(strategy: Any, ps: int) -> KeraspsError:
     """Return the error of a ps that does not answer any more, as the membership has noticed."""
+    closed = closed_error()
+    if closed is not None:
+        return closed
     if not strategy._membership.hangs(ps):
         return _lost_ps_error(strategy, ps, "connection refused")
     tell_supervisor("hung", "ps", ps)
@@ -115,6 +144,12 @@ def absent_ps_error(strategy: Any, ps: int) -> PSLostError:
         task_type="ps",
         task_index=ps,
     )
+
+
+def _raise_if_closed(error: BaseException, received: str = "a use of the cluster") -> None:
+    closed = closed_error(received) if isinstance(error, tf.errors.OpError) else None
+    if closed is not None:
+        raise closed from cleaned(error)
 
 
 def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
