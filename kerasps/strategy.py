@@ -48,7 +48,10 @@ from kerasps.strategy_arguments import (
     check_update_mode,
     checked_staleness,
 )
-from kerasps.variables import AwayStates, Extended, Placement, RowPools
+from kerasps.variables import AwayStates, Extended, Placement, RowPools, wait_for_flights
+
+# For steps in flight when the cluster is closed: they fail at once, unless a worker computes.
+_LANDING_S = 2.0
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -279,19 +282,25 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             self._local_cluster.end_with_process()
 
     def _before_tasks_end(self, closed_by: str | None) -> None:
-        """Leave the cluster. Only the first call does something.
+        """Leave the cluster, once.
 
         Args:
-            closed_by: what closes it, and where; None where this process ends.
+            closed_by: what closes it, and where; None where this process ends and the tasks are
+                somebody else's.
         """
+        if closed_by is None:
+            hooks.leave_remote_functions()
         if self._has_left:
             return
         self._has_left = True
         if closed_by is None:
-            hooks.leave_remote_functions()
-        else:
-            note_closed(closed_by)
-        self._leave(is_closed=closed_by is not None)
+            self._leave(is_closed=False)
+            return
+        note_closed(closed_by)
+        self._leave(is_closed=True)
+        # Before calls are cancelled: tasks would be told to delete what these were to return.
+        disconnect(self._description.server_addresses)
+        self._end_calls()
 
     # What another strategy of the family does in its own way.
 
@@ -329,9 +338,13 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         """
         if is_closed:
             self._membership.close()
-            self._port.close()
         else:
             self._membership.stop()
+
+    def _end_calls(self) -> None:
+        """End what workers are doing for this process, which goes on without them."""
+        self._port.close()
+        wait_for_flights(_LANDING_S)
 
     @property
     def _num_readers(self) -> int:
@@ -547,9 +560,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"
 
 
-def _disconnect(addresses: Mapping[tuple[str, int], str], closed_by: str | None) -> None:
-    if closed_by is not None:
-        disconnect(addresses)
+def _disconnect(addresses: Mapping[tuple[str, int], str], closed_by: str) -> None:
+    disconnect(addresses)
 
 
 def _tasks(description: ClusterDescription) -> str:

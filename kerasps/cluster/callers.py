@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from types import FrameType
 
 # Modules that stand between the user's line and kerasps: `ExitStack`, and decorators of it.
@@ -11,7 +11,7 @@ _BETWEEN = ("kerasps", "contextlib")
 
 def calling_line() -> str:
     """Return the file and line of the nearest caller outside of kerasps, as `"train.py:12"`."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in _BETWEEN:

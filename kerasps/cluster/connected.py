@@ -43,10 +43,10 @@ def closed_error(received: str = "a use of the cluster") -> ClusterClosedError |
     return ClusterClosedError(
         "The cluster that this process was connected to is closed, and the variables on it are "
         f"gone: {_closed}. Expected: the strategy, its models and their variables in use while the "
-        f"cluster is open. Received: {received} after that. Save the model before the cluster is closed, "
-        "inside its `with` block; afterwards load the file outside of `strategy.scope()`, and go "
-        "on with plain Keras. TensorFlow connects a process once: to train on a cluster again, "
-        "start another process (in a notebook, restart the kernel)."
+        f"cluster is open. Received: {received} after that. Save the model before the cluster is "
+        "closed, inside its `with` block; afterwards load the file outside of `strategy.scope()`, "
+        "and go on with plain Keras. TensorFlow connects a process once: to train on a cluster "
+        "again, start another process (in a notebook, restart the kernel)."
     )
 
 

@@ -17,7 +17,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -139,22 +139,20 @@ def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
             raise
 
 
-def forget_tasks(addresses: Collection[str]) -> None:
-    """Have this process know no worker and no ps any more, for good.
+def known_tasks() -> set[str]:
+    """Return the `"host:port"` of each worker and ps that this process knows."""
+    server_def = _compat.eager_context().get_server_def()
+    jobs = [] if server_def is None else server_def.cluster.job
+    return {a for job in jobs if job.name != COORDINATOR_JOB for a in job.tasks.values()}
 
-    TensorFlow ends its context on each that it knew, and waits for the answer. Does nothing where
-    this process knows none of these addresses.
 
-    Args:
-        addresses: the `"host:port"` of each worker and ps of a cluster.
+def forget_tasks() -> None:
+    """Have this process know no worker and no ps any more, until it connects again.
+
+    TensorFlow ends its context on each that it knew, and waits for the answer.
     """
     global _has_left
     with tasks_lock:
-        server_def = _compat.eager_context().get_server_def()
-        jobs = [] if server_def is None else server_def.cluster.job
-        known = {a for job in jobs if job.name != COORDINATOR_JOB for a in job.tasks.values()}
-        if not known & set(addresses):
-            return
         try:
             with contextlib.suppress(tf.errors.OpError):
                 update_tasks({})

@@ -21,6 +21,7 @@ from kerasps.cluster.connected import closed_error
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.local_environment import task_environment
 from kerasps.cluster.local_registry import (
+    check_is_wanted,
     check_may_start,
     connected_cluster,
     note_cluster,
@@ -28,17 +29,16 @@ from kerasps.cluster.local_registry import (
 )
 from kerasps.cluster.logs import make_log_dir
 from kerasps.cluster.ports import address_of, reserve_port
-from kerasps.cluster.probe import Answer, ask_servers
 from kerasps.cluster.process import TaskProcess
 from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
+from kerasps.cluster.silent_tasks import silent_killed
+from kerasps.cluster.stderr_filter import without_lines_about_tasks
 from kerasps.cluster.supervision import supervise_here, supervise_no_more
 from kerasps.cluster.task_watch import Death, TaskWatch
-from kerasps.errors import ClusterClosedError, ClusterConfigError, TaskStartError
+from kerasps.errors import ClusterClosedError, TaskStartError
 
 # Short next to the half second that a server takes to start.
 _POLL_INTERVAL_S = 0.02
-# A task that runs answers within milliseconds.
-_ANSWER_S = 1.0
 
 
 class LocalCluster:
@@ -85,6 +85,7 @@ class LocalCluster:
         ValueError: an argument is out of its range.
         ClusterConfigError: an argument differs from that of the LocalCluster that this process is
             connected to.
+        PSLostError: a ps of the LocalCluster that this process is connected to has ended.
         ClusterClosedError: this process was connected to a cluster that is closed.
         KeraspsError: this process is connected to a cluster that is no LocalCluster.
         TaskStartError: a process ended, or was not ready in time. The message names the task and
@@ -109,17 +110,17 @@ class LocalCluster:
         num_ps = _count("num_ps", num_ps)
         start_timeout = seconds("`start_timeout` is not a time limit", start_timeout)
         budget = RestartBudget(max_restarts)
-        arguments = {
+        arguments: dict[str, Any] = {
             "num_workers": num_workers,
             "num_ps": num_ps,
             "log_dir": None if log_dir is None else str(Path(log_dir).absolute()),
             "max_restarts": max_restarts,
         }
         if self is connected_cluster():
-            self._check_is_wanted(arguments)
+            check_is_wanted(arguments, self._arguments, self._processes)
             return
         check_may_start()
-        self._arguments = arguments
+        self._arguments: dict[str, Any] = arguments
         self._start_timeout = start_timeout
         self._log_dir_is_ours = log_dir is None
         self._log_dir = (
@@ -134,7 +135,7 @@ class LocalCluster:
         # by a TaskStartError.
         self._watch = TaskWatch(self._processes, budget, _print_death)
         self._ports: list[socket.socket] = []
-        self._close_callbacks: list[Callable[[str | None], None]] = []
+        self._close_callbacks: list[Callable[[str], None]] = []
         self._owner = os.getpid()
         # How many `with` statements it is in.
         self._num_entered = 0
@@ -157,18 +158,6 @@ class LocalCluster:
             # Tasks that died are the subject of the error that is on its way, so no warning.
             self._end_all()
             raise
-
-    def _check_is_wanted(self, arguments: Mapping[str, Any]) -> None:
-        """Check that a further call of the constructor asks for this cluster."""
-        for name, value in arguments.items():
-            if value != self._arguments[name]:
-                raise ClusterConfigError(
-                    f"Argument `{name}` differs from that of the LocalCluster which this process "
-                    f"is connected to. Expected: {name}={self._arguments[name]!r}, which gives "
-                    f"that cluster back. Received: {name}={value!r}. Give the first value, or "
-                    "restart the process (in a notebook, the kernel): TensorFlow connects a "
-                    "process once. `add_worker` adds a worker to the cluster that runs."
-                )
 
     @property
     def is_closed(self) -> bool:
@@ -287,12 +276,11 @@ class LocalCluster:
         self._watch.resume(("worker", index))
         return index
 
-    def before_close(self, callback: Callable[[str | None], None]) -> None:
+    def before_close(self, callback: Callable[[str], None]) -> None:
         """Have a function called once, before the tasks end; the last one that came first.
 
         Args:
-            callback: given a clause that says what closes the cluster, and where; None where this
-                process ends.
+            callback: given a clause that says what closes the cluster, and where.
         """
         self._close_callbacks.append(callback)
 
@@ -304,7 +292,7 @@ class LocalCluster:
         """
         note_connected(self)
         supervise_here(self._watch.end_hung)
-        atexit.register(self._end, None)
+        atexit.register(self._end, "this process ends")
 
     def close(self) -> None:
         """End all processes and remove the temporary log directory. A second call does nothing.
@@ -364,33 +352,25 @@ class LocalCluster:
         state = "closed" if self._closed else "open"
         return f"<LocalCluster num_workers={len(jobs['worker'])} num_ps={len(jobs['ps'])} {state}>"
 
-    def _end(self, how: str | None) -> list[TaskProcess]:
+    def _end(self, how: str) -> list[TaskProcess]:
         """Call the callbacks, and end all processes; return the tasks that had died.
 
         Args:
-            how: what closes the cluster, and where; None where this process ends.
+            how: what closes the cluster, and where.
         """
         if os.getpid() != self._owner:
             return self._end_all()
-        self._closed_by = self._closed_by or how or ""
-        try:
-            if how is not None and self._close_callbacks:
-                self._kill_silent()
-            # Each is taken off the list first: a callback may close the cluster itself.
-            while self._close_callbacks:
-                self._close_callbacks.pop()(how)
-        finally:
-            died = self._end_all()
+        self._closed_by = self._closed_by or how
+        if not self._close_callbacks:
+            return self._end_all()
+        with without_lines_about_tasks(), silent_killed(self._processes, self._watch):
+            try:
+                # Each is taken off the list first: a callback may close the cluster itself.
+                while self._close_callbacks:
+                    self._close_callbacks.pop()(how)
+            finally:
+                died = self._end_all()
         return died
-
-    def _kill_silent(self) -> None:
-        """Kill the processes that do not answer: to take leave of one would take for ever."""
-        addresses = {t: p.address for t, p in list(self._processes.items()) if p.is_running()}
-        for task, answer in ask_servers(addresses, _ANSWER_S).items():
-            if answer is not Answer.SERVES:
-                with self._watch.lock:
-                    self._watch.leave(task)
-                    self._processes[task].kill()
 
     def _end_all(self) -> list[TaskProcess]:
         """End all processes, free the ports and the logs, and return the tasks that had died.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from kerasps.cluster.connected import closed_error, connected_strategy
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.forks import is_fork
-from kerasps.errors import KeraspsError
+from kerasps.cluster.process import TaskProcess
+from kerasps.cluster.restarts import Task
+from kerasps.errors import ClusterConfigError, KeraspsError, PSLostError
 
 if TYPE_CHECKING:
     from kerasps.cluster.local import LocalCluster
@@ -47,6 +50,44 @@ def local_cluster_of(description: ClusterDescription) -> LocalCluster | None:
         if all(cluster.description.jobs[job] == addresses for job, addresses in jobs.items())
     ]
     return min(found, key=lambda cluster: cluster.is_closed, default=None)
+
+
+def check_is_wanted(
+    arguments: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    processes: Mapping[Task, TaskProcess],
+) -> None:
+    """Check that a further call of the constructor asks for the connected cluster, and it is alive.
+
+    Args:
+        arguments: those of the call.
+        expected: those of the first call.
+        processes: the process of each task of the cluster.
+
+    Raises:
+        ClusterConfigError: an argument differs.
+        PSLostError: a ps has ended.
+    """
+    for name, value in arguments.items():
+        if value != expected[name]:
+            raise ClusterConfigError(
+                f"Argument `{name}` differs from that of the LocalCluster which this process is "
+                f"connected to. Expected: {name}={expected[name]!r}, which gives that cluster "
+                f"back. Received: {name}={value!r}. Give the first value, or restart the process "
+                "(in a notebook, the kernel): TensorFlow connects a process once. `add_worker` "
+                "adds a worker to the cluster that runs."
+            )
+    for (job, index), process in processes.items():
+        if job == "ps" and process.has_ended():
+            raise PSLostError(
+                f"ps {index} of the LocalCluster that this process is connected to has ended "
+                f"({process.describe_exit()}), and its variables with it. Expected: a cluster "
+                "whose ps run. Received: a further call for it. Restart the process (in a "
+                "notebook, the kernel) and load the last checkpoint: TensorFlow connects a "
+                "process once.",
+                task_type="ps",
+                task_index=index,
+            )
 
 
 def check_may_start() -> None:

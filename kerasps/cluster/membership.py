@@ -104,7 +104,7 @@ class Membership:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the cluster was closed while this process goes on."""
+        """Whether the cluster has been closed."""
         return self._is_closed
 
     def listen(self, listener: Callable[[Noticed], None]) -> None:

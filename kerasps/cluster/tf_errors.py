@@ -20,6 +20,9 @@ OUT_OF_RANGE = "kerasps: ids out of range"
 _FROM_TASK = "GRPC error information from remote target /job:"
 _FROM_PS = f"{_FROM_TASK}ps"
 
+# How TensorFlow says that a task, or a device of one, is unknown to this process.
+_OF_TASK = re.compile(r"/job:(worker|ps)\b|unknown device|contains an invalid device")
+
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
 
@@ -73,7 +76,7 @@ def translated_errors(strategy: Any) -> Iterator[None]:
 
 
 class _NamingClosed:
-    """A context that raises `ClusterClosedError` for every error of the runtime once it is closed.
+    """A context that raises `ClusterClosedError` for errors about a task of a closed cluster.
 
     A class and one instance, since functions enter it at each call: a generator costs more.
     """
@@ -84,18 +87,18 @@ class _NamingClosed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
-        if error is not None:
-            _raise_if_closed(error, "a function that uses a variable of the cluster")
+        if error is not None and _names_task(error):
+            _raise_if_closed(error, "a use of a variable")
 
 
-# For functions, which may read variables of the cluster.
+# For what may use the cluster and may be a plain process's: functions, and bare variables.
 naming_closed = _NamingClosed()
 
 
 class _NamingLostPS:
     """A context that raises `PSLostError` for errors that a lost ps ends in, and no other error.
 
-    Where the cluster was closed, every error of TensorFlow's runtime is a `ClusterClosedError`.
+    Where the cluster was closed, they are `ClusterClosedError`.
 
     A class and one instance, since variables enter it at each access: a generator costs more.
     """
@@ -147,9 +150,15 @@ def absent_ps_error(strategy: Any, ps: int) -> KeraspsError:
 
 
 def _raise_if_closed(error: BaseException, received: str = "a use of the cluster") -> None:
-    closed = closed_error(received) if isinstance(error, tf.errors.OpError) else None
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    closed = closed_error(received) if isinstance(error, kinds) or _names_task(error) else None
     if closed is not None:
         raise closed from cleaned(error)
+
+
+def _names_task(error: BaseException) -> bool:
+    """Return whether an error of TensorFlow's runtime is about a device that is not here."""
+    return isinstance(error, tf.errors.OpError) and _OF_TASK.search(str(error)) is not None
 
 
 def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:

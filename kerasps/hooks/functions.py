@@ -34,6 +34,12 @@ def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return _compat.py_func_from_autograph(function)(*args, **kwargs)
 
 
+def raise_status(original: Any, *args: Any, **kwargs: Any) -> None:
+    """`raise_from_not_ok_status`: say so where an operation needs the cluster, which is closed."""
+    with naming_closed:
+        original(*args, **kwargs)
+
+
 def add_to_tasks(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`Context.add_c_function`: tell all tasks of a function, and none while they change."""
     with tasks_lock:

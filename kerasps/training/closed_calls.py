@@ -59,7 +59,7 @@ class ClosedQueue:
     def mark_finished(self) -> None:
         """Do nothing: nobody waits for it."""
 
-    def mark_failed(self, error: BaseException) -> None:
+    def mark_failed(self, e: BaseException) -> None:
         """Do nothing: the closure has the error already."""
 
     def clear_tag_unlocked(self, tag: int) -> None:

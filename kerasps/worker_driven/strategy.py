@@ -290,6 +290,9 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         if self.is_chief and not hasattr(sys, "last_value"):
             self._run.finish()
 
+    def _end_calls(self) -> None:
+        """Do nothing: no other task does anything for this process."""
+
     @property
     def _num_readers(self) -> int:
         return 1
