@@ -50,7 +50,9 @@ def test_a_process_goes_on_without_its_cluster(used):
 
 
 def test_a_process_that_has_closed_its_cluster_prints_nothing(used):
-    assert used[2] == ""
+    # TensorFlow's word on the error that the script asks for.
+    lines = [line for line in used[2].splitlines() if "indices = 7 is not in" not in line]
+    assert lines == []
 
 
 def test_connecting_and_closing_log_no_information_of_tensorflows(used):
