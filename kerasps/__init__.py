@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from kerasps.errors import (
         CheckpointError,
+        ClusterClosedError,
         ClusterConfigError,
         InputError,
         KeraspsError,
@@ -62,6 +63,7 @@ __all__ = [
     "BackupAndRestore",
     "CentralStorageStrategy",
     "CheckpointError",
+    "ClusterClosedError",
     "ClusterConfigError",
     "ClusterDescription",
     "ClusterResolver",
@@ -150,6 +152,7 @@ _OF_ESTIMATORS = {
     "FinalExporter": "Use `keras.callbacks.ModelCheckpoint`, or `model.export` after the training",
     "LatestExporter": "Use `keras.callbacks.ModelCheckpoint`",
 }
+
 
 def _moved(name: str) -> str:
     """Return what to use in place of a name of TensorFlow's estimators; empty for other names."""

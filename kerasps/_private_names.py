@@ -299,6 +299,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "sends executions to a worker while it runs others, up to a limit",
         ("enable_async", "in_flight_nodes_limit"),
     ),
+    "framework_ops": PrivateName(
+        "tensorflow.python.framework",
+        "ops",
+        "patched: an operation on a variable of a cluster that was closed says so",
+    ),
     "Executor": PrivateName(
         "tensorflow.python.eager.executor",
         "Executor",

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,20 +18,24 @@ from kerasps.cluster import (
     ClusterDescription,
     ClusterResolver,
     LocalCluster,
-    LocalClusterResolver,
     Membership,
     WorkerDevices,
     WorkerInfo,
     as_resolver,
     check_cluster_resolver,
+    check_not_closed,
     checked_device_names,
     connect_to_tasks,
     connected_strategy,
+    disconnect,
+    local_cluster_of,
+    note_closed,
     read_tf_config,
     remember_connected,
     require_chief,
     take_note_of_forks,
     wait_until_reachable,
+    without_info,
 )
 from kerasps.errors import KeraspsError
 from kerasps.inputs import Input, as_input, makes_quickly_deleted, quickly_deleted
@@ -52,7 +56,10 @@ from kerasps.strategy_arguments import (
     check_update_mode,
     checked_staleness,
 )
-from kerasps.variables import AwayStates, Extended, Placement, RowPools
+from kerasps.variables import AwayStates, Extended, Placement, RowPools, wait_for_flights
+
+# For steps in flight when the cluster is closed: they fail at once, unless a worker computes.
+_LANDING_S = 2.0
 
 _LOGGER = logging.getLogger("kerasps")
 
@@ -126,6 +133,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             to mend it.
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
+        ClusterClosedError: the cluster, or the one that this process was connected to, is closed.
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
             `num_backup_workers` is not an integer, `overlap` not a bool, or `worker_devices` no
@@ -209,8 +217,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
             if current is not None:
+                check_not_closed("a further strategy")
                 current._check_is_wanted(self, description, arguments)
                 return
+            self._local_cluster = local_cluster_of(description)
+            if self._local_cluster is not None:
+                self._local_cluster.check_open()
             # What may be missing is looked for before anything is connected or patched.
             _compat.check_overridden()
             hooks.check_patched(hooks.PATCHES)
@@ -218,7 +230,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             wait_until_reachable(description.server_addresses, connect_timeout)
             self._description = description
             self._arguments: dict[str, Any] = arguments
-            self._connect(cluster_resolver, arguments["variable_partitioner"])
+            with without_info():
+                self._connect(cluster_resolver, arguments["variable_partitioner"])
             remember_connected(self)
             hooks.install(hooks.PATCHES)
 
@@ -255,6 +268,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         Call once all tasks accept connections.
         """
+        self._has_left = False
+        if self._local_cluster is not None:
+            # Also where what follows fails.
+            addresses = self._description.server_addresses
+            self._local_cluster.before_close(functools.partial(_disconnect, addresses))
         self._choose_devices()
         for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
         if for_num_ps is not None:
@@ -273,13 +291,31 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._watch(cluster_resolver)
         take_note_of_forks()
 
-        def before_tasks_end() -> None:
-            self._leave()
-            hooks.leave_remote_functions()
+        atexit.register(self._before_tasks_end, None)
+        if self._local_cluster is not None:
+            self._local_cluster.before_close(self._before_tasks_end)
+            self._local_cluster.end_with_process()
 
-        atexit.register(before_tasks_end)
-        if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.end_with_process(before_tasks_end)
+    def _before_tasks_end(self, closed_by: str | None) -> None:
+        """Leave the cluster, once.
+
+        Args:
+            closed_by: what closes it, and where; None where this process ends and the tasks are
+                somebody else's.
+        """
+        if closed_by is None:
+            hooks.leave_remote_functions()
+        if self._has_left:
+            return
+        self._has_left = True
+        if closed_by is None:
+            self._leave(is_closed=False)
+            return
+        note_closed(closed_by)
+        self._leave(is_closed=True)
+        # Before calls are cancelled: tasks would be told to delete what these were to return.
+        disconnect(self._description.server_addresses)
+        self._end_calls()
 
     # What another strategy of the family does in its own way.
 
@@ -309,9 +345,21 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         devices.check(self._description.jobs.get("worker", ()))
         return devices
 
-    def _leave(self) -> None:
-        """End what was begun by `_watch`: the process ends."""
-        self._membership.stop()
+    def _leave(self, *, is_closed: bool) -> None:
+        """End what was begun by `_watch`.
+
+        Args:
+            is_closed: False where the process ends, True where it goes on without the cluster.
+        """
+        if is_closed:
+            self._membership.close()
+        else:
+            self._membership.stop()
+
+    def _end_calls(self) -> None:
+        """End what workers are doing for this process, which goes on without them."""
+        self._port.close()
+        wait_for_flights(_LANDING_S)
 
     @property
     def _num_readers(self) -> int:
@@ -356,9 +404,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._membership.start()
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         self._scheduled_calls = training.ScheduledCalls(self)
-        training.CoordinatorPort(coordinator).replace_failure_handler(
-            self._membership, self._scheduled_calls
-        )
+        self._port = training.CoordinatorPort(coordinator)
+        self._port.replace_failure_handler(self._membership, self._scheduled_calls)
         self._extended.away = AwayStates(self._extended.mutex)
         self._extended.replica_runner = functools.partial(run_in_graph, self, self._scheduled_calls)
 
@@ -369,6 +416,15 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         connect_to_tasks(
             self._description, protocol=getattr(self._cluster_resolver, "rpc_layer", None)
         )
+
+    def scope(self) -> Any:
+        """Return a context manager: what is made in it is made on the cluster.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.scope()`")
+        return super().scope()
 
     @property
     def description(self) -> ClusterDescription:
@@ -393,7 +449,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         A worker that is lost is taken back when it answers again. So is one that comes at another
         address, or is new, once `cluster_resolver.cluster_spec()` names it.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
         """
+        check_not_closed("`strategy.workers()`")
         return self._membership.workers()
 
     @property
@@ -530,7 +590,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return super().distribute_datasets_from_function(makes_quickly_deleted(dataset_fn), options)
 
     def placement(self) -> Placement:
-        """Return how many variables and bytes every ps holds, and its device; prints as a table."""
+        """Return how many variables and bytes every ps holds, and its device; prints as a table.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.placement()`")
         return self._extended.ledger.placement()
 
     def load_report(self) -> LoadReport:
@@ -550,6 +615,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"
+
+
+def _disconnect(addresses: Mapping[tuple[str, int], str], closed_by: str) -> None:
+    disconnect(addresses)
 
 
 def _tasks(description: ClusterDescription) -> str:

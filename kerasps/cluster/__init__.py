@@ -18,7 +18,13 @@ if TYPE_CHECKING:
         check_cluster_resolver,
         describe_resolver,
     )
-    from kerasps.cluster.connected import connected_strategy, remember_connected
+    from kerasps.cluster.connected import (
+        check_not_closed,
+        closed_error,
+        connected_strategy,
+        note_closed,
+        remember_connected,
+    )
     from kerasps.cluster.connection import connect_to_tasks, tasks_lock
     from kerasps.cluster.description import (
         EVALUATOR,
@@ -27,12 +33,14 @@ if TYPE_CHECKING:
         require_chief,
     )
     from kerasps.cluster.devices import COORDINATOR_CPU, COORDINATOR_TASK, ps_device, ps_index
+    from kerasps.cluster.disconnection import disconnect
     from kerasps.cluster.fetching import fetch, sent
     from kerasps.cluster.forks import check_not_forked, is_fork, take_note_of_forks
     from kerasps.cluster.graph_optimizer import GraphOptimizer, optimizing
     from kerasps.cluster.listeners import processes_listening_on
     from kerasps.cluster.local import LocalCluster, task_watch_of
     from kerasps.cluster.local_ps import LocalPS
+    from kerasps.cluster.local_registry import local_cluster_of
     from kerasps.cluster.logs import open_log
     from kerasps.cluster.membership import Membership, WorkerInfo
     from kerasps.cluster.process import (
@@ -58,10 +66,12 @@ if TYPE_CHECKING:
         comes_from,
         comes_from_worker,
         lost_ps,
+        naming_closed,
         naming_lost_ps,
         ps_is_there,
         translated_errors,
     )
+    from kerasps.cluster.tf_info import without_info
     from kerasps.cluster.worker_devices import (
         FIRST_CPU,
         WorkerDevices,
@@ -100,11 +110,13 @@ __all__ = [
     "call_apart",
     "call_flat",
     "check_cluster_resolver",
+    "check_not_closed",
     "check_not_forked",
     "check_ps_of",
     "checked_device_names",
     "child_environment",
     "cleaned",
+    "closed_error",
     "comes_from",
     "comes_from_worker",
     "compute_devices",
@@ -113,11 +125,15 @@ __all__ = [
     "describe_exit_code",
     "describe_resolver",
     "devices_of_task",
+    "disconnect",
     "end_with_parent",
     "fetch",
     "is_fork",
+    "local_cluster_of",
     "lost_ps",
+    "naming_closed",
     "naming_lost_ps",
+    "note_closed",
     "open_log",
     "optimizing",
     "persist",
@@ -138,12 +154,20 @@ __all__ = [
     "translated_errors",
     "unreachable",
     "wait_until_reachable",
+    "without_info",
 ]
 
 if not TYPE_CHECKING:  # to which it would make every name a valid one
     __getattr__ = opened_when_used(
         __name__,
         {
+            "check_not_closed": "connected",
+            "closed_error": "connected",
+            "disconnect": "disconnection",
+            "local_cluster_of": "local_registry",
+            "note_closed": "connected",
+            "naming_closed": "tf_errors",
+            "without_info": "tf_info",
             "ps_is_there": "tf_errors",
             "AfterTheEnd": "renewal",
             "COORDINATOR_CPU": "devices",

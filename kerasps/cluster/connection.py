@@ -69,7 +69,9 @@ def connect_to_tasks(
         TaskStartError: the port of this process is in use.
         TaskUnreachableError: TensorFlow could not set up the tasks.
     """
+    global _has_left
     context = _compat.eager_context()
+    _has_left = False
     # TensorFlow's own strategy sets these too: one request to a worker at a time, and no executor
     # that hides an error.
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
@@ -103,6 +105,9 @@ def connect_to_tasks(
 # milliseconds of the change TensorFlow has forgotten a task: it tells the function to all in vain.
 tasks_lock = threading.RLock()
 
+# True once this process has forgotten its tasks: a thread that was about to take one back does not.
+_has_left = False
+
 
 def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
     """Have this process know these workers and ps from here on, and no others.
@@ -116,20 +121,43 @@ def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
     Raises:
         tf.errors.OpError: a member did not answer.
     """
-    context = _compat.eager_context()
-    before = context.get_server_def()
-    jobs: dict[str, dict[int, str]] = {
-        job.name: dict(job.tasks) for job in before.cluster.job if job.name == COORDINATOR_JOB
-    }
-    for (job, index), address in sorted(members.items()):
-        jobs.setdefault(job, {})[index] = address
-    server_def = _server_def(jobs, before.default_session_config, before.protocol)
-    try:
-        with tasks_lock:
+    with tasks_lock:
+        if _has_left:
+            return
+        context = _compat.eager_context()
+        before = context.get_server_def()
+        jobs: dict[str, dict[int, str]] = {
+            job.name: dict(job.tasks) for job in before.cluster.job if job.name == COORDINATOR_JOB
+        }
+        for (job, index), address in sorted(members.items()):
+            jobs.setdefault(job, {})[index] = address
+        server_def = _server_def(jobs, before.default_session_config, before.protocol)
+        try:
             context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
-    except BaseException:
-        context._server_def = before
-        raise
+        except BaseException:
+            context._server_def = before
+            raise
+
+
+def known_tasks() -> set[str]:
+    """Return the `"host:port"` of each worker and ps that this process knows."""
+    server_def = _compat.eager_context().get_server_def()
+    jobs = [] if server_def is None else server_def.cluster.job
+    return {a for job in jobs if job.name != COORDINATOR_JOB for a in job.tasks.values()}
+
+
+def forget_tasks() -> None:
+    """Have this process know no worker and no ps any more, until it connects again.
+
+    TensorFlow ends its context on each that it knew, and waits for the answer.
+    """
+    global _has_left
+    with tasks_lock:
+        try:
+            with contextlib.suppress(tf.errors.OpError):
+                update_tasks({})
+        finally:
+            _has_left = True
 
 
 def _sleep_when_idle(context: Any) -> None:

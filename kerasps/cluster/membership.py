@@ -81,7 +81,7 @@ class Membership:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._presence = Presence(addresses, limit_s=hang_limit(), now=time.monotonic())
-        self._has_stopped = False
+        self._has_stopped = self._is_closed = False
         self._num_users = 0
         # Workers that are being told that they may go.
         self._let_go: set[int] = set()
@@ -100,6 +100,16 @@ class Membership:
             self._has_stopped = True
             self._news.notify_all()
         self._to_tell.set()
+
+    def close(self) -> None:
+        """Watch no more: the cluster is closed, and counts as lost from here on."""
+        self._is_closed = True
+        self.stop()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cluster has been closed."""
+        return self._is_closed
 
     def listen(self, listener: Callable[[Noticed], None]) -> None:
         """Have `listener` called with what is noticed. Thread: that of the watch, or of a session.
@@ -150,7 +160,9 @@ class Membership:
 
     @property
     def lost_ps(self) -> int | None:
-        """A ps that hangs, or is gone; None where all are there."""
+        """A ps that hangs, or is gone; None where all are there. Of a closed cluster, the first."""
+        if self._is_closed:
+            return 0
         with self._lock:
             lost = self._presence.of("ps", Status.HUNG, Status.LOST)
         return lost[0] if lost else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.connected import check_not_closed, closed_error, connected_strategy
 from kerasps.cluster.grpc_options import hang_limit
 from kerasps.cluster.probe import Answer, ask_servers
 from kerasps.cluster.supervision import tell_supervisor
@@ -28,6 +28,9 @@ _FROM_PS = f"{_FROM_TASK}ps"
 # Between two questions whether a ps is there, and for the answer; how long a call to it may fail
 # once it answers: gRPC tries to connect again after two seconds.
 _PAUSE_S, _ANSWER_S, _RECONNECT_S = 0.1, 1.0, 5.0
+
+# How TensorFlow says that a task, or a device of one, is unknown to this process.
+_OF_TASK = re.compile(r"/job:(worker|ps)\b|unknown device|contains an invalid device")
 
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
@@ -47,6 +50,7 @@ def translated_errors(strategy: Any) -> Iterator[None]:
     """In this context, raise errors of TensorFlow's runtime as what they mean to the user.
 
     Raises:
+        ClusterClosedError: the cluster was closed.
         PSLostError: a ps is gone.
         InputError: ids are out of range.
         Exception: the error of the user's own code, with its own message, in other cases.
@@ -58,6 +62,7 @@ def translated_errors(strategy: Any) -> Iterator[None]:
     except Exception as exc:
         # TensorFlow's coordinator wraps the error of a session in one of its own.
         cause = getattr(exc, "original_exception", exc)
+        _raise_if_closed(cause)
         _raise_if_ps_lost(strategy, cause)
         out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
         if out_of_range is not None:
@@ -107,8 +112,30 @@ def _raise_if_strings(error: BaseException) -> None:
         ) from cleaned(error)
 
 
+class _NamingClosed:
+    """A context that raises `ClusterClosedError` for errors about a task of a closed cluster.
+
+    A class and one instance, since functions enter it at each call: a generator costs more.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing: only a failure needs attention."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if error is not None and _names_task(error):
+            _raise_if_closed(error, "a use of a variable")
+
+
+# For what may use the cluster and may be a plain process's: functions, and bare variables.
+naming_closed = _NamingClosed()
+
+
 class _NamingLostPS:
     """A context that raises `PSLostError` for errors that a lost ps ends in, and no other error.
+
+    Where the cluster was closed, they are `ClusterClosedError`.
 
     A class and one instance, since variables enter it at each access: a generator costs more.
     """
@@ -121,6 +148,7 @@ class _NamingLostPS:
     ) -> None:
         strategy = connected_strategy()
         if error is not None and strategy is not None:
+            _raise_if_closed(error, "a use of a variable")
             _raise_if_ps_lost(strategy, error)
 
 
@@ -129,18 +157,22 @@ naming_lost_ps = _NamingLostPS()
 
 
 def check_ps_of(strategy: Any) -> None:
-    """Raise `PSLostError` where a ps does not answer.
+    """Raise `PSLostError` where a ps does not answer, `ClusterClosedError` for a closed cluster.
 
     For an error whose cause somebody has swallowed, so that it does not say itself what it means.
     """
+    check_not_closed()
     for ps in range(strategy.num_ps):
         error = error_of(f"/job:ps/replica:0/task:{ps}")
         if error is not None:
             _raise_if_ps_lost(strategy, error)
 
 
-def absent_ps_error(strategy: Any, ps: int) -> PSLostError:
+def absent_ps_error(strategy: Any, ps: int) -> KeraspsError:
     """Return the error of a ps that does not answer any more, as the membership has noticed."""
+    closed = closed_error()
+    if closed is not None:
+        return closed
     if not strategy._membership.hangs(ps):
         return _lost_ps_error(strategy, ps, "connection refused")
     return _hung_ps_error(strategy, ps, "no answer")
@@ -209,6 +241,18 @@ def ps_is_there(strategy: Any, ps: int) -> bool:
 def _hangs(strategy: Any, ps: int) -> bool:
     membership = getattr(strategy, "_membership", None)
     return membership is not None and bool(membership.hangs(ps))
+
+
+def _raise_if_closed(error: BaseException, received: str = "a use of the cluster") -> None:
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    closed = closed_error(received) if isinstance(error, kinds) or _names_task(error) else None
+    if closed is not None:
+        raise closed from cleaned(error)
+
+
+def _names_task(error: BaseException) -> bool:
+    """Return whether an error of TensorFlow's runtime is about a device that is not here."""
+    return isinstance(error, tf.errors.OpError) and _OF_TASK.search(str(error)) is not None
 
 
 def _lost_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:

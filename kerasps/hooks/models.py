@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import saving, training
-from kerasps.cluster import connected_strategy, translated_errors
+from kerasps.cluster import check_not_closed, connected_strategy, translated_errors
 from kerasps.errors import InputError
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.hooks.thread_state import left_as_found
@@ -61,6 +61,7 @@ def on_workers(method: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None:
             _check_needs_no_workers(self, args, kwargs)
             return original(self, *args, **kwargs)
+        check_not_closed(f"`{method.__name__}` of a model of the strategy")
         with translated_errors(strategy), left_as_found():
             if training.runs_eagerly(self):
                 return training.run_eagerly(original, self, *args, **kwargs)

@@ -151,6 +151,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_V1, "reset_default_graph", functions.reset_default_graph,
           "`keras.utils.clear_session` leaves the scopes that threads are in", TENSORFLOW,
           "tf.compat.v1"),
+    Patch(_compat.framework_ops, "raise_from_not_ok_status", functions.raise_status,
+          "an operation on a variable of a cluster that was closed says so", TENSORFLOW),
     Patch(_compat.Executor, "__del__", functions.delete_executor,
           "an executor whose task is gone is deleted without printing why", TENSORFLOW),
     Patch(_compat.Context, "add_c_function", functions.add_to_tasks,

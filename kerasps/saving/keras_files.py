@@ -23,7 +23,12 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, check_ps_of, translated_errors
+from kerasps.cluster import (
+    COORDINATOR_CPU,
+    check_not_closed,
+    check_ps_of,
+    translated_errors,
+)
 from kerasps.saving.damage import naming_damaged_file
 from kerasps.variables import (
     CHUNK_BYTES,
@@ -63,6 +68,7 @@ def save_model(
     if not _writes_aside(model, filepath):
         original(model, filepath, *args, **kwargs)
         return
+    check_not_closed("`save` of a model of the strategy")
     with translated_errors(model._distribute_strategy), _written_aside(filepath) as partial:
         original(model, partial, *args, **kwargs)
 
@@ -82,6 +88,7 @@ def save_weights(
     if not _writes_aside(model, filepath):
         original(model, filepath, max_shard_size, objects_to_skip)
         return
+    check_not_closed("`save_weights` of a model of the strategy")
     with translated_errors(model._distribute_strategy):
         if max_shard_size is not None:
             _save_weights_in_files(original, model, Path(filepath), max_shard_size, objects_to_skip)
@@ -106,6 +113,7 @@ def load_weights(
     if not isinstance(model, keras.Model) or strategy_of(model) is None:
         original(model, filepath, *args, **kwargs)
         return
+    check_not_closed("`load_weights` into a model of the strategy")
     with (
         translated_errors(model._distribute_strategy),
         _loading(True),

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import absent_ps_error, comes_from, lost_ps, tell_supervisor, translated_errors
-from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
+from kerasps.errors import ClusterClosedError, KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
 from kerasps.training.channel import EpochChannel, Mailbox, Sessions
@@ -398,7 +398,8 @@ class Dispatcher:
                 failed_at = failed_at or time.monotonic()
                 assert sessions.error is not None
                 is_ps_lost = (
-                    isinstance(sessions.error, PSLostError) or lost_ps(sessions.error) is not None
+                    isinstance(sessions.error, PSLostError | ClusterClosedError)
+                    or lost_ps(sessions.error) is not None
                 )
                 is_late = time.monotonic() > failed_at + _DRAIN_S
                 if is_ps_lost or is_late:

@@ -26,7 +26,7 @@ from kerasps.variables.chunks import (
     write_rows,
 )
 from kerasps.variables.fences import OPEN_LANE, Fences
-from kerasps.variables.flights import Flight, aboard, worker_timeout
+from kerasps.variables.flights import Flight, aboard, wait_for_flights, worker_timeout
 from kerasps.variables.joint_table import (
     JOINT_TABLE_SIZE,
     Member,
@@ -180,6 +180,7 @@ __all__ = [
     "text_table",
     "unsharded",
     "wait_for",
+    "wait_for_flights",
     "worker_timeout",
     "write_rows",
 ]

@@ -323,11 +323,14 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     def _watch(self, cluster_resolver: Any) -> None:
         self._run.open(self._extended.mutex)
 
-    def _leave(self) -> None:
+    def _leave(self, *, is_closed: bool) -> None:
         # A chief that failed is started again, and goes on with the run. Python leaves the error
         # here that it has ended in.
         if self.is_chief and not hasattr(sys, "last_value"):
             self._run.finish()
+
+    def _end_calls(self) -> None:
+        """Do nothing: no other task does anything for this process."""
 
     @property
     def _num_readers(self) -> int:
