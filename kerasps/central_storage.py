@@ -43,7 +43,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
     Raises:
         TypeError: `compute_devices` is no list of names, or `parameter_device` no name.
         ValueError: a device does not exist in this process, is named twice, or none is given.
-        UnsupportedError: Keras runs on another backend than TensorFlow.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:

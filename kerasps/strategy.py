@@ -142,7 +142,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             `update_mode`, `num_backup_workers` or `connect_timeout` is not one of its values, two
             of them do not go together, a worker has not all of `worker_devices`, or an argument
             differs from that of the strategy which this process has already.
-        UnsupportedError: Keras runs on another backend than TensorFlow.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -154,7 +154,6 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     """
 
     _connecting = threading.Lock()
-    _has_noted_own_step = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> ParameterServerStrategy:
         # The constructor that runs next tells whether it is for the same cluster.
@@ -508,46 +507,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         Raises:
             ValueError: there is no such worker.
         """
-        if worker not in range(self.num_workers):
-            raise ValueError(
-                "Argument `worker` is not the index of a worker. Expected: 0 to "
-                f"{self.num_workers - 1}. Received: worker={worker!r}. `strategy.workers()` lists "
-                "them."
-            )
-        return self._devices.of(worker)
+        return self._devices.of(worker, self.num_workers)
 
     def _devices_of_workers(self) -> list[tuple[str, ...]]:
         """Return, for each worker, what `devices_of` does."""
-        return [self.devices_of(worker) for worker in range(self.num_workers)]
+        return self._devices.of_all(self.num_workers)
 
     @property
     def _own_devices(self) -> tuple[str, ...]:
         """The device that computes what this process does itself, in a tuple."""
         return (FIRST_CPU,)  # its GPUs are the workers'
-
-    def _note_own_step(self, what: str) -> None:
-        """Say, once, that this process does a step which a worker would do on a GPU.
-
-        Args:
-            what: what the user has called.
-        """
-        has_gpu = any(devices[0] != FIRST_CPU for devices in self._devices_of_workers())
-        if has_gpu and self._own_devices == (FIRST_CPU,) and not self._has_noted_own_step:
-            self._has_noted_own_step = True
-            _LOGGER.warning(
-                f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: "
-                "use `fit`, `evaluate` or `predict` for steps that are to run there."
-            )
-
-    @property
-    def _devices_of_calls(self) -> tuple[str, bool]:
-        """The device of functions that the `ClusterCoordinator` schedules, and if all have it.
-
-        A function is one for all workers. On a worker without that device it is done on the CPU.
-        """
-        first = [devices[0] for devices in self._devices_of_workers()]
-        device = next((name for name in first if name.startswith("GPU:")), first[0])
-        return device, set(first) == {device}
 
     @property
     def update_mode(self) -> UpdateMode:

@@ -107,11 +107,32 @@ class WorkerDevices:
                     "from a worker (CUDA_VISIBLE_DEVICES), or does not find, is not there."
                 )
 
-    def of(self, worker: int) -> tuple[str, ...]:
+    def of_all(self, num_workers: int) -> list[tuple[str, ...]]:
+        """Return the short names of the devices that compute, of each worker."""
+        return [self.of(worker, num_workers) for worker in range(num_workers)]
+
+    def of_calls(self, num_workers: int) -> tuple[str, bool]:
+        """Return the device of functions that are scheduled, and whether all workers have it.
+
+        A function is one for all workers. On a worker without that device it is done on the CPU.
+        """
+        first = [devices[0] for devices in self.of_all(num_workers)]
+        device = next((name for name in first if name.startswith("GPU:")), first[0])
+        return device, set(first) == {device}
+
+    def of(self, worker: int, num_workers: int) -> tuple[str, ...]:
         """Return the short names of the devices that compute on a worker: at least one.
 
         Of a worker that is not connected: those that it had, or is expected to have.
+
+        Raises:
+            ValueError: there is no such worker.
         """
+        if worker not in range(num_workers):
+            raise ValueError(
+                "Argument `worker` is not the index of a worker. Expected: 0 to "
+                f"{num_workers - 1}. Received: worker={worker!r}. `strategy.workers()` lists them."
+            )
         has = devices_of_task(f"/job:worker/replica:0/task:{worker}")
         if not has:
             return self._known.get(worker) or self._wanted or (FIRST_CPU,)

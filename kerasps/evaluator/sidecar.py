@@ -95,7 +95,7 @@ class SidecarEvaluator:
             written.
 
     Raises:
-        UnsupportedError: Keras runs on another backend than TensorFlow.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         TypeError: an argument is not of its type.
         ValueError: the model is not built or compiled, or an argument is out of its range.
 

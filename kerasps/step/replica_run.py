@@ -147,7 +147,7 @@ def run_in_graph(
     # worker keeps the lane, and the call is sent nothing.
     is_counted = redone is None and graph is tf.compat.v1.get_default_graph() and _is_whole(graph)
     method = ReplicaFunction(fn, args, kwargs or {}, is_counted=is_counted)
-    device, is_everywhere = strategy._devices_of_calls
+    device, is_everywhere = strategy._devices.of_calls(strategy.num_workers)
     has_gpu = is_everywhere and device.startswith("GPU:")
     tracer = Tracer(method, strategy, method.specs, fused=False)
     plan = tracer.trace(device, has_gpu=has_gpu).plan

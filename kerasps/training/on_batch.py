@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, translated_errors
+from kerasps.cluster import COORDINATOR_CPU, FIRST_CPU, translated_errors
 from kerasps.errors import InputError
 from kerasps.inputs import check_arrays, sample_weights
 from kerasps.step import (
@@ -26,6 +28,9 @@ from kerasps.training.outputs import concatenated
 from kerasps.training.prepare import prepare
 from kerasps.training.step_numbers import StepNumbers
 from kerasps.variables import come_to_rest
+
+_LOGGER = logging.getLogger("kerasps")
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def train_on_batch(
@@ -88,7 +93,7 @@ def _run_on_batch(
     packed = keras.tree.map_structure(_as_tensor, packed)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     strategy = model._distribute_strategy
-    strategy._note_own_step(f"`{mode.name}_on_batch`")
+    _note_own_step(strategy, f"`{mode.name}_on_batch`")
     with translated_errors(strategy):
         devices = strategy._own_devices
         with explaining(model, mode, spec):
@@ -113,3 +118,19 @@ def _as_tensor(value: Any) -> Any:
         return value
     tensor = tf.convert_to_tensor(value)
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
+
+
+def _note_own_step(strategy: Any, what: str) -> None:
+    """Say, once, that this process does on its CPU what a worker would do on a GPU.
+
+    Args:
+        strategy: the strategy.
+        what: what the user has called.
+    """
+    has_gpu = any(devices[0] != FIRST_CPU for devices in strategy._devices_of_workers())
+    if has_gpu and strategy._own_devices == (FIRST_CPU,) and strategy not in _told:
+        _told.add(strategy)
+        _LOGGER.warning(
+            f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
+            "`fit`, `evaluate` or `predict` for steps that are to run there."
+        )

@@ -256,7 +256,8 @@ def first_error(executor: Any, error: BaseException) -> BaseException:
         try:
             executor.wait()
         except tf.errors.OpError as exc:
-            return exc
+            first: BaseException = exc
+            return first
     return error
 
 

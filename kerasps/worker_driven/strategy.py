@@ -104,7 +104,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         TypeError: `variable_partitioner` cannot be called, or `table_min_bytes` is not an integer.
         ValueError: an argument is not one of its values, or differs from that of the strategy which
             this process has already.
-        UnsupportedError: Keras runs on another backend than TensorFlow.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Follows `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.

@@ -75,7 +75,7 @@ def train_and_evaluate(
 
     Raises:
         ClusterConfigError: TF_CONFIG is not set or wrong.
-        UnsupportedError: Keras runs on another backend than TensorFlow.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ValueError: the model is not built or compiled.
         CheckpointError: in the evaluator, a checkpoint cannot be read.
 
