@@ -67,6 +67,7 @@ from kerasps.variables.phase import (
     entering,
     is_outside_replica,
     lying_elsewhere,
+    num_assignments,
     outside_replica,
 )
 from kerasps.variables.placement import (
@@ -166,6 +167,7 @@ __all__ = [
     "lying_elsewhere",
     "make_parameter_server_variable",
     "move_slots",
+    "num_assignments",
     "num_bytes",
     "optimizers_of",
     "outside_replica",
