@@ -371,7 +371,7 @@ class EpochState:
 
     def _let_go(self, index: int) -> list[Command]:
         """Do without a worker that holds nothing."""
-        return self._lose(index, ())
+        return [*self._part_with(index), *self._lose(index, ())]
 
     def _let_dry_go(self, index: int) -> list[Command]:
         return self._let_go(index) if self._workers[index].status is WorkerStatus.DRY else []
@@ -392,9 +392,8 @@ class EpochState:
         if worker.split is None and len(self._splits):
             worker.status = WorkerStatus.DRY
             self._pace.leave(index)
-            self._joints.leave(index)
             self._lost.discard(index)
-            return [Report()]
+            return [*self._part_with(index), Report()]
         worker.status = WorkerStatus.OPENING
         if worker.split is None:
             return [Open(index, None, 0)]
@@ -484,9 +483,14 @@ class EpochState:
             worker = self._workers[index]
             has_work = bool(self._queue) or not self._all_asked
             if not worker.running and not (has_work and self._has_room(worker)):
-                self._joints.leave(index)
-                commands.append(Leave(index))
+                commands += self._part_with(index)
         return commands
+
+    def _part_with(self, index: int) -> list[Command]:
+        """Have no synchronous update wait for a worker, if any does."""
+        takes_part = self._joints.takes_part(index)
+        self._joints.leave(index)
+        return [Leave(index)] if takes_part else []
 
     def _unfinished(self, worker: WorkerState) -> Execution | None:
         """Return what a worker must do before anything else: it is for the next of its batches."""

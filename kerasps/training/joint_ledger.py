@@ -26,7 +26,7 @@ class JointLedger:
         self._joining: set[int] = set()
         # Of those that take part, the steps that each was given.
         self._given: dict[int, int] = {}
-        # Of those, who began while others had steps: they wait for it, and it was given none yet.
+        # Of those, who began while others had steps: it is not known which of these wait for it.
         self._late: set[int] = set()
         self._has_changed = False
 
@@ -78,10 +78,10 @@ class JointLedger:
         """Return whether updates wait for a worker."""
         return worker in self._given
 
-    def is_even(self, workers: Iterable[int]) -> bool:
-        """Return whether those of `workers` that take part were given equally many steps."""
-        given = {self._given[worker] for worker in workers if worker in self._given}
-        return not self._late and len(given) <= 1
+    def is_even(self, readers: Iterable[int]) -> bool:
+        """Return whether nobody who takes part waits for one of `readers`, who have data."""
+        most = max(self._given.values(), default=0)
+        return not self._late and all(self._given.get(reader, most) == most for reader in readers)
 
     def may_be_given(self, worker: int, others: Iterable[int], *, is_idle: bool) -> bool:
         """Return whether a worker may be given steps.
@@ -102,6 +102,5 @@ class JointLedger:
 
     def give(self, worker: int, steps: int) -> None:
         """Note that a worker was given steps."""
-        self._late.discard(worker)
         if worker in self._given:
             self._given[worker] += steps
