@@ -265,7 +265,8 @@ class EpochState:
         return [*commands, *self._wake_dry()]
 
     def _begin_joint(self, index: int) -> list[Command]:
-        if self._workers[index].status is WorkerStatus.READING:
+        if self._workers[index].status not in (WorkerStatus.AWAITED, WorkerStatus.LOST):
+            # One that has left its split meanwhile leaves these updates too.
             is_late = any(self._workers[member].running for member in self._joints.members)
             self._joints.join(index, is_late=is_late)
         # All wait for it: more may have to be asked for.
