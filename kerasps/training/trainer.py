@@ -273,7 +273,11 @@ def predict(
         callbacks.on_predict_end()
     if not batches:
         raise no_batches("predict")
-    return concatenated([batches[index] for index in sorted(batches)])
+    order = sorted(batches)
+    if model.stop_predicting:
+        # A worker may be ahead of the one that has the next batch. What is returned has no gap.
+        order = [index for place, index in enumerate(order, start=order[0]) if index == place]
+    return concatenated([batches[index] for index in order])
 
 
 def _steps(name: str, value: Any) -> int | None:
