@@ -34,8 +34,8 @@ class BatchCallbacks:
 
     Attributes:
         has_begun: whether callbacks were told of the begin of an execution, and not of its end.
-        has_assigned: whether they assigned to a variable when they were called last, at an end and
-            at the begin after it.
+        has_assigned: whether they assigned to a variable at the last begin or end, or at those of
+            the execution before.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BatchCallbacks:
         self._every_execution = listen_to_batches(callbacks, mode)
         self._next_call = 0.0
         self._pending: tuple[int, int, ExecutionResult] | None = None
-        self.has_begun = self.has_assigned = False
+        self.has_begun = self.has_assigned = self._assigns = False
 
     def begin(self, first: int) -> bool:
         """Call the callbacks for the begin of the next execution, unless they have been.
@@ -62,8 +62,7 @@ class BatchCallbacks:
         """
         if self.has_begun or not self._every_execution:
             return False
-        self.has_begun = True
-        self._call(self._begin, first)
+        self._call_begin(first)
         return True
 
     def add(self, first: int, last: int, result: ExecutionResult) -> None:
@@ -81,15 +80,22 @@ class BatchCallbacks:
         self._next_call = time.monotonic() + _PROGRESS_INTERVAL_S
         logs = {"outputs": concatenated(result.outputs)} if self._predicts else self._totals.logs()
         if not self.has_begun:
-            self._call(self._begin, first)
-        self.has_begun = self.has_assigned = False
+            self._call_begin(first)
+        self.has_begun = False
         self._call(self._end, last, logs)
+
+    def _call_begin(self, first: int) -> None:
+        self.has_begun = True
+        # Who assigns at each begin has not come to it yet when there is room for an execution.
+        self.has_assigned, self._assigns = self._assigns, False
+        self._call(self._begin, first)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         before = num_assignments()
         with before_access(self._before_access):
             function(*arguments)
-        self.has_assigned = self.has_assigned or num_assignments() > before
+        if num_assignments() > before:
+            self.has_assigned = self._assigns = True
 
 
 def listen_to_batches(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:

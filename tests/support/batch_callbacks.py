@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-NUM_BATCHES = 24
+NUM_BATCHES = 18
 # Exact in binary, and so is their sum with others.
 RATES = [(step + 1) / 64 for step in range(NUM_BATCHES + 1)]
 
@@ -54,9 +54,14 @@ def generator():
     return {"x": batches()}
 
 
-def rates_used(model):
-    """Return which of `RATES` the step of each row had, given that it was that of one update."""
-    rows = -model.layers[0].get_weights()[0][:, 0]
+def rates_used(model, *, scale=1):
+    """Return which of `RATES` the step of each row had; -1 where there was none.
+
+    Args:
+        model: one of `rows_model`.
+        scale: by what a step has its row move less.
+    """
+    rows = -scale * model.layers[0].get_weights()[0][:, 0]
     return [round(float(row) * 64) - 1 for row in rows]
 
 
