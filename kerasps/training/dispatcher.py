@@ -173,6 +173,11 @@ class Dispatcher:
         """Whether there are reports that `suspend` has kept for `wait`."""
         return bool(self._backlog)
 
+    @property
+    def is_dealt_evenly(self) -> bool:
+        """Whether each worker has its part of the next synchronous updates, and no more is due."""
+        return self._channel.is_dealt_evenly
+
     # Epochs
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:

@@ -71,9 +71,6 @@ class Loop:
         self._per_step = function.plans.batches_per_step
         # Whether a callback is told of each execution.
         self._listens = listens = listen_to_batches(callbacks, mode.name)
-        # A callback that is told of a batch finds the model as that batch left it, but for what
-        # other workers have done.
-        self._max_per_worker = 1 if listens else EXECUTIONS_PER_WORKER
         interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
         self._dispatcher: Dispatching = strategy._dispatcher(
             model, mode, function, inputs, collect_interval=interval
@@ -249,8 +246,7 @@ class Loop:
         has_data = True
         try:
             while True:
-                while has_data and self._has_room():
-                    has_data = self._ask_for_steps()
+                has_data = has_data and self._send_steps(callbacks)
                 if dispatcher.settle(all_asked=not (has_data and self._wants_more)):
                     break
                 self._count(dispatcher.wait(), totals, callbacks)
@@ -266,6 +262,18 @@ class Loop:
             self._batch_callbacks = None
             self._meter.pause()
             self._inputs.on_epoch_end()
+
+    def _send_steps(self, callbacks: BatchCallbacks) -> bool:
+        """Send what there is room for; return False where the data have ended."""
+        num_batches = self._inputs.num_batches if self._steps is None else self._steps
+        while self._has_room(callbacks):
+            told = self._done if self._predictions is None else self._predictions.num_told
+            is_due = num_batches is None or told < num_batches
+            if is_due and callbacks.begin(told):
+                continue  # what they did may leave no room
+            if not self._ask_for_steps():
+                return False
+        return True
 
     def _ask_for_steps(self) -> bool:
         """Send the next execution; return False where the data have ended."""
@@ -300,7 +308,7 @@ class Loop:
             self._predictions.add(result.outputs, report.split, report.first_batch)
             self._tell_predicted(self._predictions, callbacks)
             return
-        if self._is_stopped and first:
+        if self._is_stopped and first and not callbacks.has_begun:
             return  # who has asked to stop hears no more of what was in flight
         counted_until = self._done
         if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
@@ -314,7 +322,7 @@ class Loop:
         self, predictions: Predictions, callbacks: BatchCallbacks, *, is_last: bool = False
     ) -> None:
         """Tell the callbacks of the outputs that are next in the input."""
-        while not (self._is_stopped and predictions.num_told):
+        while callbacks.has_begun or not (self._is_stopped and predictions.num_told):
             first = predictions.num_told
             outputs = predictions.next_to_tell(self._whole, is_last=is_last)
             if not outputs:
@@ -335,11 +343,32 @@ class Loop:
         goes_on = not (self._is_stopped and has_begun)
         return goes_on and (self._steps is None or self._asked < self._steps)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, callbacks: BatchCallbacks) -> bool:
+        """Return whether an execution may be sent now."""
+        dispatcher = self._dispatcher
+        if not self._listens:
+            limit = EXECUTIONS_PER_WORKER * dispatcher.num_workers
+            return self._wants_more and dispatcher.num_in_flight < limit
+        # What callbacks have not been told of, be it in flight or back.
+        ahead = self._asked - self._done
         if not self._wants_more:
+            # A batch whose begin they were told of is done, as in Keras, if they stop there.
+            is_due = callbacks.has_begun and (self._steps is None or self._asked < self._steps)
+            return is_due and not ahead
+        if ahead and self._waits_for_callbacks(callbacks):
             return False
-        limit = self._max_per_worker * self._dispatcher.num_workers
-        return self._dispatcher.num_in_flight < limit
+        return ahead <= (dispatcher.num_workers - 1) * self._size.steps
+
+    def _waits_for_callbacks(self, callbacks: BatchCallbacks) -> bool:
+        """Return whether callbacks are to be told of all that is done before more is sent."""
+        dispatcher = self._dispatcher
+        if dispatcher.is_dealt_evenly:
+            # An execution that one worker has and the others lack would be an update of its own if
+            # a callback touched a variable, and so had all wait.
+            return True
+        # Callbacks that read find all workers at rest, so all are sent something next. What
+        # callbacks assign is for one execution: the next one is for what they assign next.
+        return dispatcher.has_backlog and not callbacks.has_assigned
 
 
 def warn_of_missing_data() -> None:

@@ -69,6 +69,7 @@ from kerasps.variables.phase import (
     entering,
     is_outside_replica,
     lying_elsewhere,
+    num_assignments,
     outside_replica,
 )
 from kerasps.variables.placement import (
@@ -164,6 +165,7 @@ __all__ = [
     "make_parameter_server_variable",
     "move_slots",
     "note_read",
+    "num_assignments",
     "num_bytes",
     "optimizers_of",
     "outside_replica",

@@ -32,6 +32,7 @@ from kerasps.variables.phase import (
     Phase,
     check_replica,
     come_to_rest,
+    note_assignment,
     strategy_of_new_variables,
 )
 from kerasps.variables.placing import is_ours
@@ -312,6 +313,7 @@ class ParameterServerVariable(keras.Variable):
     def assign(self, value: Any) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
             self._check_replica()
+            note_assignment()
             self._come_to_rest()
             self._check_assignment()
             if isinstance(value, StoredRows):
@@ -352,6 +354,7 @@ class ParameterServerVariable(keras.Variable):
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
             self._check_replica()
+            note_assignment()
             self._check_assignment()
             self.storage.assign_add(value)  # atomic; Keras's own reads and writes
             self._tell_stand_in()
@@ -366,6 +369,7 @@ class ParameterServerVariable(keras.Variable):
         return self._value._serialize_to_tensors()
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        note_assignment()
         self._come_to_rest()
         restored = self._value._restore_from_tensors(restored_tensors)
         self._tell_stand_in()

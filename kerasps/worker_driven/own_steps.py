@@ -31,7 +31,7 @@ class OwnSteps:
     """
 
     num_workers = 1
-    has_backlog = may_send_more = False
+    has_backlog = may_send_more = is_dealt_evenly = False
 
     def __init__(
         self,
