@@ -129,10 +129,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
     Raises:
-        ClusterConfigError: the cluster's description is wrong; the message says what is, and how
-            to mend it.
+        ClusterConfigError: the cluster's description is wrong, or the chief's entry is no address
+            of this machine and `KERASPS_BIND` names none; the message says how to mend it.
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
-        TaskStartError: the chief's port is in use.
+        TaskStartError: the chief's port is in use, or TensorFlow's server cannot be held to one
+            address.
         ClusterClosedError: the cluster, or the one that this process was connected to, is closed.
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
@@ -147,8 +148,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     Warns:
         UserWarning: this version of Keras or TensorFlow was not tested.
-        RuntimeWarning: the coordinator's port is open on every network interface, since the chief's
-            entry is no address of this machine, or TensorFlow's library cannot be held to it.
+        RuntimeWarning: the coordinator's port is open on every network interface, since
+            TensorFlow's server cannot be held to one address, and `KERASPS_BIND` says that it may.
 
     Follows `tf.distribute.ParameterServerStrategy`.
     """

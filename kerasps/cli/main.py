@@ -88,7 +88,8 @@ The server has no access control: whoever reaches its port can read and write fi
 as this user. It listens on one address, the host of its entry in TF_CONFIG, and so
 can be reached from the network of that address alone. Keep that to machines that
 you trust. Where the host is no address of this machine (a service's name, or a
-network behind a translation of addresses), it says so and listens on all."""
+network behind a translation of addresses), it does not start unless --bind says
+where to listen."""
 
 _SERVE_EPILOG = """\
 environment variables:

@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from kerasps.cluster.linkage import UnknownLayoutError, find_slots
+from kerasps.cluster.listen_address import BIND_VARIABLE, may_listen_on_all
+from kerasps.errors import TaskStartError
 
 # gRPC is within one of TensorFlow's own libraries, and which one depends on the build; some
 # distributions have a library for it.
@@ -55,9 +57,12 @@ def listening_on(
         libraries: what the names of the libraries that start a server match. Default: those of
             TensorFlow.
 
+    Raises:
+        TaskStartError: the library is laid out otherwise than expected, so the server would listen
+            on all addresses, or does.
+
     Warns:
-        RuntimeWarning: the server listens on all addresses, since the library is laid out otherwise
-            than expected.
+        RuntimeWarning: the same, where KERASPS_BIND says that it may.
     """
     if address is None:
         yield
@@ -65,11 +70,17 @@ def listening_on(
     redirection = _Redirection(address, port)
     with _lock, ExitStack() as stack:
         stack.enter_context(redirection)
-        reasons = _redirect(libraries, stack)
+        num_slots, reasons = _redirect(libraries, stack)
+        if not num_slots and not may_listen_on_all():
+            raise _cannot_be_held(address, port, "; ".join(reasons))
         yield
     if not redirection.num_binds:
-        reason = "; ".join(reasons) or "the server did not call it"
-        _warn_of_open_port(address, port, reason)
+        error = _cannot_be_held(
+            address, port, "; ".join(reasons) or "the server did not call it, and listens now"
+        )
+        if not may_listen_on_all():
+            raise error
+        warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
 
 class _Redirection:
@@ -146,12 +157,16 @@ def _address_of(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-def _redirect(libraries: re.Pattern[str], stack: ExitStack) -> list[str]:
-    """Lead the libraries' calls of `bind` here until `stack` ends; return what was in the way."""
+def _redirect(libraries: re.Pattern[str], stack: ExitStack) -> tuple[int, list[str]]:
+    """Lead the libraries' calls of `bind` here until `stack` ends.
+
+    Returns:
+        How many libraries it was done for, and what was in the way in others.
+    """
     try:
         slots = find_slots("bind", libraries)
     except UnknownLayoutError as exc:
-        return [str(exc)]
+        return 0, [str(exc)]
     reasons = [] if slots else ["no library of TensorFlow's in this process calls `bind`"]
     for slot in slots:
         before = slot.read()
@@ -164,15 +179,14 @@ def _redirect(libraries: re.Pattern[str], stack: ExitStack) -> list[str]:
             reasons.append(f"{slot.library}: {exc.strerror}")
             continue
         stack.callback(slot.write, before)
-    return reasons
+    return len(slots) - len(reasons) if slots else 0, reasons
 
 
-def _warn_of_open_port(address: str, port: int, reason: str) -> None:
-    warnings.warn(
-        f"Port {port} is open on every network interface. Expected: a library of TensorFlow's "
-        f"whose call of `bind` can be held to one address, here {address}. Received: {reason}. "
-        "Whoever reaches the port can read and write files as this user: close it to others with "
-        "a firewall.",
-        RuntimeWarning,
-        stacklevel=4,
+def _cannot_be_held(address: str, port: int, reason: str) -> TaskStartError:
+    return TaskStartError(
+        f"The server cannot be held to {address}, and port {port} would be open on every network "
+        "interface: whoever reaches it can read and write files as this user. Expected: a library "
+        f"of TensorFlow's whose call of `bind` can be changed. Received: {reason}. Where all may "
+        f"reach the port, or a firewall is in front of it, set the environment variable "
+        f"{BIND_VARIABLE} to 0.0.0.0. If the server listens already, end this process."
     )

@@ -65,8 +65,10 @@ def connect_to_tasks(
         own_task: what errors call this process, by type and index. Default: the chief.
 
     Raises:
-        ClusterConfigError: KERASPS_BIND is no address of this machine.
-        TaskStartError: the port of this process is in use.
+        ClusterConfigError: KERASPS_BIND, or without it this process's entry, is no address of this
+            machine.
+        TaskStartError: the port of this process is in use, or its server cannot be held to one
+            address.
         TaskUnreachableError: TensorFlow could not set up the tasks.
     """
     global _has_left

@@ -2,7 +2,8 @@
 
 It is the one that the others use: the host of the task's own entry in the cluster's description.
 That may be a name, which need not mean the same everywhere. Only an address that this machine has,
-and that the other tasks can reach, is taken.
+and that the other tasks can reach, is taken. Where there is none, no server starts, unless it was
+told to listen on all addresses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-import warnings
 from typing import Any
 
 from kerasps.cluster.description import ClusterDescription, is_loopback, split_address
@@ -22,8 +22,9 @@ _Address = tuple[int, Any]
 
 BIND_VARIABLE = "KERASPS_BIND"
 _HOW = (
-    f"`kerasps serve --bind` or {BIND_VARIABLE} names the address to listen on; 0.0.0.0 stands for "
-    "all."
+    "Correct the entry, or name the address to listen on, by `kerasps serve --bind ADDRESS` or the "
+    f"environment variable {BIND_VARIABLE}. 0.0.0.0 stands for all: whoever reaches the port can "
+    "then read and write files as this user."
 )
 
 
@@ -36,10 +37,8 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
             None (default) takes the host of the task's own entry.
 
     Raises:
-        ClusterConfigError: `bind` is no address of this machine.
-
-    Warns:
-        RuntimeWarning: the task's own entry is no address of this machine that others can reach.
+        ClusterConfigError: `bind` is no address of this machine; or there is none, and the task's
+            own entry is no address of this machine that others can reach.
     """
     if bind is not None:
         return _asked_for(bind)
@@ -53,15 +52,18 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
         own = [address for address in own if not is_loopback(_text(address))]
     if own:
         return _text(_best(own))
-    received = _text_of_all(found) or "no address"
-    warnings.warn(
-        f"{description.task_type} {description.task_index} listens on every network interface. "
-        f"Expected: its host in the cluster's description, {host!r}, to be an address of this "
-        f"machine that the other tasks can reach. Received: {received}. {_HOW}",
-        RuntimeWarning,
-        stacklevel=3,
+    received = _text_of_all(found) or "a name that no address is known of"
+    raise ClusterConfigError(
+        f"{description.task_type} {description.task_index} does not start, since it would listen "
+        f"on every network interface. Expected: its host in the cluster's description, {host!r}, "
+        f"to be an address of this machine that the other tasks can reach. Received: {received}. "
+        f"{_HOW}"
     )
-    return None
+
+
+def may_listen_on_all() -> bool:
+    """Return whether the environment says that servers may listen on all addresses."""
+    return _is_all(os.environ.get(BIND_VARIABLE, ""))
 
 
 def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
@@ -74,7 +76,8 @@ def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
         cluster: the cluster, seen from its chief.
 
     Raises:
-        ClusterConfigError: KERASPS_BIND is no address of this machine.
+        ClusterConfigError: KERASPS_BIND is no address of this machine; or it is not set, and the
+            entry is no address of this machine that others can reach.
     """
     host, _ = split_address(str(cluster.address))
     is_local = cluster.is_on_one_machine and is_loopback(host)
@@ -82,8 +85,7 @@ def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
 
 
 def _asked_for(bind: str) -> str | None:
-    # To some resolvers `*` is a name.
-    if bind == "*" or _is_unspecified(bind):
+    if _is_all(bind):
         return None
     found = _addresses(bind)
     own = [address for address in found if _is_of_this_machine(address)]
@@ -102,6 +104,11 @@ def _all_are_here(description: ClusterDescription, host: str) -> bool:
     """Return whether all tasks are known to be on the machine that `host` names."""
     hosts = {split_address(address)[0] for address in description.addresses.values()}
     return all(other == host or is_loopback(other) for other in hosts)
+
+
+def _is_all(bind: str) -> bool:
+    # To some resolvers `*` is a name.
+    return bind == "*" or _is_unspecified(bind)
 
 
 def _is_unspecified(host: str) -> bool:

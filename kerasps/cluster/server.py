@@ -31,7 +31,7 @@ from kerasps.cluster.description import ClusterDescription, read_tf_config, spli
 from kerasps.cluster.first_context import open_first_context
 from kerasps.cluster.grpc_options import set_grpc_options
 from kerasps.cluster.listen_address import listen_address
-from kerasps.errors import ClusterConfigError
+from kerasps.errors import ClusterConfigError, KeraspsError
 
 REPORT_FD_FLAG = "--report-fd"
 WATCH_PARENT_FLAG = "--watch-parent"
@@ -78,8 +78,8 @@ def serve(
         until: says when to end without a signal. Default None: never.
 
     Raises:
-        ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind` is
-            no address of this machine.
+        ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind`, or
+            without it the task's entry, is no address of this machine.
         RuntimeError: the server could not start, mostly because its port is taken.
     """
     check_can_serve(description)
@@ -136,6 +136,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
 
     Raises:
         RuntimeError: the server could not start.
+        TaskStartError: it cannot be held to the address.
     """
     set_grpc_options()
     server_lib = _server_lib()
@@ -164,6 +165,8 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
                 protocol="grpc",
                 start=True,
             )
+    except KeraspsError:
+        raise
     except Exception as exc:
         raise RuntimeError(
             f"TensorFlow's server did not start. Expected: port {port} of this machine to be free. "

@@ -1,7 +1,8 @@
 """Trains for a moment and waits for a line on stdin; run by test_listening.py.
 
 With the argument `foreign` it makes a cluster of its own and first puts another function into the
-place where TensorFlow's libraries keep `bind`, as a tracer would.
+place where TensorFlow's libraries keep `bind`, as a tracer would; then it says that all may reach
+its port.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ def foreign_bind():
 
 
 with contextlib.ExitStack() as stack:
-    messages = []
+    messages, refused, listened = [], "", []
     if "foreign" in sys.argv:
         cluster = stack.enter_context(kerasps.LocalCluster(1, 1))
         with foreign_bind(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            try:
+                kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+            except kerasps.TaskStartError as exc:
+                refused, listened = str(exc), sorted(listening_addresses(os.getpid()))
+            os.environ["KERASPS_BIND"] = "0.0.0.0"
             strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
         messages = [str(warning.message) for warning in caught]
     else:
@@ -56,6 +62,8 @@ with contextlib.ExitStack() as stack:
         "steps": int(model.optimizer.iterations),
         "listens": sorted(listening_addresses(os.getpid())),
         "warnings": messages,
+        "refused": refused,
+        "listened": listened,
     }
     print("REPORT", json.dumps(report), flush=True)
     sys.stdin.readline()

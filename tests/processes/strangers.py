@@ -18,16 +18,17 @@ from support.process_checks import listening_addresses
 OWN, PUBLIC, OWN_6 = "10.1.0.1", "10.2.0.1", "fd00:1::1"
 # Addresses that no machine has: of a service, for example.
 SERVICE = "198.51.100.7"
+# Whose entry is no address of this machine, and which are not told where to listen.
+REFUSED = {"service": (SERVICE, []), "unknown": ("no-such-host.invalid", [])}
 # By name: the host in the task's entry, and the options of `kerasps serve`.
 TASKS = {
     "entry": (OWN, []),
     "ipv6": (f"[{OWN_6}]", []),
     "loopback": ("127.0.0.1", []),
-    "service": (SERVICE, []),
     "everywhere": (OWN, ["--bind", "0.0.0.0"]),
     "bound": (SERVICE, ["--bind", OWN]),
 }
-PORTS = {name: 2222 + number for number, name in enumerate(TASKS)}
+PORTS = {name: 2222 + number for number, name in enumerate(TASKS | REFUSED)}
 CONNECT = """
 import json, socket, sys
 reached = {}
@@ -60,7 +61,7 @@ def neighbour(stack, link, prefix):
 
 
 def serve(stack, name):
-    host, options = TASKS[name]
+    host, options = (TASKS | REFUSED)[name]
     cluster = {"chief": [f"{SERVICE}:1"], "worker": [f"{host}:{PORTS[name]}"], "ps": ["peer:1"]}
     if name == "loopback":
         cluster |= {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
@@ -109,7 +110,11 @@ with contextlib.ExitStack() as stack:
         # At once: no wait for another machine of the same address.
         ip("addr", "add", f"fd00:1::{number}/64", "dev", name, "nodad", within=within)
     served = {name: serve(stack, name) for name in TASKS}
+    refused = {name: serve(stack, name) for name in REFUSED}
     report = {"tasks": {name: listens(process) for name, process in served.items()}}
+    report["refused"] = {
+        name: [process.communicate()[1], process.returncode] for name, process in refused.items()
+    }
     own = dict.fromkeys(TASKS, OWN)
     report["peer"] = reached(peer, own | {"ipv6": OWN_6})
     report["stranger"] = reached(stranger, dict.fromkeys(TASKS, PUBLIC))

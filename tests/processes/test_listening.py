@@ -120,15 +120,17 @@ def test_a_cluster_in_a_namespace_of_its_own_is_out_of_reach_of_other_users(star
     assert launched(start, *ALONE) == {False}
 
 
-def test_where_bind_cannot_be_held_a_warning_says_so_and_training_goes_on(start):
+def test_where_bind_cannot_be_held_nothing_starts_unless_it_may(start):
     process = start(sys.executable, str(TRAINING), "foreign")
     report = report_of(process)
+    assert "cannot be held to 127.0.0.1" in report["refused"]
+    assert "its `bind` is not that of the system" in report["refused"]
+    assert report["listened"] == []
     assert report["steps"] == 8
-    ((address, port),) = report["listens"]
+    ((address, _),) = report["listens"]
     assert address in ("::", "0.0.0.0")
     (warning,) = report["warnings"]
-    assert warning.startswith(f"Port {port} is open on every network interface. Expected: ")
-    assert "its `bind` is not that of the system" in warning
+    assert warning.startswith("The server cannot be held to 127.0.0.1, and port ")
     found = all_listening(process.mark)
     assert {a for name in ("worker-0", "ps-0") for a, _ in found[name]} == {"127.0.0.1"}
     _, err = process.communicate("\n", timeout=60)
@@ -150,10 +152,14 @@ def test_who_reaches_a_served_task(namespaces, tmp_path):
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("REPORT "))
     report = json.loads(line.removeprefix("REPORT "))
     check_where_tasks_listen(report["tasks"])
-    opened = ("everywhere", "service")
+    for host, name in (("198.51.100.7", "service"), ("no-such-host.invalid", "unknown")):
+        said, exit_code = report["refused"][name]
+        assert exit_code == 2
+        assert said.startswith("kerasps serve: error: worker 0 does not start, since it would ")
+        assert repr(host) in said
     refused = dict.fromkeys(("entry", "ipv6", "bound", "loopback"), "ConnectionRefusedError")
-    assert report["stranger"] == refused | dict.fromkeys(opened, "reached")
-    reached = dict.fromkeys((*refused, *opened), "reached")
+    assert report["stranger"] == refused | {"everywhere": "reached"}
+    reached = dict.fromkeys((*refused, "everywhere"), "reached")
     assert report["peer"] == reached | {"loopback": "ConnectionRefusedError"}
     # As docs/security.md says, an address is no firewall: a neighbour on any link may send to it.
     assert report["neighbour"]["entry"] == "reached"
@@ -168,15 +174,10 @@ def check_where_tasks_listen(tasks):
         "loopback": ("127.0.0.1", "127.0.0.1"),
         "bound": ("10.1.0.1", "10.1.0.1"),
         "everywhere": everywhere,
-        "service": everywhere,
     }
     assert set(tasks) == set(expected)
     for name, (address, place) in expected.items():
         ((listens, port),) = tasks[name]["listens"]
-        *warnings, ready = tasks[name]["said"]
+        (ready,) = tasks[name]["said"]
         assert listens == address, name
         assert ready == f"kerasps serve: worker 0 listens on port {port} of {place}"
-        assert len(warnings) == (name == "service")
-    (warning, _) = tasks["service"]["said"]
-    assert warning.startswith("kerasps serve: warning: worker 0 listens on every network interface")
-    assert "'198.51.100.7'" in warning

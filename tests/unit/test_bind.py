@@ -16,7 +16,6 @@ import re
 import socket
 import struct
 import threading
-import warnings
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.linkage import Slot, UnknownLayoutError, find_slots
 from kerasps.cluster.listen_address import coordinator_listen_address, listen_address
-from kerasps.errors import ClusterConfigError
+from kerasps.errors import ClusterConfigError, TaskStartError
 
 # Where Python's sockets are: a module of its own, or within the interpreter.
 PYTHON = re.compile(r"^(_socket\.|libpython|python)")
@@ -151,39 +150,51 @@ def test_all_addresses_are_left_as_they_are():
 # What is in the way
 
 
-def warning_of(port, **options):
+def error_of(port, **options):
+    """What a server is told that would listen on all addresses; it does not start."""
     with (
-        pytest.warns(RuntimeWarning) as caught,
+        pytest.raises(TaskStartError) as caught,
         listening_on("127.0.0.1", port, **options),
     ):
-        assert bound(socket.AF_INET, "0.0.0.0", port) == "0.0.0.0"
-    (warning,) = caught
-    return str(warning.message)
+        raise AssertionError("the server would start")
+    return str(caught.value)
 
 
-def test_without_a_library_a_warning_says_that_the_port_is_open():
+def test_without_a_library_no_server_starts():
     port = free_port()
-    text = warning_of(port, libraries=re.compile("no such library"))
+    text = error_of(port, libraries=re.compile("no such library"))
     assert text == (
-        f"Port {port} is open on every network interface. Expected: a library of TensorFlow's "
-        "whose call of `bind` can be held to one address, here 127.0.0.1. Received: no library of "
-        "TensorFlow's in this process calls `bind`. Whoever reaches the port can read and write "
-        "files as this user: close it to others with a firewall."
+        f"The server cannot be held to 127.0.0.1, and port {port} would be open on every network "
+        "interface: whoever reaches it can read and write files as this user. Expected: a library "
+        "of TensorFlow's whose call of `bind` can be changed. Received: no library of TensorFlow's "
+        "in this process calls `bind`. Where all may reach the port, or a firewall is in front of "
+        "it, set the environment variable KERASPS_BIND to 0.0.0.0. If the server listens already, "
+        "end this process."
     )
 
 
-def test_a_server_that_never_binds_the_port_is_warned_of():
-    port = free_port()
+@pytest.mark.parametrize("libraries", [re.compile("no such library"), PYTHON])
+def test_where_all_may_reach_the_port_it_is_a_warning(monkeypatch, libraries):
+    monkeypatch.setenv("KERASPS_BIND", "0.0.0.0")
+    began = False
     with (
-        pytest.warns(RuntimeWarning, match="Received: the server did not call it"),
-        listening_on("127.0.0.1", port, PYTHON),
+        pytest.warns(RuntimeWarning, match="would be open on every network interface"),
+        listening_on("127.0.0.1", free_port(), libraries),
+    ):
+        began = True
+    assert began
+
+
+def test_a_server_that_never_binds_the_port_is_an_error():
+    with (
+        pytest.raises(TaskStartError, match="Received: the server did not call it"),
+        listening_on("127.0.0.1", free_port(), PYTHON),
     ):
         pass
 
 
-def test_no_warning_hides_the_error_of_a_server():
+def test_nothing_hides_the_error_of_a_server():
     with (
-        warnings.catch_warnings(),
         pytest.raises(ZeroDivisionError),
         listening_on("127.0.0.1", free_port(), PYTHON),
     ):
@@ -209,7 +220,7 @@ def foreign_bind():
 
 def test_a_slot_that_somebody_else_has_taken_is_left_to_them(foreign_bind):
     before = [slot.read() for slot in find_slots("bind", PYTHON)]
-    text = warning_of(free_port(), libraries=PYTHON)
+    text = error_of(free_port(), libraries=PYTHON)
     assert "its `bind` is not that of the system" in text
     assert [slot.read() for slot in find_slots("bind", PYTHON)] == before
 
@@ -238,17 +249,17 @@ def test_a_slot_that_the_loader_made_read_only_is_written_and_stays_read_only(tm
     assert line.split()[1] == "r--p"
 
 
-def test_a_slot_that_cannot_be_written_is_warned_of(tmp_path, monkeypatch):
+def test_a_slot_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     slot, memory = read_only_slot(tmp_path / "library.so", "shared")
     assert slot.read() == REAL_BIND
     monkeypatch.setattr(bind, "find_slots", lambda *args: [slot])
-    assert "memory cannot be made writable" in warning_of(free_port())
+    assert "memory cannot be made writable" in error_of(free_port())
     assert struct.unpack("<Q", memory[:8]) == (REAL_BIND,)
 
 
-def test_a_system_that_does_not_list_its_memory_is_warned_of(monkeypatch, tmp_path):
+def test_a_system_that_does_not_list_its_memory_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(linkage, "_MAPS", tmp_path / "maps")
-    assert f"{tmp_path}/maps cannot be read" in warning_of(free_port())
+    assert f"{tmp_path}/maps cannot be read" in error_of(free_port())
 
 
 def test_damaged_libraries_are_refused_and_end_nothing(tmp_path):
@@ -313,21 +324,23 @@ def test_a_task_listens_where_its_own_entry_says(host, address):
     ("host", "received"),
     [
         (NOWHERE, NOWHERE),
-        ("no-such-host.invalid", "no address"),
+        ("no-such-host.invalid", "a name that no address is known of"),
         # Others cannot reach it there: what it means to them is another address.
         ("127.1", "127.0.0.1"),
     ],
 )
-def test_an_entry_that_is_no_address_of_this_machine_is_said_once(host, received):
-    with pytest.warns(RuntimeWarning) as caught:
-        assert listen_address(described(f"{host}:2222", REMOTE)) is None
-    (warning,) = caught
-    assert str(warning.message) == (
-        "worker 0 listens on every network interface. Expected: its host in the cluster's "
-        f"description, {host!r}, to be an address of this machine that the other tasks can reach. "
-        f"Received: {received}. `kerasps serve --bind` or KERASPS_BIND names the address to listen "
-        "on; 0.0.0.0 stands for all."
-    )
+def test_a_task_whose_entry_is_no_address_of_this_machine_does_not_start(host, received):
+    for listens in (listen_address, coordinator_listen_address):
+        with pytest.raises(ClusterConfigError) as caught:
+            listens(described(f"{host}:2222", REMOTE))
+        assert str(caught.value) == (
+            "worker 0 does not start, since it would listen on every network interface. Expected: "
+            f"its host in the cluster's description, {host!r}, to be an address of this machine "
+            f"that the other tasks can reach. Received: {received}. Correct the entry, or name the "
+            "address to listen on, by `kerasps serve --bind ADDRESS` or the environment variable "
+            "KERASPS_BIND. 0.0.0.0 stands for all: whoever reaches the port can then read and "
+            "write files as this user."
+        )
 
 
 def test_an_address_that_is_asked_for_beats_the_entry():
@@ -353,6 +366,8 @@ def test_the_environment_says_where_a_coordinator_listens(monkeypatch):
     remote = described("127.0.0.1:2222", REMOTE, "chief")
     monkeypatch.setenv("KERASPS_BIND", "127.0.0.9")
     assert coordinator_listen_address(remote) == "127.0.0.9"
+    monkeypatch.setenv("KERASPS_BIND", "0.0.0.0")
+    assert coordinator_listen_address(described("host.invalid:1", REMOTE, "chief")) is None
     monkeypatch.setenv("KERASPS_BIND", "")
     assert coordinator_listen_address(remote) == "127.0.0.1"
 
