@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gpu_models import GPU_BENCHMARKS
 from models import MODELS, Benchmark, find
 
 NETWORK = Path("/proc/net/dev")
@@ -125,7 +126,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("peer", choices=PREPARE)
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", choices=(*MODELS, *GPU_BENCHMARKS))
     parser.add_argument("--steps-per-execution", type=int, default=1)
     parser.add_argument(
         "--epochs", type=int, default=3, help="how many epochs are timed, after one that is not"
@@ -150,7 +151,9 @@ def main() -> None:
     parser.add_argument("--overlap", action="store_true", help="kerasps's argument")
     options = parser.parse_args()
 
-    benchmark = find(options.model, options.rows, options.used_rows)
+    benchmark = GPU_BENCHMARKS.get(options.model) or find(
+        options.model, options.rows, options.used_rows
+    )
     keras, model, data = PREPARE[options.peer](benchmark, options)
     clock = epoch_clock(keras)
     steps = options.steps_per_epoch or benchmark.steps_per_epoch

@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,7 @@ def measure(
     limit: float,
     num_ps: int = 1,
     reached_by: Callable[[dict[str, Any]], dict[str, Any]] = lambda tf_config: tf_config,
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run one peer, with a cluster where it needs one, and return what it printed.
 
@@ -92,6 +93,7 @@ def measure(
         limit: the seconds that it may take.
         num_ps: the number of ps tasks.
         reached_by: returns the TF_CONFIG by which the tasks are to be reached, from their own.
+        variables: environment variables of the peer's own process.
 
     Raises:
         CalledProcessError: the peer failed.
@@ -107,7 +109,7 @@ def measure(
     ]
     arguments += ["--steps-per-execution", str(configuration.steps_per_execution), *extra]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    environment |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", **(variables or {})}
 
     def run() -> dict[str, Any]:
         done = subprocess.run(

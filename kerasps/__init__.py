@@ -7,14 +7,22 @@ nothing, connects to nothing, and imports neither Keras nor TensorFlow.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kerasps.callbacks import BackupAndRestore, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
-    from kerasps.cluster import ClusterDescription, LocalCluster, TaskProcess, WorkerInfo
+    from kerasps.cluster import (
+        ClusterDescription,
+        ClusterResolver,
+        LocalCluster,
+        TaskProcess,
+        WorkerInfo,
+    )
     from kerasps.errors import (
         CheckpointError,
+        ClusterClosedError,
         ClusterConfigError,
         InputError,
         KeraspsError,
@@ -55,8 +63,10 @@ __all__ = [
     "BackupAndRestore",
     "CentralStorageStrategy",
     "CheckpointError",
+    "ClusterClosedError",
     "ClusterConfigError",
     "ClusterDescription",
+    "ClusterResolver",
     "DatasetCreator",
     "EvalSpec",
     "Evaluation",
@@ -101,6 +111,7 @@ _MODULES = {
     "BackupAndRestore": "callbacks",
     "CentralStorageStrategy": "central_storage",
     "ClusterDescription": "cluster",
+    "ClusterResolver": "cluster",
     "DatasetCreator": "inputs",
     "EvalSpec": "worker_driven",
     "Evaluation": "evaluator",
@@ -128,15 +139,51 @@ _MODULES = {
     "train_and_evaluate": "worker_driven",
 }
 
+# What those look for who come from TensorFlow's estimators.
+_TABLE = 'the table "Where an argument of TensorFlow\'s estimators went" in docs/worker_driven.md'
+_OF_ESTIMATORS = {
+    "Estimator": "Give `kerasps.train_and_evaluate` a function that returns a compiled Keras model",
+    "EstimatorSpec": "A `model_fn` returns a compiled Keras model",
+    "ModeKeys": "A Keras model knows by `training=` what it is called for",
+    "WarmStartSettings": "Call `load_weights` in the `model_fn`",
+    "SessionRunHook": "Write a `keras.callbacks.Callback`",
+    "Exporter": "Use `kerasps.SidecarEvaluatorModelExport`",
+    "BestExporter": "Use `kerasps.SidecarEvaluatorModelExport`",
+    "FinalExporter": "Use `keras.callbacks.ModelCheckpoint`, or `model.export` after the training",
+    "LatestExporter": "Use `keras.callbacks.ModelCheckpoint`",
+}
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
-    if not isinstance(value, str):
-        value.__module__ = __name__
-    globals()[name] = value
-    return value
+
+def _moved(name: str) -> str:
+    """Return what to use in place of a name of TensorFlow's estimators; empty for other names."""
+    canned = name.endswith(("Classifier", "Regressor", "Estimator"))
+    use = _OF_ESTIMATORS.get(name) or (canned and _OF_ESTIMATORS["Estimator"])
+    if not use and name.endswith("Hook"):
+        use = _OF_ESTIMATORS["SessionRunHook"]
+    return f". {use}; see {_TABLE}." if use else ""
+
+
+# Hidden from type checkers, to which it would make every name a valid one.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            # With the module, Python adds the name that is like it.
+            message = f"module {__name__!r} has no attribute {name!r}{_moved(name)}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
+        try:
+            module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
+        except ImportError as exc:
+            # Keras cannot be imported where its backend is not installed.
+            error = importlib.import_module(f"{__name__}._compat").backend_error()
+            if error is None:
+                raise
+            raise error from exc
+        value = getattr(module, name)
+        if not isinstance(value, str):
+            value.__module__ = __name__
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

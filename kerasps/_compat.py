@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
+import os
 import re
 import sys
 import types
@@ -20,10 +22,14 @@ from typing import Any
 
 from kerasps._private_attributes import PRIVATE_ATTRIBUTES
 from kerasps._private_names import PRIVATE_NAMES
+from kerasps.errors import UnsupportedError
 
 # The first and the last minor version of each package that the tests ran with. The first ones are
 # required (`pyproject.toml`); later ones than the last draw a warning.
 TESTED_VERSIONS = {"keras": ((3, 12), (3, 15)), "tensorflow": ((2, 20), (2, 21))}
+# Keras 2: as a package of its own, which is `tf.keras` under TF_USE_LEGACY_KERAS, and as a part of
+# TensorFlow that is left of it.
+KERAS_2 = ("tf_keras", "tensorflow.python.keras")
 SUPPORTED_VERSIONS = "Keras 3.12 to 3.15 with TensorFlow 2.20 or 2.21"
 
 
@@ -62,6 +68,83 @@ def moved(name: str, why: str) -> ImportError:
         f"kerasps needs `{name}` ({why}) and did not find it. Expected: {SUPPORTED_VERSIONS}. "
         f"Received: {_installed_versions()}. Install a supported pair of versions."
     )
+
+
+def check_backend() -> None:
+    """Check that Keras runs on TensorFlow. Call before a model, or a strategy, is looked at.
+
+    Raises:
+        UnsupportedError: it runs on another backend.
+    """
+    error = backend_error()
+    if error is not None:
+        raise error
+
+
+def backend_error() -> UnsupportedError | None:
+    """Return the error of a Keras that runs, or is about to run, on another backend; else None."""
+    backend, chosen_by = _backend()
+    if backend == "tensorflow":
+        return None
+    return UnsupportedError(
+        f"Keras runs on the backend '{backend}', and kerasps trains on TensorFlow alone. Expected: "
+        f"the backend 'tensorflow'. Received: {chosen_by}. Set KERAS_BACKEND=tensorflow in the "
+        "environment before Keras is imported, and start the process again."
+    )
+
+
+def _backend() -> tuple[str, str]:
+    """Return the backend of Keras, and what has chosen it. Keras need not be imported."""
+    in_environment = os.environ.get("KERAS_BACKEND")
+    # As Keras finds it.
+    home = os.path.expanduser("~")
+    home = home if os.access(home, os.W_OK) else "/tmp"
+    folder = os.environ.get("KERAS_HOME") or os.path.join(home, ".keras")
+    file = os.path.expanduser(os.path.join(folder, "keras.json"))
+    try:
+        with open(file, encoding="utf-8") as opened:
+            in_file = json.load(opened).get("backend")
+    except (OSError, ValueError, AttributeError):
+        in_file = None
+    config = getattr(sys.modules.get("keras"), "config", None)
+    if config is not None:
+        backend = str(config.backend())
+    else:
+        backend = in_environment or in_file or "tensorflow"
+    if backend == in_environment:
+        return backend, f"KERAS_BACKEND={backend}"
+    if backend == in_file:
+        return backend, f'"backend": "{backend}" in {file}'
+    return backend, f"keras.config.backend() is '{backend}'"
+
+
+def check_not_keras_2(name: str | None) -> None:
+    """Check that it is not a model of Keras 2 that makes a variable.
+
+    Whoever makes it is on the stack: a layer, an optimizer, a metric, or the model.
+
+    Args:
+        name: the name of the variable.
+
+    Raises:
+        UnsupportedError: it is one of Keras 2.
+    """
+    if sys.modules.keys().isdisjoint(KERAS_2):
+        return
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = f"{frame.f_globals.get('__name__')}."
+        package = next((each for each in KERAS_2 if module.startswith(f"{each}.")), None)
+        if package is not None:
+            raise UnsupportedError(
+                f"Keras 2 makes {f'the variable {name!r}' if name else 'a variable'} under a "
+                "strategy of kerasps, which trains models of Keras 3. Expected: models, layers, "
+                f"optimizers and metrics of the package `keras`. Received: one of `{package}`. "
+                "Use `import keras`, and leave TF_USE_LEGACY_KERAS out of the environment: it "
+                "makes `tf.keras` Keras 2. What is made outside of `strategy.scope()` stays as it "
+                "is."
+            )
+        frame = frame.f_back
 
 
 def check_overridden() -> None:

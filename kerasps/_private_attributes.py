@@ -94,6 +94,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute(
             "_update_input", "the shard of an array reads a slice of it", ("index", "tensor")
         ),
+        PrivateAttribute("_set_device", "scalars of a step stay off a GPU", ("device",)),
     ),
     "tensorflow.python.framework.func_graph:FuncGraph": (
         PrivateAttribute("_function_captures", "holds what is read when the function is called"),
@@ -253,9 +254,32 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Closure": (
         PrivateAttribute("_concrete_function", "the traced function, of which pushes are known"),
         PrivateAttribute("_function", "set to a twin that leaves out what was applied"),
+        PrivateAttribute(
+            "maybe_call_with_output_remote_value",
+            "gives what a closure returns the error of a closed cluster",
+            ("method",),
+        ),
+    ),
+    "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue": (
+        PrivateAttribute("_queue", "closures that wait when the cluster is closed"),
+        PrivateAttribute("_tagged_queue", "those that wait for one worker"),
+        PrivateAttribute("_cancellation_mgr", "asked for by whoever makes a closure"),
+        PrivateAttribute("stop", "ends it when the cluster is closed", ()),
+        PrivateAttribute("put", "ours is called as it", ("closure", "tag")),
+        PrivateAttribute("put_back", "as above", ("closure",)),
+        PrivateAttribute("get", "as above", ("timeout", "tag")),
+        PrivateAttribute("mark_finished", "as above", ()),
+        PrivateAttribute("mark_failed", "as above", ("e",)),
+        PrivateAttribute("clear_tag_unlocked", "as above", ("tag",)),
+        PrivateAttribute("wait", "as above", ("timeout",)),
+        PrivateAttribute("done", "as above", ()),
+    ),
+    "tensorflow.python.distribute.coordinator.values:RemoteValueImpl": (
+        PrivateAttribute("_set_error", "what `fetch` raises for a closed cluster", ("error",)),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster": (
         PrivateAttribute("schedule", "as above", ("function", "args", "kwargs")),
+        PrivateAttribute("closure_queue", "ours takes its place when the cluster is closed"),
         PrivateAttribute("failure_handler", "ours takes the place of TensorFlow's"),
         PrivateAttribute("workers", "each has the failure handler too; one that joins is added"),
         PrivateAttribute("_num_workers", "counted up for one that joins"),
@@ -277,6 +301,11 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": (
         PrivateAttribute("_captured_inputs", "the handles that it was compiled with"),
         PrivateAttribute("set_external_captures", "replaces them", ("captures",)),
+    ),
+    "tensorflow.python.data.ops.dataset_ops:DatasetV2": (
+        PrivateAttribute("_inputs", "the datasets that it is made from"),
+        PrivateAttribute("_functions", "the functions that it calls"),
+        PrivateAttribute("_variant_tensor_attr", "the dataset itself, replaced by one made again"),
     ),
     "tensorflow.python.trackable.resource:CapturableResource": (
         PrivateAttribute("_resource_handle", "the handle"),

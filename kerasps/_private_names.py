@@ -74,6 +74,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "TFE_Py_TapeVariableAccessed",
         "tells a GradientTape that a variable was read when its pulled value is handed out",
     ),
+    "record_variable_access_to_watchers": PrivateName(
+        "tensorflow.python.pywrap_tfe",
+        "TFE_Py_VariableWatcherVariableAccessed",
+        "tells a `tf.custom_gradient` that its function has read a variable",
+    ),
     "record_operation": PrivateName(
         "tensorflow.python.eager.record",
         "record_operation",
@@ -109,6 +114,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "tensorflow.python.distribute.values",
         "MirroredVariable",
         "ours has one value for all replicas",
+    ),
+    "SyncOnReadVariable": PrivateName(
+        "tensorflow.python.distribute.values",
+        "SyncOnReadVariable",
+        "ours converts to numbers and arrays",
     ),
     "create_mirrored_variable": PrivateName(
         "tensorflow.python.distribute.distribute_utils",
@@ -148,12 +158,29 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "NativeObject": PrivateName(
         "tensorflow.python.types.internal",
         "NativeObject",
-        "what `tf.nn.embedding_lookup` hands on as it is; anything else it reads whole",
+        "what `tf.nn.embedding_lookup` hands on to the look-up as it is; anything else it reads "
+        "whole",
     ),
     "embedding_ops": PrivateName(
         "tensorflow.python.ops",
         "embedding_ops",
-        "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet",
+        "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet, and "
+        "`_embedding_lookup_and_transform` where all do",
+    ),
+    "op_def_registry": PrivateName(
+        "tensorflow.python.framework",
+        "op_def_registry",
+        "`get` says which inputs of a dataset's operation are datasets, and what functions use",
+    ),
+    "gradients_util": PrivateName(
+        "tensorflow.python.ops",
+        "gradients_util",
+        "`_GradientsHelper` is where the functions named `gradients` meet",
+    ),
+    "cudnn_ok": PrivateName(
+        "keras.src.backend.tensorflow.rnn",
+        "cudnn_ok",
+        "`_is_gpu_available`, in its module, decides whether recurrent layers use cuDNN",
     ),
     "keras_numpy": PrivateName(
         "keras.src.backend.tensorflow",
@@ -271,6 +298,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "new_executor",
         "sends executions to a worker while it runs others, up to a limit",
         ("enable_async", "in_flight_nodes_limit"),
+    ),
+    "framework_ops": PrivateName(
+        "tensorflow.python.framework",
+        "ops",
+        "patched: an operation on a variable of a cluster that was closed says so",
     ),
     "Executor": PrivateName(
         "tensorflow.python.eager.executor",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -47,15 +47,15 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def __init__(
         self,
-        backup_dir: Any,
-        save_freq: Any = "epoch",
+        backup_dir: str | os.PathLike[str],
+        save_freq: Literal["epoch"] | int = "epoch",
         *,
         interval_s: float | None = None,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
     ) -> None:
         super().__init__(
-            backup_dir,
+            os.fspath(checks.path("backup_dir", backup_dir)),
             save_freq=save_freq,
             double_checkpoint=double_checkpoint,
             delete_checkpoint=delete_checkpoint,
@@ -95,7 +95,7 @@ class StalenessLogger(keras.callbacks.Callback):
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        self._log_dir = log_dir
+        self._log_dir = None if log_dir is None else checks.path("log_dir", log_dir)
         self._writer: Any = None
         self._before: dict[int, tuple[np.ndarray, float]] = {}
 
@@ -134,7 +134,7 @@ class StalenessLogger(keras.callbacks.Callback):
         if self._log_dir is None:
             return
         if self._writer is None:
-            directory = os.path.join(os.fspath(self._log_dir), "staleness")
+            directory = str(self._log_dir / "staleness")
             self._writer = tf.summary.create_file_writer(directory)
         # What TensorBoard calls a histogram: the two edges of each bar and its height.
         edges = np.arange(len(counts))

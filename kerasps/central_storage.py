@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
@@ -42,6 +43,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
     Raises:
         TypeError: `compute_devices` is no list of names, or `parameter_device` no name.
         ValueError: a device does not exist in this process, is named twice, or none is given.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -58,6 +60,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
         compute_devices: Sequence[str] | None = None,
         parameter_device: str | None = None,
     ) -> None:
+        _compat.check_backend()
         known = _devices_of_process()
         if compute_devices is None:
             gpus = [device for device in known if _type_of(device) == "GPU"]
@@ -90,7 +93,38 @@ class CentralStorageStrategy(tf.distribute.Strategy):
         )
 
 
-class CentralVariable(_compat.MirroredVariable):
+class _Convertible:
+    """A variable of several values that converts to Python's numbers and NumPy's arrays.
+
+    TensorFlow's distributed variables lack what a `tf.Variable` has of that. `__bool__` stays
+    theirs: TensorFlow asks it whether there is a variable.
+    """
+
+    numpy: Callable[[], Any]
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # it is one
+        return np.asarray(self.numpy(), dtype)
+
+
+class ReplicatedVariable(_Convertible, _compat.MirroredVariable):
+    """TensorFlow's variable with a value per replica."""
+
+
+class AggregatedVariable(_Convertible, _compat.SyncOnReadVariable):
+    """TensorFlow's variable with a value per replica, of which the sum, or the mean, is read."""
+
+
+class CentralVariable(_Convertible, _compat.MirroredVariable):
     """A variable with one value on the parameter device, which all replicas read.
 
     TensorFlow's mirrored variable has a value per replica. This one has a list of one.
@@ -127,6 +161,12 @@ class CentralVariable(_compat.MirroredVariable):
             ) from exc
 
 
+_CONVERTIBLE: dict[type, type] = {
+    _compat.MirroredVariable: ReplicatedVariable,
+    _compat.SyncOnReadVariable: AggregatedVariable,
+}
+
+
 class CentralStorageExtended(_compat.MirroredExtended):
     """Put variables on the parameter device; do all else as TensorFlow's mirrored strategy does.
 
@@ -154,7 +194,10 @@ class CentralStorageExtended(_compat.MirroredExtended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if not _is_central(**kwargs):
-            return super()._create_variable(next_creator, **kwargs)
+            variable = super()._create_variable(next_creator, **kwargs)
+            # TensorFlow chooses the class.
+            variable.__class__ = _CONVERTIBLE.get(type(variable), type(variable))
+            return variable
         kwargs.pop("colocate_with", None)
 
         def create(**kwargs: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Checks of arguments: counts and time limits wherever one is given, and whether two are alike."""
+"""Checks of arguments: counts, time limits, paths, choices, and whether two are alike."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import operator
 import os
 import types
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -77,23 +79,26 @@ def seconds(
     return float(value)
 
 
-def time_limit(limit: float | None, *, variable: str, default: float) -> float:
+def time_limit(
+    limit: float | None, *, variable: str, default: float, argument: str = "timeout_s"
+) -> float:
     """Return a time limit in seconds: an argument, else an environment variable, else a default.
 
     Args:
-        limit: the argument `timeout_s`, or None.
+        limit: the argument, or None.
         variable: the name of the environment variable.
         default: what holds where neither is given.
+        argument: the name of the argument, for the message. Default: `timeout_s`.
 
     Raises:
         ValueError: the limit is not a positive, finite number.
     """
-    source, given, value = "timeout_s", repr(limit), limit
+    source, given, value = f"Argument `{argument}`", f"{argument}={limit!r}", limit
     if limit is None:
         text = os.environ.get(variable)
         if not text:
             return default
-        source, given = variable, repr(text)
+        source, given = f"Environment variable {variable}", repr(text)
         with contextlib.suppress(ValueError):
             value = float(text)
     try:
@@ -106,6 +111,43 @@ def time_limit(limit: float | None, *, variable: str, default: float) -> float:
     except (TypeError, ValueError) as exc:
         # Of one type, whichever way the limit came: an environment variable is always text.
         raise ValueError(str(exc)) from None
+
+
+def path(argument: str, value: Any, *, advice: str = "Give one like 'run'.") -> Path:
+    """Return an argument that names a file or a directory as a `Path`.
+
+    Args:
+        argument: the name of the argument.
+        value: a string or an `os.PathLike`.
+        advice: the last sentence of the message.
+
+    Raises:
+        TypeError: `value` is neither.
+        ValueError: it is empty.
+    """
+    message = (
+        f"Argument `{argument}` names no path. Expected: a path, as a string or an `os.PathLike`. "
+        f"Received: {argument}={value!r}. {advice}"
+    )
+    if not isinstance(value, (str, os.PathLike)) or isinstance(os.fspath(value), bytes):
+        raise TypeError(message)
+    if not os.fspath(value):
+        raise ValueError(message)
+    return Path(value)
+
+
+def choice(argument: str, value: Any, choices: Sequence[str]) -> None:
+    """Check an argument that is one of a few names.
+
+    Raises:
+        ValueError: it is none of `choices`.
+    """
+    if value not in choices:
+        expected = " or ".join(repr(name) for name in choices)
+        raise ValueError(
+            f"Argument `{argument}` is not one of its values. Expected: {expected}. Received: "
+            f"{argument}={value!r}. Give one of these."
+        )
 
 
 def are_alike(one: Any, other: Any) -> bool:

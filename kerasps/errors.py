@@ -2,6 +2,7 @@
 
     KeraspsError
     ├── ClusterConfigError     (ValueError)       TF_CONFIG or a cluster's description is wrong
+    ├── ClusterClosedError     (ValueError)       a closed cluster, or what was on it, was used
     ├── TaskUnreachableError   (ConnectionError)  a task did not answer within the time limit
     ├── TaskStartError         (RuntimeError)     a task's process ended before it was ready
     ├── TaskLostError          (RuntimeError)     a task went away while it was in use
@@ -27,6 +28,10 @@ class KeraspsError(Exception):
 
 class ClusterConfigError(KeraspsError, ValueError):
     """TF_CONFIG, or a cluster described in another way, is wrong."""
+
+
+class ClusterClosedError(KeraspsError, ValueError):
+    """A cluster, or a model, variable or strategy of it, was used after the cluster was closed."""
 
 
 class TaskUnreachableError(KeraspsError, ConnectionError):
@@ -85,6 +90,7 @@ class UnsupportedError(KeraspsError, ValueError):
 for _public in (
     KeraspsError,
     ClusterConfigError,
+    ClusterClosedError,
     TaskUnreachableError,
     TaskStartError,
     TaskLostError,

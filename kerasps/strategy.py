@@ -5,28 +5,37 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat, checks, hooks, training
 from kerasps.cluster import (
+    FIRST_CPU,
     ClusterDescription,
-    LocalClusterResolver,
+    ClusterResolver,
+    LocalCluster,
     Membership,
     WorkerDevices,
     WorkerInfo,
+    as_resolver,
     check_cluster_resolver,
+    check_not_closed,
     checked_device_names,
     connect_to_tasks,
     connected_strategy,
+    disconnect,
+    local_cluster_of,
+    note_closed,
     read_tf_config,
     remember_connected,
     require_chief,
     take_note_of_forks,
     wait_until_reachable,
+    without_info,
 )
 from kerasps.errors import KeraspsError
 from kerasps.inputs import Input, as_input, makes_quickly_deleted, quickly_deleted
@@ -39,12 +48,20 @@ from kerasps.step import (
     run_in_graph,
 )
 from kerasps.strategy_arguments import (
+    ShardLayout,
+    SparseUpdates,
+    UpdateMode,
     check_overlap,
     check_tables,
     check_update_mode,
     checked_staleness,
 )
-from kerasps.variables import AwayStates, Extended, Placement, RowPools
+from kerasps.variables import AwayStates, Extended, Placement, RowPools, wait_for_flights
+
+# For steps in flight when the cluster is closed: they fail at once, unless a worker computes.
+_LANDING_S = 2.0
+
+_LOGGER = logging.getLogger("kerasps")
 
 
 class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
@@ -70,9 +87,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
     ```
 
     Args:
-        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` whose cluster has one
-            `chief`, at least one `worker` and at least one `ps`, and whose task is the chief.
-            Default: the one that `TF_CONFIG` describes.
+        cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` whose cluster has at
+            least one `worker` and one `ps`, and whose task is the `chief`; or a
+            `kerasps.LocalCluster`. A resolver that lists no chief gets this process, at a free
+            port of this machine. Default: the one that `TF_CONFIG` describes.
         variable_partitioner: a callable of `shape` and `dtype` that returns the number of shards
             per axis, such as `kerasps.MinSizePartitioner()` or one of
             `tf.distribute.experimental.partitioners`. It splits the first axis of Keras variables,
@@ -115,6 +133,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             to mend it.
         TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
         TaskStartError: the chief's port is in use.
+        ClusterClosedError: the cluster, or the one that this process was connected to, is closed.
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
             `num_backup_workers` is not an integer, `overlap` not a bool, or `worker_devices` no
@@ -123,6 +142,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             `update_mode`, `num_backup_workers` or `connect_timeout` is not one of its values, two
             of them do not go together, a worker has not all of `worker_devices`, or an argument
             differs from that of the strategy which this process has already.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Warns:
@@ -142,25 +162,27 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __init__(
         self,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        cluster_resolver: ClusterResolver | LocalCluster | None = None,
         variable_partitioner: Callable[..., Any] | None = None,
         *,
-        shard_layout: str = "mod",
-        sparse_updates: str = "lazy",
+        shard_layout: ShardLayout = "mod",
+        sparse_updates: SparseUpdates = "lazy",
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         max_staleness: int | None = None,
         overlap: bool = False,
-        update_mode: str = "async",
+        update_mode: UpdateMode = "async",
         num_backup_workers: int = 0,
         worker_devices: Sequence[str] | None = None,
         connect_timeout: float | None = None,
     ) -> None:
+        _compat.check_backend()
         max_staleness = checked_staleness(max_staleness)
         check_overlap(overlap)
         if cluster_resolver is None:
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        description = check_cluster_resolver(cluster_resolver)
+        resolver = as_resolver(cluster_resolver)
+        description = check_cluster_resolver(resolver)
         arguments: dict[str, Any] = {
             "variable_partitioner": variable_partitioner,
             "shard_layout": shard_layout,
@@ -173,11 +195,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             "worker_devices": checked_device_names(worker_devices),
         }
         check_update_mode(arguments, len(description.jobs["worker"]))
-        self._set_up(cluster_resolver, description, arguments, connect_timeout)
+        self._set_up(resolver, description, arguments, connect_timeout)
 
     def _set_up(
         self,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+        cluster_resolver: ClusterResolver,
         description: ClusterDescription,
         arguments: dict[str, Any],
         connect_timeout: float | None,
@@ -194,8 +216,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         with ParameterServerStrategy._connecting:
             current = connected_strategy()
             if current is not None:
+                check_not_closed("a further strategy")
                 current._check_is_wanted(self, description, arguments)
                 return
+            self._local_cluster = local_cluster_of(description)
+            if self._local_cluster is not None:
+                self._local_cluster.check_open()
             # What may be missing is looked for before anything is connected or patched.
             _compat.check_overridden()
             hooks.check_patched(hooks.PATCHES)
@@ -203,7 +229,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             wait_until_reachable(description.server_addresses, connect_timeout)
             self._description = description
             self._arguments: dict[str, Any] = arguments
-            self._connect(cluster_resolver, arguments["variable_partitioner"])
+            with without_info():
+                self._connect(cluster_resolver, arguments["variable_partitioner"])
             remember_connected(self)
             hooks.install(hooks.PATCHES)
 
@@ -240,6 +267,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         Call once all tasks accept connections.
         """
+        self._has_left = False
+        if self._local_cluster is not None:
+            # Also where what follows fails.
+            addresses = self._description.server_addresses
+            self._local_cluster.before_close(functools.partial(_disconnect, addresses))
         self._choose_devices()
         for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
         if for_num_ps is not None:
@@ -258,13 +290,31 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._watch(cluster_resolver)
         take_note_of_forks()
 
-        def before_tasks_end() -> None:
-            self._leave()
-            hooks.leave_remote_functions()
+        atexit.register(self._before_tasks_end, None)
+        if self._local_cluster is not None:
+            self._local_cluster.before_close(self._before_tasks_end)
+            self._local_cluster.end_with_process()
 
-        atexit.register(before_tasks_end)
-        if isinstance(cluster_resolver, LocalClusterResolver):
-            cluster_resolver.local_cluster.end_with_process(before_tasks_end)
+    def _before_tasks_end(self, closed_by: str | None) -> None:
+        """Leave the cluster, once.
+
+        Args:
+            closed_by: what closes it, and where; None where this process ends and the tasks are
+                somebody else's.
+        """
+        if closed_by is None:
+            hooks.leave_remote_functions()
+        if self._has_left:
+            return
+        self._has_left = True
+        if closed_by is None:
+            self._leave(is_closed=False)
+            return
+        note_closed(closed_by)
+        self._leave(is_closed=True)
+        # Before calls are cancelled: tasks would be told to delete what these were to return.
+        disconnect(self._description.server_addresses)
+        self._end_calls()
 
     # What another strategy of the family does in its own way.
 
@@ -294,9 +344,21 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         devices.check(self._description.jobs.get("worker", ()))
         return devices
 
-    def _leave(self) -> None:
-        """End what was begun by `_watch`: the process ends."""
-        self._membership.stop()
+    def _leave(self, *, is_closed: bool) -> None:
+        """End what was begun by `_watch`.
+
+        Args:
+            is_closed: False where the process ends, True where it goes on without the cluster.
+        """
+        if is_closed:
+            self._membership.close()
+        else:
+            self._membership.stop()
+
+    def _end_calls(self) -> None:
+        """End what workers are doing for this process, which goes on without them."""
+        self._port.close()
+        wait_for_flights(_LANDING_S)
 
     @property
     def _num_readers(self) -> int:
@@ -341,9 +403,8 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._membership.start()
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         self._scheduled_calls = training.ScheduledCalls(self)
-        training.CoordinatorPort(coordinator).replace_failure_handler(
-            self._membership, self._scheduled_calls
-        )
+        self._port = training.CoordinatorPort(coordinator)
+        self._port.replace_failure_handler(self._membership, self._scheduled_calls)
         self._extended.away = AwayStates(self._extended.mutex)
         self._extended.replica_runner = functools.partial(run_in_graph, self, self._scheduled_calls)
 
@@ -351,7 +412,18 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         # TensorFlow's constructor calls this. Its own would rename the devices of this process.
         self._num_workers = len(self._description.jobs["worker"])
         self._num_ps = len(self._description.jobs["ps"])
-        connect_to_tasks(self._description, protocol=self._cluster_resolver.rpc_layer)
+        connect_to_tasks(
+            self._description, protocol=getattr(self._cluster_resolver, "rpc_layer", None)
+        )
+
+    def scope(self) -> Any:
+        """Return a context manager: what is made in it is made on the cluster.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.scope()`")
+        return super().scope()
 
     @property
     def description(self) -> ClusterDescription:
@@ -376,7 +448,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
         A worker that is lost is taken back when it answers again. So is one that comes at another
         address, or is new, once `cluster_resolver.cluster_spec()` names it.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
         """
+        check_not_closed("`strategy.workers()`")
         return self._membership.workers()
 
     @property
@@ -385,9 +461,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return int(self._extended._num_ps)
 
     @property
-    def sparse_updates(self) -> str:
+    def shard_layout(self) -> ShardLayout:
+        """`"mod"` or `"div"`: which rows of a variable are in which shard."""
+        layout: ShardLayout = self._arguments["shard_layout"]
+        return layout
+
+    @property
+    def sparse_updates(self) -> SparseUpdates:
         """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
-        return str(self._arguments["sparse_updates"])
+        meaning: SparseUpdates = self._arguments["sparse_updates"]
+        return meaning
 
     @property
     def table_min_bytes(self) -> int:
@@ -418,25 +501,28 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             worker: the index of the worker.
 
         Returns:
-            Names such as `"GPU:0"`; none where TensorFlow chooses the only one: the first GPU, else
-            the CPU.
+            Names such as `"GPU:0"`, at least one: those of `worker_devices`, else all GPUs of the
+            worker, else its first CPU. Of a worker that is lost, what it had.
+
+        Raises:
+            ValueError: there is no such worker.
         """
-        names: tuple[str, ...] = self._devices.of(worker)
-        return names
+        return self._devices.of(worker, self.num_workers)
 
     def _devices_of_workers(self) -> list[tuple[str, ...]]:
         """Return, for each worker, what `devices_of` does."""
-        return [self.devices_of(worker) for worker in range(self.num_workers)]
+        return self._devices.of_all(self.num_workers)
 
     @property
-    def _compute_device(self) -> str | None:
-        """The name of the first of `worker_devices`; None where TensorFlow chooses."""
-        return self.worker_devices[0] if self.worker_devices else None
+    def _own_devices(self) -> tuple[str, ...]:
+        """The device that computes what this process does itself, in a tuple."""
+        return (FIRST_CPU,)  # its GPUs are the workers'
 
     @property
-    def update_mode(self) -> str:
+    def update_mode(self) -> UpdateMode:
         """`"async"`, or `"sync"` where an update is made of the gradients of all workers."""
-        return str(self._arguments["update_mode"])
+        mode: UpdateMode = self._arguments["update_mode"]
+        return mode
 
     @property
     def num_backup_workers(self) -> int:
@@ -473,7 +559,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         return super().distribute_datasets_from_function(makes_quickly_deleted(dataset_fn), options)
 
     def placement(self) -> Placement:
-        """Return how many variables and bytes every ps holds, and its device; prints as a table."""
+        """Return how many variables and bytes every ps holds, and its device; prints as a table.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.placement()`")
         return self._extended.ledger.placement()
 
     def load_report(self) -> LoadReport:
@@ -493,6 +584,10 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"
+
+
+def _disconnect(addresses: Mapping[tuple[str, int], str], closed_by: str) -> None:
+    disconnect(addresses)
 
 
 def _tasks(description: ClusterDescription) -> str:

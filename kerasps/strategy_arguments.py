@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Literal, get_args
 
 from kerasps import checks
-from kerasps.variables import LAYOUTS
+
+# The values of the arguments that are one of a few names, for type checkers and for the checks.
+ShardLayout = Literal["mod", "div"]
+SparseUpdates = Literal["lazy", "dense"]
+UpdateMode = Literal["async", "sync"]
 
 
 def check_tables(arguments: MutableMapping[str, Any]) -> None:
@@ -14,8 +18,8 @@ def check_tables(arguments: MutableMapping[str, Any]) -> None:
 
     Leaves `table_min_bytes` as an `int`.
     """
-    _check_choice("shard_layout", arguments["shard_layout"], LAYOUTS)
-    _check_choice("sparse_updates", arguments["sparse_updates"], ("lazy", "dense"))
+    checks.choice("shard_layout", arguments["shard_layout"], get_args(ShardLayout))
+    checks.choice("sparse_updates", arguments["sparse_updates"], get_args(SparseUpdates))
     arguments["table_min_bytes"] = checks.count(
         "Argument `table_min_bytes` is not a number of bytes",
         arguments["table_min_bytes"],
@@ -25,11 +29,17 @@ def check_tables(arguments: MutableMapping[str, Any]) -> None:
         "all of them.",
     )
     variable_partitioner = arguments["variable_partitioner"]
-    if variable_partitioner is not None and not callable(variable_partitioner):
+    is_class = isinstance(variable_partitioner, type)
+    if variable_partitioner is not None and (is_class or not callable(variable_partitioner)):
+        advice = (
+            f"Make an object of it: `{variable_partitioner.__name__}(...)`."
+            if is_class
+            else "Make one of kerasps's, or leave it out: every variable is whole then."
+        )
         raise TypeError(
-            "Argument `variable_partitioner` must be a callable of `shape` and `dtype`, such as "
-            "`kerasps.MinSizePartitioner()`. Received: "
-            f"variable_partitioner={variable_partitioner!r}"
+            "Argument `variable_partitioner` must be a callable of `shape` and `dtype`. Expected: "
+            "one such as `kerasps.MinSizePartitioner()`. Received: "
+            f"variable_partitioner={variable_partitioner!r}. {advice}"
         )
 
 
@@ -59,7 +69,7 @@ def check_overlap(overlap: Any) -> None:
 def check_update_mode(arguments: Mapping[str, Any], num_workers: int) -> None:
     """Check what says when updates are made, and that nothing else says otherwise."""
     update_mode = arguments["update_mode"]
-    _check_choice("update_mode", update_mode, ("async", "sync"))
+    checks.choice("update_mode", update_mode, get_args(UpdateMode))
     num_backups = checks.count(
         "Argument `num_backup_workers` is not a number of workers",
         arguments["num_backup_workers"],
@@ -88,12 +98,3 @@ def check_update_mode(arguments: Mapping[str, Any], num_workers: int) -> None:
                     f"start from the same values. Received: {name}={arguments[name]!r}. Leave one "
                     "out."
                 )
-
-
-def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        expected = " or ".join(repr(choice) for choice in choices)
-        raise ValueError(
-            f"Argument `{argument}` is not one of its values. Expected: {expected}. Received: "
-            f"{argument}={value!r}."
-        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -119,7 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     parser = _parser()
-    args = parser.parse_args(argv)
+    args, others = parser.parse_known_args(argv)
+    if others:
+        _refuse(getattr(args, "parser", parser), others)
     try:
         if args.command == "launch":
             return _launch(args)
@@ -149,11 +153,7 @@ def _launch(args: argparse.Namespace) -> int:
         parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", _seconds, 600.0
     )
     log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
-    if not os.path.isfile(args.script):
-        parser.error(
-            f"There is no such script. Expected: a Python file. Received: {args.script!r}. Correct "
-            "the path."
-        )
+    _check_script(parser, args.script, args.args)
     return launch(
         [sys.executable, args.script, *args.args],
         num_workers=num_workers,
@@ -164,6 +164,42 @@ def _launch(args: argparse.Namespace) -> int:
         max_restarts=max_restarts,
         evaluator=None if evaluator is None else [sys.executable, *evaluator],
         evaluator_timeout=evaluator_timeout,
+    )
+
+
+def _check_script(parser: argparse.ArgumentParser, script: str, args: Sequence[str]) -> None:
+    """End the process where a script is no file, and say which options behind it may be ours."""
+    if not os.path.isfile(script):
+        what, fix = "There is no such script", "Correct the path."
+        if os.path.isdir(script):
+            what, fix = "The script is a directory", "Name the file in it."
+        elif os.path.basename(script).startswith("python"):
+            fix = f"Leave {script} out: name the script alone."
+        parser.error(f"{what}. Expected: a Python file. Received: {script!r}. {fix}")
+    ours = _options_of(parser)
+    behind = [arg for arg in args if arg.partition("=")[0] in ours]
+    if behind:
+        print(
+            f"kerasps launch: {' '.join(behind)} behind the script goes to the script; options of "
+            "kerasps launch go before it",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the options of a parser, but for `--help`."""
+    return re.findall(r"^  (--[\w-]+)", parser.format_help(), re.MULTILINE)
+
+
+def _refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
+    """End the process: there are arguments that `parser` does not know."""
+    like = difflib.get_close_matches(others[0].partition("=")[0], _options_of(parser), 1)
+    hint = f" Did you mean {like[0]}?" if like else ""
+    script = " Options of the script go behind it." if parser.prog.endswith("launch") else ""
+    parser.error(
+        f"unrecognized arguments: {' '.join(others)}. Expected: those that `{parser.prog} --help` "
+        f"lists.{hint}{script}"
     )
 
 
@@ -215,7 +251,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="`kerasps COMMAND --help` explains each command.",
     )
     parser.add_argument("--version", action="version", version=f"kerasps {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+    )
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
     _add_serve(commands)
@@ -225,8 +263,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what to do where no script is named."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit code 2, and the message."""
+        if message == "the following arguments are required: script.py, args":
+            message = (
+                "No script is named. Expected: the training script, behind the options. Received: "
+                f"none. Say `{self.prog} train.py`, or `{self.prog} --help` for the options."
+            )
+        super().error(message)
+
+
 def _add_launch(commands: Any) -> None:
-    launch = commands.add_parser(
+    launch: argparse.ArgumentParser = commands.add_parser(
         "launch",
         help="run a script with a cluster around it, on this machine",
         usage="kerasps launch [options] script.py [args ...]",

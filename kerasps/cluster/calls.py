@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.tf_errors import lost_ps, ps_is_there
 
 _Returned = TypeVar("_Returned")
 _MAX_TRIES = 3
@@ -88,7 +90,8 @@ def persist(
         when: says of an error whether to call again.
 
     Raises:
-        tf.errors.OpError: it has failed three times in a row, or for another reason.
+        tf.errors.OpError: it has failed three times in a row, or for another reason, or a ps is
+            lost.
     """
     for _ in range(_MAX_TRIES - 1):
         try:
@@ -97,5 +100,8 @@ def persist(
             if not when(exc):
                 raise
             _compat.eager_context().executor.clear_error()
+            ps, strategy = lost_ps(exc), connected_strategy()
+            if ps is not None and strategy is not None and not ps_is_there(strategy, ps):
+                raise
             time.sleep(_PAUSE_S)
     return call()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kerasps.errors import ClusterClosedError
+
 _strategy: Any = None
+# Says how the cluster of the strategy was closed, where, and by whom; None while it is open.
+_closed: str | None = None
 
 
 def remember_connected(strategy: Any) -> None:
@@ -16,3 +20,42 @@ def remember_connected(strategy: Any) -> None:
 def connected_strategy() -> Any:
     """Return the `ParameterServerStrategy` of this process, None before it is connected."""
     return _strategy
+
+
+def note_closed(how: str) -> None:
+    """Note that the strategy's cluster is closed on purpose. Call before its tasks end.
+
+    Args:
+        how: a clause that says what closed it, and where.
+    """
+    global _closed
+    _closed = how
+
+
+def closed_error(received: str = "a use of the cluster") -> ClusterClosedError | None:
+    """Return the error of a use of the closed cluster; None where no cluster was closed.
+
+    Args:
+        received: what was used.
+    """
+    if _closed is None:
+        return None
+    return ClusterClosedError(
+        "The cluster that this process was connected to is closed, and the variables on it are "
+        f"gone: {_closed}. Expected: the strategy, its models and their variables in use while the "
+        f"cluster is open. Received: {received} after that. Save the model before the cluster is "
+        "closed, inside its `with` block; afterwards load the file outside of `strategy.scope()`, "
+        "and go on with plain Keras. TensorFlow connects a process once: to train on a cluster "
+        "again, start another process (in a notebook, restart the kernel)."
+    )
+
+
+def check_not_closed(received: str = "a use of the cluster") -> None:
+    """Raise `ClusterClosedError` where the cluster of this process is closed.
+
+    Args:
+        received: what is about to be used.
+    """
+    error = closed_error(received)
+    if error is not None:
+        raise error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import queue
 import socket
@@ -27,16 +28,15 @@ from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, split_address
 from kerasps.cluster.devices import COORDINATOR_JOB
 from kerasps.cluster.earlier_resources import EarlierResources
-from kerasps.cluster.grpc_options import set_grpc_options
+from kerasps.cluster.grpc_options import hang_limit, set_grpc_options
 from kerasps.cluster.listen_address import coordinator_listen_address
 from kerasps.cluster.probe import Answer, ask_servers
 from kerasps.errors import TaskStartError, TaskUnreachableError
 
-# As many as TensorFlow's own strategy; a task that is being restarted takes a second or two.
+# As many as TensorFlow's own strategy, or more up to the hang limit; a task that is restarted
+# takes a second or two.
 _ATTEMPTS = 4
 _PAUSE_S = 1.0
-# A task that was reachable and is silent for so long while TensorFlow connects is gone.
-_SILENCE_S = 5.0
 # Tasks throw away what this process has made when they have not heard of it for so long. By itself
 # TensorFlow takes ten minutes: less than a laptop sleeps. A process that is killed is noticed by
 # other means (`renewal`).
@@ -69,7 +69,9 @@ def connect_to_tasks(
         TaskStartError: the port of this process is in use.
         TaskUnreachableError: TensorFlow could not set up the tasks.
     """
+    global _has_left
     context = _compat.eager_context()
+    _has_left = False
     # TensorFlow's own strategy sets these too: one request to a worker at a time, and no executor
     # that hides an error.
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
@@ -103,6 +105,9 @@ def connect_to_tasks(
 # milliseconds of the change TensorFlow has forgotten a task: it tells the function to all in vain.
 tasks_lock = threading.RLock()
 
+# True once this process has forgotten its tasks: a thread that was about to take one back does not.
+_has_left = False
+
 
 def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
     """Have this process know these workers and ps from here on, and no others.
@@ -116,20 +121,43 @@ def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
     Raises:
         tf.errors.OpError: a member did not answer.
     """
-    context = _compat.eager_context()
-    before = context.get_server_def()
-    jobs: dict[str, dict[int, str]] = {
-        job.name: dict(job.tasks) for job in before.cluster.job if job.name == COORDINATOR_JOB
-    }
-    for (job, index), address in sorted(members.items()):
-        jobs.setdefault(job, {})[index] = address
-    server_def = _server_def(jobs, before.default_session_config, before.protocol)
-    try:
-        with tasks_lock:
+    with tasks_lock:
+        if _has_left:
+            return
+        context = _compat.eager_context()
+        before = context.get_server_def()
+        jobs: dict[str, dict[int, str]] = {
+            job.name: dict(job.tasks) for job in before.cluster.job if job.name == COORDINATOR_JOB
+        }
+        for (job, index), address in sorted(members.items()):
+            jobs.setdefault(job, {})[index] = address
+        server_def = _server_def(jobs, before.default_session_config, before.protocol)
+        try:
             context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
-    except BaseException:
-        context._server_def = before
-        raise
+        except BaseException:
+            context._server_def = before
+            raise
+
+
+def known_tasks() -> set[str]:
+    """Return the `"host:port"` of each worker and ps that this process knows."""
+    server_def = _compat.eager_context().get_server_def()
+    jobs = [] if server_def is None else server_def.cluster.job
+    return {a for job in jobs if job.name != COORDINATOR_JOB for a in job.tasks.values()}
+
+
+def forget_tasks() -> None:
+    """Have this process know no worker and no ps any more, until it connects again.
+
+    TensorFlow ends its context on each that it knew, and waits for the answer.
+    """
+    global _has_left
+    with tasks_lock:
+        try:
+            with contextlib.suppress(tf.errors.OpError):
+                update_tasks({})
+        finally:
+            _has_left = True
 
 
 def _sleep_when_idle(context: Any) -> None:
@@ -198,7 +226,8 @@ def _start_own_server(
 
 def _add_tasks(context: Any, server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:
     before = context.get_server_def()
-    for attempt in range(_ATTEMPTS):
+    deadline = time.monotonic() + hang_limit()
+    for attempt in itertools.count(1):
         try:
             _wait_for_tasks(
                 lambda: context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S),
@@ -207,7 +236,8 @@ def _add_tasks(context: Any, server_def: tf.train.ServerDef, cluster: ClusterDes
             return
         except tf.errors.OpError as exc:
             context._server_def = before
-            if attempt == _ATTEMPTS - 1 or not isinstance(exc, tf.errors.UnavailableError):
+            is_last = attempt >= _ATTEMPTS and time.monotonic() > deadline
+            if is_last or not isinstance(exc, tf.errors.UnavailableError):
                 raise TaskUnreachableError(
                     "TensorFlow could not set up the tasks of the cluster. Expected: a server of "
                     "this version of TensorFlow, and of this cluster, at the address of each "
@@ -237,7 +267,7 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
             ended.put(None)
 
     threading.Thread(target=run, name="kerasps-connect", daemon=True).start()
-    addresses = cluster.server_addresses
+    addresses, limit = cluster.server_addresses, hang_limit()
     answered_at = dict.fromkeys(addresses, time.monotonic())
     while True:
         with contextlib.suppress(queue.Empty):
@@ -248,7 +278,7 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
         answers = ask_servers(addresses, _PAUSE_S)
         now = time.monotonic()
         answered_at.update({t: now for t, a in answers.items() if a is Answer.SERVES})
-        silent = [task for task in addresses if now - answered_at[task] > _SILENCE_S]
+        silent = [task for task in addresses if now - answered_at[task] > limit]
         if silent:
             names = ", ".join(
                 f"{job} {index} at {addresses[job, index]} ({answers[job, index].value})"

@@ -30,6 +30,11 @@ _EXAMPLE = (
     '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
     '"task": {"type": "chief", "index": 0}}'
 )
+_ADD_CHIEF = (
+    'Add "chief": ["host:port"] to the cluster in every task: the address of the machine that runs '
+    "the script, and a free port there. (Where each worker runs the script, by a "
+    "`kerasps.WorkerDrivenStrategy`, no chief is needed.) "
+)
 
 
 @dataclass(frozen=True)
@@ -133,23 +138,23 @@ def read_tf_config(text: str | None = None, *, needs_chief: bool = True) -> Clus
             "Correct the text; in a shell, put it in single quotes."
         ) from exc
     if not isinstance(config, dict):
-        _reject("TF_CONFIG is not a JSON object", f"an object like {_EXAMPLE}", config)
+        reject("TF_CONFIG is not a JSON object", f"an object like {_EXAMPLE}", config)
     cluster = config.get("cluster")
     if not cluster:
-        _reject(
+        reject(
             "TF_CONFIG has no cluster",
             'a "cluster" entry that lists the addresses of chief, worker and ps tasks',
             config,
         )
     task = config.get("task")
     if not isinstance(task, dict) or "type" not in task:
-        _reject(
+        reject(
             "TF_CONFIG does not say which task this is",
             'a "task" entry like {"type": "chief", "index": 0}',
             task,
         )
     if config.get("rpc_layer") not in (None, "grpc"):
-        _reject(
+        reject(
             "The rpc_layer in TF_CONFIG is none that tasks speak",
             '"grpc", or no such entry',
             repr(config["rpc_layer"]),
@@ -159,7 +164,7 @@ def read_tf_config(text: str | None = None, *, needs_chief: bool = True) -> Clus
         # Schedulers fill the index in from an environment variable, which leaves it in quotes;
         # TensorFlow accepts that too.
         index = int(index)
-    description = _checked(
+    description = checked_cluster(
         cluster, task["type"], index, source="TF_CONFIG", needs_chief=needs_chief
     )
     num_tasks = len(description.jobs.get(description.task_type, ()))
@@ -168,7 +173,7 @@ def read_tf_config(text: str | None = None, *, needs_chief: bool = True) -> Clus
             f'an "index" from 0 to {num_tasks - 1} in "task", since {num_tasks} '
             f"{description.task_type} tasks are listed"
         )
-        _reject("TF_CONFIG does not say which of several tasks this is", expected, task)
+        reject("TF_CONFIG does not say which of several tasks this is", expected, task)
     return description
 
 
@@ -178,48 +183,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        _reject("TF_CONFIG has an entry twice", "each name once in an object", json.dumps(twice))
+        reject("TF_CONFIG has an entry twice", "each name once in an object", json.dumps(twice))
     return entries
-
-
-def check_cluster_resolver(resolver: Any) -> ClusterDescription:
-    """Check what any cluster resolver says, as `read_tf_config` checks TF_CONFIG.
-
-    Args:
-        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
-
-    Returns:
-        The cluster, and this process's place in it.
-
-    Raises:
-        ClusterConfigError: the cluster cannot be used, or this process is not its chief. The
-            process that creates a strategy coordinates the training.
-    """
-    description = describe_resolver(resolver)
-    return require_chief(description, source=type(resolver).__name__)
-
-
-def describe_resolver(resolver: Any, *, needs_chief: bool = True) -> ClusterDescription:
-    """Return the cluster that a resolver describes, and this process's place in it.
-
-    Args:
-        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
-        needs_chief: as for `read_tf_config`.
-
-    Raises:
-        ClusterConfigError: the cluster cannot be used.
-    """
-    name = type(resolver).__name__
-    spec = resolver.cluster_spec()
-    cluster = spec.as_dict() if spec is not None and hasattr(spec, "as_dict") else None
-    if not cluster:
-        expected = "a cluster with chief, worker and ps tasks"
-        _reject(f"The cluster resolver {name} gives no cluster", expected, cluster, source=name)
-    # Kubernetes and Slurm resolvers have no place for the chief: TensorFlow's convention is that
-    # unset means the coordinator.
-    task_type = resolver.task_type or "chief"
-    task_index = 0 if resolver.task_id is None else resolver.task_id
-    return _checked(cluster, task_type, task_index, source=name, needs_chief=needs_chief)
 
 
 def require_chief(
@@ -278,18 +243,40 @@ def split_address(address: str) -> tuple[str, int]:
     return (host[1:-1] if bracketed else host), int(port)
 
 
-def _checked(
+def checked_cluster(
     cluster: Any, task_type: Any, task_index: Any, *, source: str, needs_chief: bool = True
 ) -> ClusterDescription:
+    """Return a description of a cluster, and of this process's place in it, once it is checked.
+
+    Args:
+        cluster: lists of addresses by job.
+        task_type: the job of this process.
+        task_index: its index there.
+        source: where they come from, for the message.
+        needs_chief: as for `read_tf_config`.
+
+    Raises:
+        ClusterConfigError: one of them is wrong.
+    """
+    jobs = checked_jobs(cluster, source=source, needs_chief=needs_chief)
+    _check_task(jobs, task_type, task_index, source)
+    return ClusterDescription(jobs, task_type, task_index)
+
+
+def checked_jobs(cluster: Any, *, source: str, needs_chief: bool) -> dict[str, tuple[str, ...]]:
+    """Return the addresses of each job of a cluster, once they are checked.
+
+    Args and errors are those of `checked_cluster`.
+    """
     if not isinstance(cluster, Mapping):
-        _reject(
+        reject(
             f"The cluster in {source} is not an object",
             "job names with lists of addresses",
             cluster,
             source=source,
         )
     if EVALUATOR in cluster:
-        _reject(
+        reject(
             f"The cluster in {source} lists an evaluator",
             "chief, worker and ps jobs only: an evaluator is named in its own task entry and "
             "nowhere else",
@@ -298,7 +285,7 @@ def _checked(
         )
     unknown = sorted(set(cluster) - set(TASK_TYPES))
     if unknown:
-        _reject(
+        reject(
             f"The cluster in {source} has unknown jobs",
             f"jobs named {', '.join(TASK_TYPES)}",
             ", ".join(unknown),
@@ -310,7 +297,7 @@ def _checked(
         ("worker", "worker task, which computes the steps"),
     ):
         if not jobs.get(job):
-            _reject(
+            reject(
                 f"The cluster in {source} has no {job}",
                 f"at least one {fix}",
                 dict(cluster),
@@ -318,30 +305,34 @@ def _checked(
             )
     if len(jobs.get("chief", ())) != 1 and (needs_chief or "chief" in jobs):
         problem = "several chiefs" if jobs.get("chief") else "no chief"
-        _reject(
+        reject(
             f"The cluster in {source} has {problem}",
             "exactly one chief task, which runs the training script",
             jobs.get("chief", ()),
             source=source,
+            advice="" if jobs.get("chief") else _ADD_CHIEF,
         )
+    _check_addresses_differ(jobs, source)
+    return jobs
+
+
+def _check_addresses_differ(jobs: Mapping[str, tuple[str, ...]], source: str) -> None:
     seen: dict[str, str] = {}
     for job, tasks in jobs.items():
         for index, address in enumerate(tasks):
             if address in seen:
-                _reject(
+                reject(
                     f"Two tasks in {source} have the same address",
                     "an address of its own for each task",
                     f"{address!r} for {seen[address]} and for {job} {index}",
                     source=source,
                 )
             seen[address] = f"{job} {index}"
-    _check_task(jobs, task_type, task_index, source)
-    return ClusterDescription(jobs, task_type, task_index)
 
 
 def _addresses(job: str, tasks: Any, source: str) -> tuple[str, ...]:
     if not isinstance(tasks, (list, tuple)):
-        _reject(
+        reject(
             f"The {job} job in {source} is not a list",
             'a list of addresses like ["host:2222"]',
             tasks,
@@ -351,7 +342,7 @@ def _addresses(job: str, tasks: Any, source: str) -> tuple[str, ...]:
         try:
             split_address(address if isinstance(address, str) else "")
         except ValueError:
-            _reject(
+            reject(
                 f"An address of the {job} job in {source} is malformed",
                 '"host:port" with a port from 1 to 65535',
                 repr(address),
@@ -365,9 +356,8 @@ def _check_task(
 ) -> None:
     if not isinstance(task_type, str):
         expected = f"one of {', '.join(jobs)}, or {EVALUATOR}, as text"
-        _reject(
-            f"The task type in {source} is not a name", expected, repr(task_type), source=source
-        )
+        what = f"The task type in {source} is not a name"
+        reject(what, expected, repr(task_type), source=source)
     try:
         count(
             f"The task index in {source} is not an index",
@@ -382,7 +372,7 @@ def _check_task(
         return
     if task_type not in jobs:
         expected = f"one of {', '.join(jobs)}, or {EVALUATOR}"
-        _reject(
+        reject(
             f"The task type in {source} is not in its cluster",
             expected,
             repr(task_type),
@@ -393,7 +383,7 @@ def _check_task(
         expected = (
             f"an index from 0 to {num_tasks - 1}, since {num_tasks} {task_type} tasks are listed"
         )
-        _reject(
+        reject(
             f"The task index in {source} is not in its cluster",
             expected,
             f"{task_type} {task_index}",
@@ -401,9 +391,23 @@ def _check_task(
         )
 
 
-def _reject(what: str, expected: str, received: Any, *, source: str = "TF_CONFIG") -> NoReturn:
+def reject(
+    what: str, expected: str, received: Any, *, source: str = "TF_CONFIG", advice: str = ""
+) -> NoReturn:
+    """Raise the error of a cluster that is described wrongly.
+
+    Args:
+        what: what is wrong, without a full stop.
+        expected: what was expected.
+        received: what was received.
+        source: where it comes from. Default: TF_CONFIG.
+        advice: a sentence that goes before the usual advice, with a space at its end.
+
+    Raises:
+        ClusterConfigError: always.
+    """
     raise ClusterConfigError(
-        f"{what}. Expected: {expected}. Received: {received}. {_advice(source)}"
+        f"{what}. Expected: {expected}. Received: {received}. {advice}{_advice(source)}"
     )
 
 

@@ -7,7 +7,8 @@ import tensorflow as tf
 # The coordinator's job as TensorFlow knows it. Any other name than this, which every process begins
 # with, would make TensorFlow forget what the process has made before it connects.
 COORDINATOR_JOB = "localhost"
-COORDINATOR_CPU = f"/job:{COORDINATOR_JOB}/replica:0/task:0/device:CPU:0"
+COORDINATOR_TASK = f"/job:{COORDINATOR_JOB}/replica:0/task:0"
+COORDINATOR_CPU = f"{COORDINATOR_TASK}/device:CPU:0"
 
 
 def ps_device(index: int) -> str:

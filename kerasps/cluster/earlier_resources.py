@@ -7,8 +7,8 @@ begins with no names. So a table's content is taken before, and put back under i
 handle of it, also one that a compiled function or a dataset holds, leads to it again.
 
 A variable is read by its handle and assigned by its name, which would be another variable from here
-on. So each gets a new handle, and so do the functions that were compiled with the old one. A
-dataset from before reads the value that the variable had then.
+on. So each gets a new handle, and so do the functions that were compiled with the old one, and the
+datasets whose functions use it (`earlier_datasets.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster.earlier_datasets import EarlierDatasets
 
 # The container of resources that nobody finds by name: they belong to the holders of their handles.
 _ANONYMOUS = "Anonymous"
@@ -40,6 +41,7 @@ class _Resource:
     name: str
     container: str
     type: str
+    specs: tuple[tf.TensorSpec, ...] = field(compare=False)
 
     @classmethod
     def of(cls, handle: tf.Tensor) -> _Resource:
@@ -51,7 +53,13 @@ class _Resource:
         record = _compat.TensorProto.FromString(content).tensor_content
         start = next(position for position, byte in enumerate(record) if byte < 128) + 1
         proto = _compat.ResourceHandleProto.FromString(record[start:])
-        return cls(proto.name, proto.container, proto.maybe_type_name)
+        specs = tuple(tf.TensorSpec(own.shape, own.dtype) for own in proto.dtypes_and_shapes)
+        return cls(proto.name, proto.container, proto.maybe_type_name, specs)
+
+    @property
+    def is_variable(self) -> bool:
+        """True of a variable that is found by its handle."""
+        return self.container == _ANONYMOUS and self.type.endswith("3VarE")
 
     def __str__(self) -> str:
         words = (word for name, word in _WORDS.items() if self.type.endswith(f"{len(name)}{name}E"))
@@ -65,7 +73,10 @@ class EarlierResources:
         remake: a function per resource that makes it again.
         lost: the resources that nobody can make again.
         variables: all of TensorFlow's variables, which need new handles.
+        handles: all handles of variables, and what they lead to. Of a variable there may be
+            several, also when it is gone: functions and datasets hold them.
         functions: all compiled functions, which may hold handles of these.
+        datasets: the datasets that use variables.
     """
 
     def __init__(
@@ -73,12 +84,16 @@ class EarlierResources:
         remake: dict[_Resource, Callable[[], None]],
         lost: list[_Resource],
         variables: list[Any],
+        handles: list[tuple[tf.Tensor, _Resource]],
         functions: list[Any],
+        datasets: EarlierDatasets,
     ) -> None:
         self._remake = remake
         self._lost = lost
         self._variables = variables
+        self._handles = handles
         self._functions = functions
+        self._datasets = datasets
 
     @classmethod
     def find(cls) -> EarlierResources:
@@ -86,10 +101,11 @@ class EarlierResources:
 
         Call before this process starts its server.
         """
-        handles, owners, writers, variables, functions = _living()
-        named = {
-            resource for resource in map(_Resource.of, handles) if resource.container != _ANONYMOUS
-        }
+        handles, owners, writers, variables, functions, datasets = _living()
+        records = [(handle, _Resource.of(handle)) for handle in handles]
+        named = {resource for _, resource in records if resource.container != _ANONYMOUS}
+        of_variables = [(handle, resource) for handle, resource in records if resource.is_variable]
+        using = EarlierDatasets(datasets, [handle for handle, _ in of_variables], functions)
         for writer in writers:
             resource = _Resource.of(writer._resource)
             if writer._closed:
@@ -103,20 +119,22 @@ class EarlierResources:
             resource = _Resource.of(owner._resource_handle)
             if resource in named and resource not in remake:
                 remake[resource] = _remaking(owner)
-        return cls(remake, sorted(named - set(remake), key=str), variables, functions)
+        lost = sorted(named - set(remake), key=str)
+        return cls(remake, lost, variables, of_variables, functions, using)
 
     def restore(self) -> None:
         """Make the resources again, under their names. Call when this process has its server.
 
         Warns of those that cannot be made again.
         """
-        _renew_handles(self._variables, self._functions)
-        lost = list(self._lost)
+        self._renew_handles()
+        lost: list[Any] = list(self._lost)
         for resource, remake in self._remake.items():
             try:
                 remake()
             except tf.errors.OpError:
                 lost.append(resource)
+        lost += [f"a dataset that uses variables, {own}" for own in self._datasets.lost]
         if lost:
             warnings.warn(
                 "Connecting to the cluster ended what TensorFlow finds by name and kerasps cannot "
@@ -127,13 +145,44 @@ class EarlierResources:
                 stacklevel=5,
             )
 
+    def _renew_handles(self) -> None:
+        resources = {id(handle): resource for handle, resource in self._handles}
+        fresh: dict[_Resource, tf.Tensor] = {}
+        for variable in self._variables:
+            resource = resources.get(id(variable._handle))
+            if resource is not None:
+                if resource not in fresh:
+                    fresh[resource] = _copied(variable._handle, resource)
+                variable._handle = fresh[resource]
+        renewed: dict[int, tf.Tensor] = {}
+        for handle, resource in self._handles:
+            if resource not in fresh:
+                fresh[resource] = _copied(handle, resource)
+            renewed[id(handle)] = fresh[resource]
+        for function in self._functions:
+            captured = function._captured_inputs
+            if any(id(handle) in renewed for handle in captured):
+                function.set_external_captures([renewed.get(id(h), h) for h in captured])
+        self._datasets.remake(renewed)
 
-def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[Any]]:
-    """Return all handles, owners of resources, writers, variables and compiled functions.
+
+def _copied(handle: tf.Tensor, resource: _Resource) -> tf.Tensor:
+    """Return the handle of a copy of a variable; of one without a value, the handle given."""
+    (spec,) = resource.specs
+    with tf.device(handle.device):
+        try:
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+        except tf.errors.OpError:
+            return handle
+        return _compat.ResourceVariable(value, shape=spec.shape, dtype=spec.dtype)._handle
+
+
+def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[Any], list[Any]]:
+    """Return all handles, owners of resources, writers, variables, compiled functions and datasets.
 
     An owner is an object that can make its resource again.
     """
-    handles, owners, writers, variables, functions = [], [], [], [], []
+    handles, owners, writers, variables, functions, datasets = [], [], [], [], [], []
     # Nothing else knows them all: a dataset's or a layer's are in nobody's list.
     for thing in gc.get_objects():
         # Not isinstance: it may run the code of an object that poses as another.
@@ -152,28 +201,12 @@ def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[An
             variables.append(thing)
         elif issubclass(kind, _compat.ConcreteFunction):
             functions.append(thing)
-    return handles, owners, writers, variables, functions
-
-
-def _renew_handles(variables: list[Any], functions: list[Any]) -> None:
-    renewed: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
-    for variable in variables:
-        old = variable._handle
-        try:
-            with tf.device(variable.device):
-                fresh = _compat.ResourceVariable(
-                    variable.read_value(), shape=variable.shape, dtype=variable.dtype
-                )
-        except tf.errors.OpError:  # without a value
-            continue
-        variable._handle = fresh._handle
-        renewed[id(old)] = old, fresh._handle
-    for function in functions:
-        captured = function._captured_inputs
-        if any(id(handle) in renewed for handle in captured):
-            function.set_external_captures(
-                [renewed[id(h)][1] if id(h) in renewed else h for h in captured]
-            )
+        elif (
+            issubclass(kind, tf.data.Dataset)
+            and type(vars(thing).get("_variant_tensor_attr")) is _compat.EagerTensor
+        ):
+            datasets.append(thing)
+    return handles, owners, writers, variables, functions, datasets
 
 
 def _has_resource(owner: Any) -> bool:

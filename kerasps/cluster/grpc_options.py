@@ -13,6 +13,7 @@ _HANG_LIMIT_S = 10.0
 # gRPC waits 20 s for a server that accepts a connection and is silent, since it is stopped. A call
 # to such a task, which every function that is traced makes, holds all threads up for as long.
 _CONNECT_MS = 2000
+_MARGIN_MS = 1000
 
 
 def hang_limit() -> float:
@@ -27,14 +28,18 @@ def set_grpc_options() -> None:
     some calls while it holds Python's lock, so that nothing but gRPC's own threads could end them.
     Call before TensorFlow makes the first connection.
     """
-    half_ms = int(hang_limit() * 500)
+    limit_ms = int(hang_limit() * 1000)
+    # Some more than the limit: until then, who watches the tasks may say what becomes of it, and a
+    # process that was stopped for as long has not missed the answers that wait for it.
+    answer_ms = limit_ms + _MARGIN_MS
     options = {
         "grpc.min_reconnect_backoff_ms": _CONNECT_MS,
-        # A call without an answer is followed by a ping after one half of the limit, which has the
-        # other half for its answer.
-        "grpc.keepalive_time_ms": half_ms,
-        "grpc.keepalive_timeout_ms": half_ms,
-        "grpc.http2.ping_timeout_ms": half_ms,
+        # Or who was silent for a while would be asked anew after ever longer times.
+        "grpc.max_reconnect_backoff_ms": _CONNECT_MS,
+        # A call without an answer is followed by a ping, which has the limit for its own answer.
+        "grpc.keepalive_time_ms": limit_ms // 4,
+        "grpc.keepalive_timeout_ms": answer_ms,
+        "grpc.http2.ping_timeout_ms": answer_ms,
     }
     given = os.environ.get(_VARIABLE, "")
     ours = [f"{name}={value}" for name, value in options.items() if name not in given]

@@ -15,17 +15,29 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from kerasps.checks import count, seconds
+from kerasps.checks import count, path, seconds
+from kerasps.cluster.callers import calling_line
+from kerasps.cluster.connected import closed_error
 from kerasps.cluster.description import ClusterDescription
-from kerasps.cluster.gpus import visible_gpus, worker_gpus
+from kerasps.cluster.local_environment import task_environment
+from kerasps.cluster.local_registry import (
+    check_is_wanted,
+    check_may_start,
+    connected_cluster,
+    note_cluster,
+    note_connected,
+)
 from kerasps.cluster.logs import make_log_dir
-from kerasps.cluster.process import TaskProcess, child_environment
+from kerasps.cluster.ports import address_of, reserve_port
+from kerasps.cluster.process import TaskProcess
+from kerasps.cluster.protocol import ClusterResolver
 from kerasps.cluster.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
+from kerasps.cluster.silent_tasks import silent_killed
+from kerasps.cluster.stderr_filter import without_lines_about_tasks
 from kerasps.cluster.supervision import supervise_here, supervise_no_more
 from kerasps.cluster.task_watch import Death, TaskWatch
-from kerasps.errors import TaskStartError
+from kerasps.errors import ClusterClosedError, TaskStartError
 
-_HOST = "127.0.0.1"
 # Short next to the half second that a server takes to start.
 _POLL_INTERVAL_S = 0.02
 
@@ -42,6 +54,12 @@ class LocalCluster:
     it ended; the training goes on meanwhile. A ps is not: its variables are gone, and this process
     cannot go on without them. What heals that is to start the whole script again, as
     `kerasps launch` does.
+
+    A process connects to one cluster in its life, which is TensorFlow's limit. While this process
+    is connected to a LocalCluster, a further call with the same arguments returns that one, as when
+    a notebook's cell runs again; a `with` statement within another of the same cluster leaves it
+    open. After the cluster is closed the process goes on without one: what was saved can be loaded
+    and used with plain Keras, and whatever needs the cluster raises `ClusterClosedError`.
 
     All processes, this one too, listen on the loopback alone, so no other machine can reach them.
     TensorFlow's servers have no access control: other users of this machine can.
@@ -66,9 +84,19 @@ class LocalCluster:
     Raises:
         TypeError: an argument is not of its type.
         ValueError: an argument is out of its range.
+        ClusterConfigError: an argument differs from that of the LocalCluster that this process is
+            connected to.
+        PSLostError: a ps of the LocalCluster that this process is connected to has ended.
+        ClusterClosedError: this process was connected to a cluster that is closed.
+        KeraspsError: this process is connected to a cluster that is no LocalCluster.
         TaskStartError: a process ended, or was not ready in time. The message names the task and
             holds the end of its log.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> LocalCluster:
+        # The constructor that runs next tells whether the same cluster is asked for.
+        connected = connected_cluster()
+        return connected if type(connected) is cls else super().__new__(cls)
 
     def __init__(
         self,
@@ -79,17 +107,27 @@ class LocalCluster:
         start_timeout: float = 60.0,
         max_restarts: int = DEFAULT_MAX_RESTARTS,
     ) -> None:
-        # Set first, so that a cluster whose arguments are refused can be forgotten in silence.
-        self._closed = True
         num_workers = _count("num_workers", num_workers)
         num_ps = _count("num_ps", num_ps)
-        self._start_timeout = seconds("`start_timeout` is not a time limit", start_timeout)
+        start_timeout = seconds("`start_timeout` is not a time limit", start_timeout)
         budget = RestartBudget(max_restarts)
+        arguments: dict[str, Any] = {
+            "num_workers": num_workers,
+            "num_ps": num_ps,
+            "log_dir": None if log_dir is None else str(Path(log_dir).absolute()),
+            "max_restarts": max_restarts,
+        }
+        if self is connected_cluster():
+            check_is_wanted(arguments, self._arguments, self._processes)
+            return
+        check_may_start()
+        self._arguments: dict[str, Any] = arguments
+        self._start_timeout = start_timeout
         self._log_dir_is_ours = log_dir is None
         self._log_dir = (
             Path(tempfile.mkdtemp(prefix="kerasps-"))
             if log_dir is None
-            else Path(log_dir).absolute()
+            else path("log_dir", log_dir, advice="Leave it out for a temporary one.").absolute()
         )
         make_log_dir(self._log_dir)
         self._keep_logs = False
@@ -98,8 +136,11 @@ class LocalCluster:
         # by a TaskStartError.
         self._watch = TaskWatch(self._processes, budget, _print_death)
         self._ports: list[socket.socket] = []
-        self._close_callbacks: list[Callable[[], None]] = []
+        self._close_callbacks: list[Callable[[str], None]] = []
         self._owner = os.getpid()
+        # How many `with` statements it is in.
+        self._num_entered = 0
+        self._closed_by = ""
         self._closed = self._ended = False
         try:
             self._description = ClusterDescription(
@@ -111,12 +152,18 @@ class LocalCluster:
                 "chief",
                 0,
             )
+            note_cluster(self)
             self._start_all()
             self._watch.start()
         except BaseException:
             # Tasks that died are the subject of the error that is on its way, so no warning.
             self._end_all()
             raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cluster is closed, or about to be."""
+        return self._closed
 
     @property
     def description(self) -> ClusterDescription:
@@ -129,7 +176,7 @@ class LocalCluster:
         return self._description.as_tf_config()
 
     @property
-    def cluster_resolver(self) -> Any:
+    def cluster_resolver(self) -> ClusterResolver:
         """The chief's `SimpleClusterResolver`, for `ParameterServerStrategy`."""
         # Here, so that `kerasps launch` and the tasks start without TensorFlow's Python packages.
         from kerasps.cluster.resolver import LocalClusterResolver
@@ -156,7 +203,8 @@ class LocalCluster:
             task_index: the index of the task in its job.
 
         Raises:
-            ValueError: the cluster has no such task, or is closed.
+            ValueError: the cluster has no such task.
+            ClusterClosedError: the cluster is closed.
         """
         with self._watch.lock:
             process = self._process(task_type, task_index)
@@ -173,7 +221,8 @@ class LocalCluster:
             task_index: the index of the task in its job.
 
         Raises:
-            ValueError: the cluster has no such task, or is closed.
+            ValueError: the cluster has no such task.
+            ClusterClosedError: the cluster is closed.
             TaskStartError: the new process ended, or was not ready in time.
         """
         with self._watch.lock:
@@ -191,10 +240,10 @@ class LocalCluster:
         that died.
 
         Raises:
-            ValueError: the cluster is closed.
+            ClusterClosedError: the cluster is closed.
         """
         with self._watch.lock:
-            self._check_open()
+            self.check_open()
             for task, process in self._processes.items():
                 self._watch.leave(task)
                 process.begin_to_kill()
@@ -213,11 +262,11 @@ class LocalCluster:
             The index of the worker.
 
         Raises:
-            ValueError: the cluster is closed.
+            ClusterClosedError: the cluster is closed.
             TaskStartError: the process ended, or was not ready in time.
         """
         with self._watch.lock:
-            self._check_open()
+            self.check_open()
             jobs = self._description.jobs
             workers = (*jobs["worker"], *self._reserve_addresses(1))
             index = len(workers) - 1
@@ -228,25 +277,34 @@ class LocalCluster:
         self._watch.resume(("worker", index))
         return index
 
-    def end_with_process(self, before_close: Callable[[], None]) -> None:
-        """Keep the cluster until this process ends, then end it without a warning.
-
-        A strategy calls this. A process that is connected stays so, and whoever made the cluster
-        may have no name for it. `close` still ends the cluster earlier.
+    def before_close(self, callback: Callable[[str], None]) -> None:
+        """Have a function called once, before the tasks end; the last one that came first.
 
         Args:
-            before_close: called once, before the tasks go.
+            callback: given a clause that says what closes the cluster, and where.
         """
-        self._close_callbacks.append(before_close)
+        self._close_callbacks.append(callback)
+
+    def end_with_process(self) -> None:
+        """Keep the cluster until this process ends, then end it without a warning.
+
+        A strategy calls this once it is connected. A process that is connected stays so, and
+        whoever made the cluster may have no name for it. `close` still ends the cluster earlier.
+        """
+        note_connected(self)
         supervise_here(self._watch.end_hung)
-        atexit.register(self._end)
+        atexit.register(self._end, "this process ends")
 
     def close(self) -> None:
         """End all processes and remove the temporary log directory. A second call does nothing.
 
-        Warns of tasks that died before, by themselves, and were not started again.
+        Warns of tasks that died before, by themselves, and were not started again. From here on,
+        whatever needs the cluster raises `ClusterClosedError`.
         """
-        died = self._end()
+        self._close(f"`LocalCluster.close()` was called at {calling_line()}")
+
+    def _close(self, how: str) -> None:
+        died = self._end(how)
         if died:
             names = ", ".join(
                 f"{process.task_type} {process.task_index} ({process.describe_exit()})"
@@ -256,10 +314,13 @@ class LocalCluster:
                 f"Tasks of the cluster died before it was closed: {names}. Their logs are kept in "
                 f"{self._log_dir}.",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def __enter__(self) -> LocalCluster:
+        self.check_open()
+        with self._watch.lock:
+            self._num_entered += 1
         return self
 
     def __exit__(
@@ -268,7 +329,11 @@ class LocalCluster:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        with self._watch.lock:
+            self._num_entered -= 1
+            is_within_another = self._num_entered > 0
+        if not is_within_another:
+            self._close(f"the `with` block of its LocalCluster ended at {calling_line()}")
 
     def __del__(self) -> None:
         if getattr(self, "_ended", True) or os.getpid() != self._owner:
@@ -281,18 +346,32 @@ class LocalCluster:
                 source=self,
                 stacklevel=2,
             )
-        self.close()
+        self._close("its LocalCluster was forgotten")
 
     def __repr__(self) -> str:
         jobs = self._description.jobs
         state = "closed" if self._closed else "open"
         return f"<LocalCluster num_workers={len(jobs['worker'])} num_ps={len(jobs['ps'])} {state}>"
 
-    def _end(self) -> list[TaskProcess]:
-        # Each is taken off the list first: a callback may close the cluster itself.
-        while self._close_callbacks:
-            self._close_callbacks.pop()()
-        return self._end_all()
+    def _end(self, how: str) -> list[TaskProcess]:
+        """Call the callbacks, and end all processes; return the tasks that had died.
+
+        Args:
+            how: what closes the cluster, and where.
+        """
+        if os.getpid() != self._owner:
+            return self._end_all()
+        self._closed_by = self._closed_by or how
+        if not self._close_callbacks:
+            return self._end_all()
+        with without_lines_about_tasks(), silent_killed(self._processes, self._watch):
+            try:
+                # Each is taken off the list first: a callback may close the cluster itself.
+                while self._close_callbacks:
+                    self._close_callbacks.pop()(how)
+            finally:
+                died = self._end_all()
+        return died
 
     def _end_all(self) -> list[TaskProcess]:
         """End all processes, free the ports and the logs, and return the tasks that had died.
@@ -337,21 +416,10 @@ class LocalCluster:
             port.close()
 
     def _reserve_addresses(self, count: int) -> tuple[str, ...]:
-        """Pick free ports, and keep them from everyone but the servers that are told them.
-
-        Linux lets two sockets with SO_REUSEADDR share a port while neither listens. TensorFlow's
-        server sets that option. So a socket that is bound and never listens leaves the port to the
-        server. It keeps the port from everyone who asks for a free one, before the server starts
-        and while a killed one is being restarted.
-        """
-        addresses = []
-        for _ in range(count):
-            port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            self._ports.append(port)
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port.bind((_HOST, 0))
-            addresses.append(f"{_HOST}:{port.getsockname()[1]}")
-        return tuple(addresses)
+        """Pick free ports, and hold them until the cluster is closed."""
+        ports = [reserve_port() for _ in range(count)]
+        self._ports.extend(ports)
+        return tuple(address_of(port) for port in ports)
 
     def _start_all(self) -> None:
         deadline = time.monotonic() + self._start_timeout
@@ -365,20 +433,7 @@ class LocalCluster:
 
     def _environment_of(self, task_type: str, task_index: int) -> dict[str, str]:
         """Return the environment of the process of a task, but for TF_CONFIG."""
-        env = child_environment(os.environ)
-        # Errors only: a server's warnings about this machine's processor fill the log otherwise.
-        env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        if task_type == "ps":
-            # Variables live in the ps's main memory. A ps that saw the GPU would take memory
-            # there from the workers.
-            env["CUDA_VISIBLE_DEVICES"] = "-1"
-        else:
-            # TensorFlow's first user of a GPU takes all of its memory; workers may share one.
-            env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-            gpus = worker_gpus(len(self._description.jobs["worker"]), visible_gpus(os.environ))
-            if gpus is not None:
-                env["CUDA_VISIBLE_DEVICES"] = gpus[task_index]
-        return env
+        return task_environment(task_type, task_index, len(self._description.jobs["worker"]))
 
     def _new_process(self, task_type: str, task_index: int) -> TaskProcess:
         """Start the process of a task that has none."""
@@ -414,15 +469,18 @@ class LocalCluster:
             task_index=process.task_index,
         )
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(
-                f"The cluster is closed. Expected: an open cluster. Received: {self!r}. Create a "
-                "new LocalCluster."
-            )
+    def check_open(self) -> None:
+        """Raise `ClusterClosedError` where the cluster is closed."""
+        if not self._closed:
+            return
+        how = f": {self._closed_by}" if self._closed_by else ""
+        raise closed_error(f"a use of {self!r}") or ClusterClosedError(
+            f"The cluster is closed{how}. Expected: an open cluster. Received: {self!r}. Create a "
+            "new LocalCluster."
+        )
 
     def _process(self, task_type: str, task_index: int) -> TaskProcess:
-        self._check_open()
+        self.check_open()
         process = self._processes.get((task_type, task_index))
         if process is None:
             known = ", ".join(f"{job} {index}" for job, index in self._processes)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import tensorflow as tf
 
@@ -38,6 +39,9 @@ _RESOLVE_S = 2.0
 # After TensorFlow failed to take workers back, mostly because one of them died meanwhile.
 _PAUSE_S = 0.5
 
+# The values of `Status`, for type checkers.
+WorkerStatus = Literal["there", "does not answer", "lost", "is about to leave", "has left", "joins"]
+
 
 @dataclass(frozen=True)
 class WorkerInfo:
@@ -58,7 +62,7 @@ class WorkerInfo:
 
     index: int
     address: str
-    status: str
+    status: WorkerStatus
     since_s: float
 
 
@@ -77,7 +81,7 @@ class Membership:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._presence = Presence(addresses, limit_s=hang_limit(), now=time.monotonic())
-        self._has_stopped = False
+        self._has_stopped = self._is_closed = False
         self._num_users = 0
         # Workers that are being told that they may go.
         self._let_go: set[int] = set()
@@ -96,6 +100,16 @@ class Membership:
             self._has_stopped = True
             self._news.notify_all()
         self._to_tell.set()
+
+    def close(self) -> None:
+        """Watch no more: the cluster is closed, and counts as lost from here on."""
+        self._is_closed = True
+        self.stop()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cluster has been closed."""
+        return self._is_closed
 
     def listen(self, listener: Callable[[Noticed], None]) -> None:
         """Have `listener` called with what is noticed. Thread: that of the watch, or of a session.
@@ -146,7 +160,9 @@ class Membership:
 
     @property
     def lost_ps(self) -> int | None:
-        """A ps that hangs, or is gone; None where all are there."""
+        """A ps that hangs, or is gone; None where all are there. Of a closed cluster, the first."""
+        if self._is_closed:
+            return 0
         with self._lock:
             lost = self._presence.of("ps", Status.HUNG, Status.LOST)
         return lost[0] if lost else None
@@ -243,7 +259,7 @@ class Membership:
         while not self._has_stopped:
             began = time.monotonic()
             with self._lock:
-                self._presence.tick(began, interval + _ANSWER_S)
+                self._presence.tick(began, interval)
                 addresses = self._presence.addresses
             self._hear(ask_servers(addresses, _ANSWER_S))
             if began >= resolve_at:
@@ -255,7 +271,7 @@ class Membership:
 
     def _hear(self, answers: Mapping[Task, Answer]) -> None:
         with self._news:
-            noticed = self._presence.hear(answers, time.monotonic())
+            noticed = self._presence.hear(answers, time.monotonic(), _ANSWER_S)
             is_back = bool(self._presence.back)
             refusing = [
                 task

@@ -1,12 +1,14 @@
 """Which tasks are there: what is known of each, as a state without threads and TensorFlow.
 
 `Membership` asks the tasks, and hears of failures; it brings both here as events, one at a time,
-and does what comes back. Times are seconds of a clock that never goes back.
+and does what comes back. Times are seconds of a clock that never goes back. How long a task is
+silent is counted by another clock, which stands still while this process is asleep or held up.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -37,7 +39,9 @@ class _Known:
     address: str
     status: Status
     since: float
-    answered_at: float
+    # When the first of the questions was asked that were not answered since, by the clock of
+    # silence; None where the last one was.
+    silent_since: float | None = None
     # Answers now, and TensorFlow does not know it yet.
     is_back: bool = False
     # How often it was taken back: what it held before is gone each time.
@@ -78,9 +82,12 @@ class Presence:
     def __init__(self, addresses: Mapping[Task, str], *, limit_s: float, now: float) -> None:
         self._limit_s = limit_s
         self._tasks = {
-            task: _Known(address, Status.THERE, now, now) for task, address in addresses.items()
+            task: _Known(address, Status.THERE, now) for task, address in addresses.items()
         }
-        self._ticked_at = now
+        # When the tasks were asked last; until when the clock of silence has run, and what it says;
+        # what it said when the tasks were asked last.
+        self._ticked_at = self._ran_until = now
+        self._clock = self._asked_at = 0.0
 
     # What others may know
 
@@ -142,39 +149,57 @@ class Presence:
 
     @property
     def is_anyone_away(self) -> bool:
-        """Whether a task may come back at any time."""
+        """Whether a task is silent, or away, and may answer again at any time."""
         away = (Status.LOST, Status.HUNG, Status.JOINING, Status.LEFT)
-        return any(known.status in away for known in self._tasks.values())
+        return any(
+            known.status in away or known.silent_since is not None for known in self._tasks.values()
+        )
 
     # What happens
 
     def tick(self, now: float, interval_s: float) -> None:
-        """Note that the tasks are about to be asked, which they are every `interval_s`.
+        """Note that the tasks are about to be asked, `interval_s` after the last answers.
 
         Where this process was asleep itself, no task is blamed for it.
         """
-        slept = now - self._ticked_at - interval_s
-        if slept > interval_s:
-            for known in self._tasks.values():
-                known.answered_at += slept
-        self._ticked_at = now
+        self._run(now, interval_s)
+        self._ticked_at, self._asked_at = now, self._clock
 
-    def hear(self, answers: Mapping[Task, Answer], now: float) -> list[Noticed]:
-        """Note what tasks answered; return what is new."""
+    def _run(self, now: float, most_s: float) -> None:
+        """Have the clock of silence run on, by `most_s` at most."""
+        self._clock += min(now - self._ran_until, most_s)
+        self._ran_until = now
+
+    def hear(
+        self, answers: Mapping[Task, Answer], now: float, answer_s: float = math.inf
+    ) -> list[Noticed]:
+        """Note what tasks answered to the question of the last `tick`; return what is new.
+
+        Args:
+            answers: what each has answered.
+            now: the time.
+            answer_s: how long they had for it. Longer than that, this process was held up.
+        """
+        self._run(now, answer_s)
         noticed: list[Noticed] = []
         for task, answer in answers.items():
             known = self._tasks.get(task)
             if known is None:
                 continue
             if answer is Answer.SERVES:
-                known.answered_at = now
+                known.silent_since = None
                 known.is_back = known.status not in _CONNECTED
                 if known.status is Status.HUNG and task[0] == "ps":
                     noticed.append(self._become(task, Status.THERE, now))
                 continue
             known.is_back = False
-            silent_s = now - known.answered_at
-            is_hung = answer is not Answer.REFUSES and silent_s > self._limit_s
+            if answer is Answer.REFUSES:
+                known.silent_since = None  # its machine is awake
+                continue
+            if known.silent_since is None:
+                known.silent_since = self._asked_at
+            silent_s = self._clock - known.silent_since
+            is_hung = silent_s >= self._limit_s
             # A call to it may have failed before, of a ping that was not answered.
             if known.status in (*_CONNECTED, Status.LOST) and is_hung:
                 noticed.append(self._become(task, Status.HUNG, now, answer.value, silent_s))
@@ -183,11 +208,15 @@ class Presence:
     def impatient(self, answers: Mapping[Task, Answer], now: float) -> list[Noticed]:
         """Take those that did not answer for hung at once, since others wait for it."""
         return [
-            self._become(task, Status.HUNG, now, answer.value, now - self._tasks[task].answered_at)
+            self._become(task, Status.HUNG, now, answer.value, self._silent_s(task))
             for task, answer in answers.items()
             if answer is Answer.IS_SILENT and self._tasks[task].status in _CONNECTED
             if task[0] == "worker"
         ]
+
+    def _silent_s(self, task: Task) -> float:
+        since = self._tasks[task].silent_since
+        return 0.0 if since is None else self._clock - since
 
     def lose(self, task: Task, now: float, reason: str) -> list[Noticed]:
         """Note that a call to a task failed, and that it does not know this process any more."""
@@ -219,7 +248,7 @@ class Presence:
         for task in tasks:
             self._tasks[task].generation += 1
             self._tasks[task].is_back = False
-            self._tasks[task].answered_at = now
+            self._tasks[task].silent_since = None
             noticed.append(self._become(task, Status.THERE, now))
         return noticed
 
@@ -229,7 +258,7 @@ class Presence:
         for task, address in addresses.items():
             known = self._tasks.get(task)
             if known is None:
-                self._tasks[task] = _Known(address, Status.JOINING, now, now)
+                self._tasks[task] = _Known(address, Status.JOINING, now)
                 continue
             if known.address == address:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,10 @@ from kerasps.checks import time_limit
 from kerasps.cluster.probe import Answer, ask_servers, connection_error
 from kerasps.errors import TaskUnreachableError
 
+_LOGGER = logging.getLogger("kerasps")
+
+# Longer than tasks take that start together with the coordinator; then twice as long each time.
+_SAY_AFTER_S = 3.0
 # Long enough for tasks that a scheduler starts together with the coordinator; short enough to be
 # waited for by a person.
 DEFAULT_CONNECT_TIMEOUT_S = 60.0
@@ -27,7 +32,7 @@ def wait_until_reachable(
     """Wait until a server of gRPC answers at the address of every task.
 
     TensorFlow waits for ever, in silence, for a task that is not there. So the coordinator asks
-    first.
+    first. It logs which tasks it waits for after 3, 6, 12 … seconds.
 
     Args:
         addresses: the `"host:port"` of each task, keyed by (task type, task index).
@@ -39,11 +44,26 @@ def wait_until_reachable(
         ValueError: the time limit is not a positive, finite number.
     """
     limit = time_limit(
-        timeout_s, variable="KERASPS_CONNECT_TIMEOUT", default=DEFAULT_CONNECT_TIMEOUT_S
+        timeout_s,
+        variable="KERASPS_CONNECT_TIMEOUT",
+        default=DEFAULT_CONNECT_TIMEOUT_S,
+        argument="connect_timeout",
     )
-    deadline = time.monotonic() + limit
+    began = time.monotonic()
+    deadline, say_after = began + limit, _SAY_AFTER_S
     missing = unreachable(addresses, min(limit, _ATTEMPT_TIMEOUT_S))
     while missing and time.monotonic() < deadline:
+        waited = time.monotonic() - began
+        if waited > say_after:
+            say_after *= 2
+            _LOGGER.warning(
+                "Waiting for %d of %d tasks since %.0f s, for %.0f s at most: %s.",
+                len(missing),
+                len(addresses),
+                waited,
+                limit,
+                describe_unreachable(addresses, missing),
+            )
         time.sleep(min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
         left = max(0.01, deadline - time.monotonic())
         missing = unreachable(

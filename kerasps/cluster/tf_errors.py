@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster.connected import connected_strategy
+from kerasps.cluster.connected import check_not_closed, closed_error, connected_strategy
+from kerasps.cluster.grpc_options import hang_limit
+from kerasps.cluster.probe import Answer, ask_servers
 from kerasps.cluster.supervision import tell_supervisor
 from kerasps.errors import InputError, KeraspsError, PSLostError
 
 # Begins the message of the error that ids out of range end in, on a worker.
 OUT_OF_RANGE = "kerasps: ids out of range"
 
+# A server that is awake answers in a millisecond; one that swaps, in less than this.
+_ASK_S = 1.0
 # How gRPC names the task that an error came from.
 _FROM_TASK = "GRPC error information from remote target /job:"
 _FROM_PS = f"{_FROM_TASK}ps"
+
+# Between two questions whether a ps is there, and for the answer; how long a call to it may fail
+# once it answers: gRPC tries to connect again after two seconds.
+_PAUSE_S, _ANSWER_S, _RECONNECT_S = 0.1, 1.0, 5.0
+
+# How TensorFlow says that a task, or a device of one, is unknown to this process.
+_OF_TASK = re.compile(r"/job:(worker|ps)\b|unknown device|contains an invalid device")
 
 # Attributes of an error: the worker that it comes from, and that its message tells the user so.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
@@ -38,6 +50,7 @@ def translated_errors(strategy: Any) -> Iterator[None]:
     """In this context, raise errors of TensorFlow's runtime as what they mean to the user.
 
     Raises:
+        ClusterClosedError: the cluster was closed.
         PSLostError: a ps is gone.
         InputError: ids are out of range.
         Exception: the error of the user's own code, with its own message, in other cases.
@@ -49,14 +62,14 @@ def translated_errors(strategy: Any) -> Iterator[None]:
     except Exception as exc:
         # TensorFlow's coordinator wraps the error of a session in one of its own.
         cause = getattr(exc, "original_exception", exc)
+        _raise_if_closed(cause)
         _raise_if_ps_lost(strategy, cause)
         out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
         if out_of_range is not None:
             text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
-            raise InputError(
-                f"Ids out of range: {text} {number}. Map the ids into the range, or make the layer "
-                "that looks them up larger (`input_dim` of an Embedding)."
-            ) from None
+            advice = _NO_NUMBER if number in _OF_NAN else _TOO_SMALL
+            raise InputError(f"Ids out of range: {text} {number}. {advice}") from None
+        _raise_if_strings(cause)
         worker = getattr(cause, _WORKER, None)
         if worker is not None and not hasattr(cause, _TOLD):
             told = cleaned(cause)
@@ -70,8 +83,59 @@ def translated_errors(strategy: Any) -> Iterator[None]:
         raise
 
 
+_TOO_SMALL = (
+    "Map the ids into the range, or make the layer that looks them up larger (`input_dim` of an "
+    "Embedding)."
+)
+# What a processor makes of NaN, of infinity, and of numbers that are too large, as an integer.
+_OF_NAN = (-(2**31), -(2**63))
+_NO_NUMBER = (
+    "That is what NaN, infinity and numbers that are too large become as an integer: look for "
+    "missing values in the data, and give ids as integers."
+)
+_CAST_OF_STRINGS = re.compile(r"Cast string to \w+ is not supported")
+
+
+def _raise_if_strings(error: BaseException) -> None:
+    """Raise `InputError` where a model has cast strings to numbers."""
+    if not isinstance(error, tf.errors.UnimplementedError):
+        return
+    found = _CAST_OF_STRINGS.search(error.message)
+    if found is not None:
+        node = _NODE.search(error.message)
+        where = f", in operation {node[1]!r}" if node is not None else ""
+        raise InputError(
+            "The model got strings where it computes with numbers. Expected: numbers, or a layer "
+            "that makes numbers of strings first, such as `keras.layers.StringLookup` or "
+            f"`TextVectorization`. Received: strings in x or y ({found[0]}{where}). Map them to "
+            "numbers in the data, or begin the model with such a layer."
+        ) from cleaned(error)
+
+
+class _NamingClosed:
+    """A context that raises `ClusterClosedError` for errors about a task of a closed cluster.
+
+    A class and one instance, since functions enter it at each call: a generator costs more.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing: only a failure needs attention."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if error is not None and _names_task(error):
+            _raise_if_closed(error, "a use of a variable")
+
+
+# For what may use the cluster and may be a plain process's: functions, and bare variables.
+naming_closed = _NamingClosed()
+
+
 class _NamingLostPS:
     """A context that raises `PSLostError` for errors that a lost ps ends in, and no other error.
+
+    Where the cluster was closed, they are `ClusterClosedError`.
 
     A class and one instance, since variables enter it at each access: a generator costs more.
     """
@@ -84,6 +148,7 @@ class _NamingLostPS:
     ) -> None:
         strategy = connected_strategy()
         if error is not None and strategy is not None:
+            _raise_if_closed(error, "a use of a variable")
             _raise_if_ps_lost(strategy, error)
 
 
@@ -92,40 +157,102 @@ naming_lost_ps = _NamingLostPS()
 
 
 def check_ps_of(strategy: Any) -> None:
-    """Raise `PSLostError` where a ps does not answer.
+    """Raise `PSLostError` where a ps does not answer, `ClusterClosedError` for a closed cluster.
 
     For an error whose cause somebody has swallowed, so that it does not say itself what it means.
     """
+    check_not_closed()
     for ps in range(strategy.num_ps):
         error = error_of(f"/job:ps/replica:0/task:{ps}")
         if error is not None:
             _raise_if_ps_lost(strategy, error)
 
 
-def absent_ps_error(strategy: Any, ps: int) -> PSLostError:
+def absent_ps_error(strategy: Any, ps: int) -> KeraspsError:
     """Return the error of a ps that does not answer any more, as the membership has noticed."""
+    closed = closed_error()
+    if closed is not None:
+        return closed
     if not strategy._membership.hangs(ps):
         return _lost_ps_error(strategy, ps, "connection refused")
+    return _hung_ps_error(strategy, ps, "no answer")
+
+
+def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
+    lost = lost_ps(error)
+    if lost is None or ps_is_there(strategy, lost):
+        return  # a call has failed though the ps is there, or names it for what else it was about
+    cause = cleaned(error)
+    if _hangs(strategy, lost):
+        raise absent_ps_error(strategy, lost) from cause
+    first_line = (str(cause).splitlines() or [""])[0]
+    make = _hung_ps_error if _is_silent(strategy, lost) else _lost_ps_error
+    raise make(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
+
+
+def _is_silent(strategy: Any, ps: int) -> bool:
+    """Return whether a ps to which a call has failed may still be alive, and only not answer."""
+    address = strategy.description.jobs["ps"][ps]
+    return ask_servers({ps: address}, _ASK_S)[ps] is Answer.IS_SILENT
+
+
+def _hung_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
     tell_supervisor("hung", "ps", ps)
     return PSLostError(
         f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
-        "with its variables. Expected: ps tasks that answer within KERASPS_HANG_TIMEOUT seconds "
-        "(10). Received: silence: its process is stopped, or the network swallows what is sent. "
-        f"{strategy.after_ps_loss}",
+        f"with its variables. Expected: ps tasks that answer within {hang_limit():g} seconds "
+        f"(KERASPS_HANG_TIMEOUT). Received: silence ({received}): its process is stopped, or the "
+        f"network swallows what is sent. {strategy.after_ps_loss}",
         task_type="ps",
         task_index=ps,
     )
 
 
-def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
-    lost = lost_ps(error)
-    if lost is None:
-        return
-    if comes_from_worker(error) and answers(f"/job:ps/replica:0/task:{lost}"):
-        return  # a call to a worker has failed, and the ps is named for what else it was about
-    cause = cleaned(error)
-    first_line = (str(cause).splitlines() or [""])[0]
-    raise _lost_ps_error(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
+def ps_is_there(strategy: Any, ps: int) -> bool:
+    """Return whether a ps is there and knows this process; ask it again until that is known.
+
+    One that is silent may only be held up: it is asked until it counts as lost, for
+    KERASPS_HANG_TIMEOUT seconds (10). One that refuses connections, or was started anew, is not
+    there at once. Thread: any.
+    """
+    device = f"/job:ps/replica:0/task:{ps}"
+    address = strategy.description.jobs["ps"][ps]
+    silent_since = serves_since = None
+    while True:
+        error = error_of(device)
+        if error is None:
+            return True
+        if not isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
+            return False
+        answer, now = ask_servers({ps: address}, _ANSWER_S)[ps], time.monotonic()
+        if answer is Answer.REFUSES:
+            return False
+        if answer is Answer.SERVES:
+            silent_since, serves_since = None, serves_since or now
+            if now - serves_since > _RECONNECT_S:
+                return False
+        else:
+            serves_since, silent_since = None, silent_since or now
+            if _hangs(strategy, ps) or now - silent_since > hang_limit() + _RECONNECT_S:
+                return False
+        time.sleep(_PAUSE_S)
+
+
+def _hangs(strategy: Any, ps: int) -> bool:
+    membership = getattr(strategy, "_membership", None)
+    return membership is not None and bool(membership.hangs(ps))
+
+
+def _raise_if_closed(error: BaseException, received: str = "a use of the cluster") -> None:
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    closed = closed_error(received) if isinstance(error, kinds) or _names_task(error) else None
+    if closed is not None:
+        raise closed from cleaned(error)
+
+
+def _names_task(error: BaseException) -> bool:
+    """Return whether an error of TensorFlow's runtime is about a device that is not here."""
+    return isinstance(error, tf.errors.OpError) and _OF_TASK.search(str(error)) is not None
 
 
 def _lost_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
@@ -197,7 +324,7 @@ def answers(device: str) -> bool:
 def error_of(device: str) -> tf.errors.OpError | None:
     """Return the error that a call to the task of `device` ends in, None where all is well."""
     try:
-        with tf.device(device):
+        with tf.init_scope(), tf.device(device):
             tf.identity(tf.constant(0)).numpy()
     except tf.errors.OpError as exc:
         return exc

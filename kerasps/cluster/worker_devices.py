@@ -8,7 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.cluster.devices import COORDINATOR_TASK
+
 _LOGGER = logging.getLogger("kerasps")
+
+# The device of a task for all that is not the compute phase, and for that too without a GPU.
+FIRST_CPU = "CPU:0"
 
 
 def checked_device_names(names: Any) -> tuple[str, ...] | None:
@@ -49,6 +54,24 @@ def _short(name: str) -> str | None:
     return f"{spec.device_type}:{spec.device_index or 0}"
 
 
+def compute_devices(names: Sequence[str], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the devices of a worker that compute, one replica each: at least one.
+
+    Args:
+        names: the short names of all devices of the worker, such as `"CPU:0"` and `"GPU:0"`.
+        wanted: the short names of those that the user has chosen; None for no choice.
+
+    Returns:
+        Of the chosen devices those that the worker has. Without a choice, or where it has none of
+        them: all of its GPUs, else its first CPU.
+    """
+    chosen = tuple(name for name in wanted or () if name in names)
+    gpus = tuple(name for name in names if name.startswith("GPU:"))
+    if wanted is not None and not chosen:
+        gpus = gpus[:1]
+    return chosen or gpus or (FIRST_CPU,)
+
+
 class WorkerDevices:
     """Knows which devices of the connected workers compute.
 
@@ -59,6 +82,7 @@ class WorkerDevices:
     def __init__(self, wanted: tuple[str, ...] | None) -> None:
         self._wanted = wanted
         self._warned: set[tuple[int, tuple[str, ...]]] = set()
+        self._known: dict[int, tuple[str, ...]] = {}
 
     def check(self, addresses: Sequence[str]) -> None:
         """Check that every worker has what is wanted.
@@ -72,7 +96,7 @@ class WorkerDevices:
             ValueError: one has not.
         """
         for worker, address in enumerate(addresses):
-            has = _devices_of(worker)
+            has = devices_of_task(f"/job:worker/replica:0/task:{worker}")
             missing = [name for name in self._wanted or () if name not in has]
             if missing:
                 raise ValueError(
@@ -83,30 +107,53 @@ class WorkerDevices:
                     "from a worker (CUDA_VISIBLE_DEVICES), or does not find, is not there."
                 )
 
-    def of(self, worker: int) -> tuple[str, ...]:
-        """Return the short names of the devices that compute on a worker.
+    def of_all(self, num_workers: int) -> list[tuple[str, ...]]:
+        """Return the short names of the devices that compute, of each worker."""
+        return [self.of(worker, num_workers) for worker in range(num_workers)]
 
-        Empty where TensorFlow chooses: by default, on a worker with fewer than two GPUs. Of one
-        that came later, without all that is wanted, those that it has.
+    def of_calls(self, num_workers: int) -> tuple[str, bool]:
+        """Return the device of functions that are scheduled, and whether all workers have it.
+
+        A function is one for all workers. On a worker without that device it is done on the CPU.
         """
-        has = _devices_of(worker)
-        if self._wanted is None:
-            gpus = tuple(name for name in has if name.startswith("GPU:"))
-            return gpus if len(gpus) > 1 else ()
+        first = [devices[0] for devices in self.of_all(num_workers)]
+        device = next((name for name in first if name.startswith("GPU:")), first[0])
+        return device, set(first) == {device}
+
+    def of(self, worker: int, num_workers: int) -> tuple[str, ...]:
+        """Return the short names of the devices that compute on a worker: at least one.
+
+        Of a worker that is not connected: those that it had, or is expected to have.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
+        if worker not in range(num_workers):
+            raise ValueError(
+                "Argument `worker` is not the index of a worker. Expected: 0 to "
+                f"{num_workers - 1}. Received: worker={worker!r}. `strategy.workers()` lists them."
+            )
+        has = devices_of_task(f"/job:worker/replica:0/task:{worker}")
         if not has:
-            return self._wanted  # it is away
-        found = tuple(name for name in self._wanted if name in has)
-        if found != self._wanted and (worker, found) not in self._warned:
+            return self._known.get(worker) or self._wanted or (FIRST_CPU,)
+        found = self._known[worker] = compute_devices(has, self._wanted)
+        is_complete = self._wanted is None or found == self._wanted
+        if not is_complete and (worker, found) not in self._warned:
             self._warned.add((worker, found))
             _LOGGER.warning(
-                f"Worker {worker} came without all of worker_devices={list(self._wanted)!r}: it "
-                f"has {', '.join(has)}. It computes on one device."
+                f"Worker {worker} came without all of worker_devices={list(self._wanted or ())!r}: "
+                f"it has {', '.join(has)}. It computes on {found[0]}."
             )
         return found
 
 
-def _devices_of(worker: int) -> list[str]:
-    """Return the short names of the devices of a connected worker, as TensorFlow knows them."""
-    prefix = f"/job:worker/replica:0/task:{worker}/device:"
+def devices_of_task(task: str) -> list[str]:
+    """Return the short names of the devices of a connected task, as TensorFlow knows them.
+
+    Args:
+        task: the name of the task, such as `"/job:worker/replica:0/task:0"`.
+    """
+    # Those of the coordinator's job it names without a task.
+    prefix = "/device:" if task == COORDINATOR_TASK else f"{task}/device:"
     names = [device.name for device in tf.config.list_logical_devices()]
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

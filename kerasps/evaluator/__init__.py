@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kerasps._doors import opened_when_used
 
 if TYPE_CHECKING:
+    from kerasps.evaluator.arguments import check_exports, check_list
     from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
     from kerasps.evaluator.process import EvaluatorProcess
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
@@ -24,18 +25,23 @@ __all__ = [
     "SidecarEvaluatorModelExport",
     "TrainingEnd",
     "TrainingEndMarker",
+    "check_exports",
+    "check_list",
     "newest_checkpoint",
 ]
 
-__getattr__ = opened_when_used(
-    __name__,
-    {
-        "Evaluation": "sidecar",
-        "EvaluatorProcess": "process",
-        "SidecarEvaluator": "sidecar",
-        "SidecarEvaluatorModelExport": "best_model",
-        "TrainingEnd": "training_end",
-        "TrainingEndMarker": "training_end",
-        "newest_checkpoint": "watched",
-    },
-)
+if not TYPE_CHECKING:  # to which it would make every name a valid one
+    __getattr__ = opened_when_used(
+        __name__,
+        {
+            "Evaluation": "sidecar",
+            "EvaluatorProcess": "process",
+            "SidecarEvaluator": "sidecar",
+            "SidecarEvaluatorModelExport": "best_model",
+            "TrainingEnd": "training_end",
+            "TrainingEndMarker": "training_end",
+            "check_exports": "arguments",
+            "check_list": "arguments",
+            "newest_checkpoint": "watched",
+        },
+    )

@@ -8,11 +8,14 @@ import string
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import keras
 
+from kerasps import checks
 from kerasps.errors import UnsupportedError
+
+Mode = Literal["auto", "min", "max"]
 
 
 class SidecarEvaluatorModelExport(keras.callbacks.Callback):
@@ -53,12 +56,16 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
         export_filepath: str | os.PathLike[str],
         *,
         monitor: str = "loss",
-        mode: str = "auto",
+        mode: Mode = "auto",
         save_weights_only: bool = False,
         initial_value_threshold: float | None = None,
     ) -> None:
         super().__init__()
-        path = Path(export_filepath)
+        path = checks.path(
+            "export_filepath", export_filepath, advice="Give one like 'best/model.keras'."
+        )
+        checks.choice("mode", mode, get_args(Mode))
+        _check_name(path, save_weights_only)
         self._directory, self._name, self._monitor = path.parent, path.name, monitor
         if "{" in str(self._directory):
             raise ValueError(
@@ -66,7 +73,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
                 f"without braces. Received: export_filepath={str(path)!r}. Move the field into the "
                 "file name."
             )
-        fields = {field for _, field, _, _ in string.Formatter().parse(self._name) if field}
+        fields = _fields(path)
         if fields & {"epoch", "batch"}:
             raise ValueError(
                 "An evaluator does not know the epoch or the batch of a checkpoint. Expected: "
@@ -148,3 +155,31 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
             )
             written = next(Path(staging).iterdir(), None)
             return None if written is None else written.replace(self._directory / written.name)
+
+
+def _check_name(path: Path, save_weights_only: bool) -> None:
+    endings = (".weights.h5",) if save_weights_only else (".keras", ".h5")
+    if path.name.endswith(endings):
+        return
+    raise ValueError(
+        "The file name of an export does not say what is in it. Expected: one that ends in "
+        f"`{endings[0]}`, with save_weights_only={save_weights_only!r}. Received: export_filepath="
+        f"{str(path)!r}. Give it that ending."
+    )
+
+
+def _fields(path: Path) -> set[str]:
+    """Return the names of the fields in braces of a file name."""
+    try:
+        parts = list(string.Formatter().parse(path.name))
+    except ValueError as exc:
+        raise ValueError(
+            f"The braces in the file name of an export do not match: {exc}. Expected: fields such "
+            f"as `{{checkpoint}}`. Received: export_filepath={str(path)!r}. Close each brace."
+        ) from None
+    if any(field == "" for _, field, _, _ in parts):
+        raise ValueError(
+            "A field in the file name of an export has no name. Expected: fields such as "
+            f"`{{checkpoint}}`. Received: export_filepath={str(path)!r}. Name the field."
+        )
+    return {field for _, field, _, _ in parts if field}

@@ -6,14 +6,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from kerasps.checks import count
+from kerasps import _compat
+from kerasps.checks import count, path, seconds
 from kerasps.errors import CheckpointError
+from kerasps.evaluator.arguments import check_exports, check_list
 from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
 from kerasps.evaluator.training_end import TrainingEnd
 from kerasps.evaluator.watched import (
@@ -94,6 +95,7 @@ class SidecarEvaluator:
             written.
 
     Raises:
+        UnsupportedError: the backend of Keras is not TensorFlow.
         TypeError: an argument is not of its type.
         ValueError: the model is not built or compiled, or an argument is out of its range.
 
@@ -111,7 +113,12 @@ class SidecarEvaluator:
         *,
         log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        _compat.check_backend()
         _check_model(model)
+        if callbacks is not None:
+            check_list("callbacks", callbacks, keras.callbacks.Callback)
+        if log_dir is not None:
+            path("log_dir", log_dir, advice="Leave it out, and nothing is written.")
         steps = _count_or_none("steps", steps)
         max_evaluations = _count_or_none("max_evaluations", max_evaluations)
         self._model = model
@@ -120,7 +127,7 @@ class SidecarEvaluator:
             if isinstance(data, tuple)
             else {"x": data}
         )
-        self._directory = Path(checkpoint_dir)
+        self._directory = path("checkpoint_dir", checkpoint_dir)
         self._steps = steps
         self._max_evaluations = max_evaluations
         self._exports = [
@@ -128,7 +135,7 @@ class SidecarEvaluator:
             for callback in callbacks or ()
             if isinstance(callback, SidecarEvaluatorModelExport)
         ]
-        _check_exports(self._exports, self._directory)
+        check_exports(self._exports, self._directory)
         others = [callback for callback in callbacks or () if callback not in self._exports]
         # One list for all evaluations: with a new one for each, a callback would open a new file of
         # events each time.
@@ -157,6 +164,13 @@ class SidecarEvaluator:
             CheckpointError: the newest checkpoint cannot be read and has not changed for 30
                 seconds.
         """
+        if timeout is not None and timeout != 0:
+            timeout = seconds(
+                "Argument `timeout` is not a time",
+                timeout,
+                received=f"timeout={timeout!r}",
+                advice="Leave it out to wait for ever.",
+            )
         end = TrainingEnd(self._directory)
         reader = _Reader(self._model)
         evaluations: list[Evaluation] = []
@@ -337,16 +351,6 @@ def _count_or_none(argument: str, value: Any) -> int | None:
         received=f"{argument}={value!r}",
         advice="Give a number like 10.",
     )
-
-
-def _check_exports(exports: Sequence[SidecarEvaluatorModelExport], directory: Path) -> None:
-    for export in exports:
-        if export.directory.resolve() == directory.resolve():
-            raise ValueError(
-                "A model would be exported among the checkpoints, and be evaluated itself. "
-                "Expected: an `export_filepath` outside `checkpoint_dir`. Received: both in "
-                f"{str(directory)!r}. Export to a directory of its own."
-            )
 
 
 def _say(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from kerasps.checks import path
 from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
 
 MARKER = "training_ended"
@@ -40,7 +41,7 @@ class TrainingEndMarker(keras.callbacks.Callback):
 
     def __init__(self, checkpoint_dir: str | os.PathLike[str]) -> None:
         super().__init__()
-        self._directory = Path(checkpoint_dir)
+        self._directory = path("checkpoint_dir", checkpoint_dir)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Remove the file of an earlier training."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kerasps import _compat, training
-from kerasps.cluster import connected_strategy, translated_errors
+from kerasps.cluster import check_not_closed, connected_strategy, translated_errors
 from kerasps.hooks.thread_state import left_as_found
 from kerasps.inputs import per_worker_dataset, quickly_deleted
 from kerasps.variables import come_to_rest
@@ -13,6 +13,7 @@ from kerasps.variables import come_to_rest
 
 def schedule(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """`ClusterCoordinator.schedule`: wait for the steps of `fit` that a callback runs beside."""
+    check_not_closed("`ClusterCoordinator.schedule`")
     come_to_rest()
     with translated_errors(connected_strategy()), left_as_found():
         return original(self, *args, **kwargs)
@@ -24,6 +25,7 @@ def join(original: Any, self: Any) -> None:
     if strategy is None:
         original(self)
         return
+    check_not_closed("`ClusterCoordinator.join`")
     with translated_errors(strategy):
         strategy._scheduled_calls.join(
             lambda timeout: self._cluster.closure_queue.wait(timeout=timeout)
@@ -32,6 +34,7 @@ def join(original: Any, self: Any) -> None:
 
 def create_per_worker_dataset(original: Any, self: Any, dataset_fn: Any) -> Any:
     """`ClusterCoordinator.create_per_worker_dataset`: no worker waits for an iterator to go."""
+    check_not_closed("`ClusterCoordinator.create_per_worker_dataset`")
     if connected_strategy() is not None:
         dataset_fn = per_worker_dataset(dataset_fn)
     return original(self, dataset_fn)

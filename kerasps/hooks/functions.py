@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import tasks_lock
+from kerasps.cluster import naming_closed, tasks_lock
 from kerasps.step import Compute
 from kerasps.variables import current_phase, is_outside_replica
 
@@ -24,13 +24,20 @@ def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     of_keras = self.python_function.__module__.startswith("keras.")
     is_compiled = self._jit_compile and (of_keras or not is_in_step)
     if is_compiled or not (is_in_step or is_outside_replica()):
-        return original(self, *args, **kwargs)
+        with naming_closed:
+            return original(self, *args, **kwargs)
     function = self.python_function
     if not self._autograph:
         return function(*args, **kwargs)
     status = _compat.autograph_context.Status.ENABLED  # the trace of the step has it disabled
     with _compat.autograph_context.ControlStatusCtx(status):
         return _compat.py_func_from_autograph(function)(*args, **kwargs)
+
+
+def raise_status(original: Any, *args: Any, **kwargs: Any) -> None:
+    """`raise_from_not_ok_status`: say so where an operation needs the cluster, which is closed."""
+    with naming_closed:
+        original(*args, **kwargs)
 
 
 def add_to_tasks(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import saving, training
-from kerasps.cluster import connected_strategy, translated_errors
+from kerasps.cluster import check_not_closed, connected_strategy, translated_errors
+from kerasps.errors import InputError
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.hooks.thread_state import left_as_found
+from kerasps.inputs import DatasetCreator
 from kerasps.variables import adopt_model, strategy_of
 
 
@@ -57,7 +59,9 @@ def on_workers(method: Callable[..., Any]) -> Callable[..., Any]:
     def hook(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
         if strategy is None:
+            _check_needs_no_workers(self, args, kwargs)
             return original(self, *args, **kwargs)
+        check_not_closed(f"`{method.__name__}` of a model of the strategy")
         with translated_errors(strategy), left_as_found():
             if training.runs_eagerly(self):
                 return training.run_eagerly(original, self, *args, **kwargs)
@@ -70,6 +74,18 @@ def on_workers(method: Callable[..., Any]) -> Callable[..., Any]:
         parameters=[original, *signature.parameters.values()]
     )
     return hook
+
+
+def _check_needs_no_workers(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `InputError` where a model of plain Keras is to read what only workers read."""
+    given = next((v for v in (*args, *kwargs.values()) if isinstance(v, DatasetCreator)), None)
+    if given is not None:
+        raise InputError(
+            "The workers of a strategy read a DatasetCreator, and this model is none of the "
+            "strategy: it was made and compiled outside of its scope. Expected: a model that is "
+            f"made in `with strategy.scope():`. Received: {given!r} for {model!r}. Make and "
+            "compile the model in the scope, or give plain Keras a `tf.data.Dataset`."
+        )
 
 
 def symbolic_build(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import connected_strategy
+from kerasps.hooks.in_place import can_be_hooked, defined_function, hook_function
 
 # The earliest versions that the tests run with (`tox -e oldest`).
 KERAS = "Keras 3.12"
@@ -48,7 +49,7 @@ class Patch:
         return f"{self.owner_name or own.rpartition('.')[-1]}.{self.name}"
 
     def original(self) -> Any:
-        """Return what is patched.
+        """Return what the owner has by that name: a user may have replaced it.
 
         Raises:
             ImportError: the owner has no such function, in the versions that are installed.
@@ -73,7 +74,7 @@ def install(patches: Iterable[Patch]) -> None:
     for patch in patches:
         key = id(patch.owner), patch.name
         if key not in _installed:
-            setattr(patch.owner, patch.name, _replacement(patch.original(), patch.function))
+            _install(patch)
             _installed.add(key)
 
 
@@ -87,11 +88,18 @@ def check_patched(patches: Iterable[Patch]) -> None:
         patch.original()
 
 
+def _install(patch: Patch) -> None:
+    function = defined_function(patch.owner, patch.name)
+    if function is not None and can_be_hooked(function):
+        hook_function(function, patch.function)
+    else:  # replaced by a user, and nobody holds what was there
+        setattr(patch.owner, patch.name, _replacement(patch.original(), patch.function))
+
+
 def _replacement(original: Any, function: Callable[..., Any]) -> Any:
     if isinstance(original, property):
         return property(_calling(function, original.fget), doc=original.__doc__)
-    hooked = _calling(function, original)
-    return staticmethod(hooked) if original is object.__new__ else hooked
+    return _calling(function, original)
 
 
 def _calling(function: Callable[..., Any], original: Any) -> Callable[..., Any]:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 import keras
 import tensorflow as tf
 
 from kerasps import _compat, saving, training
-from kerasps.hooks import backups, coordinators, functions, models, optimizers, variables
+from kerasps.hooks import (
+    backups,
+    coordinators,
+    devices,
+    functions,
+    models,
+    optimizers,
+    variables,
+)
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 
 _BASE, _OPTIMIZER = _compat.BaseOptimizer, _compat.TFOptimizer
@@ -18,10 +27,13 @@ _COORDINATOR = tf.distribute.coordinator.ClusterCoordinator
 _BACKUP = keras.callbacks.BackupAndRestore
 # The backend has a class of its own in some versions of Keras: not always the one that is called.
 _ARCHIVE = type(keras.export.ExportArchive())
+# The package has a function of this module's name.
+_RNN = inspect.getmodule(_compat.cudnn_ok)
 # Until somebody imports it, `tf.compat.v1` is another object.
 _V1 = importlib.import_module("tensorflow.compat.v1")
 
 _WHOLE_FILES = "a file takes its name when it is whole, and large variables travel in chunks"
+_DAMAGED = "of a file that is damaged, Keras says that there is none"
 _LARGE_ENTRIES = "large variables go to files, and come from them, a chunk of rows at a time"
 _RESUMING = "the ps write what they hold, and `fit` goes on at the step of the backup"
 _EXPORTING = "what is traced meanwhile is for a SavedModel, which has no cluster"
@@ -35,12 +47,14 @@ _IN_STEP = "in a step our variables take assignments themselves; Keras would ass
 # fmt: off
 PATCHES: tuple[Patch, ...] = (
     # Variables.
-    Patch(keras.Variable, "__new__", variables.new_variable,
+    Patch(keras.Variable, "__init__", variables.make_variable,
           "makes our subclass while our strategy is current", KERAS, "keras.Variable"),
     Patch(keras.Variable, "value", variables.value, _ADOPTING, KERAS, "keras.Variable"),
     Patch(keras.Variable, "assign", variables.assign, _ADOPTING, KERAS, "keras.Variable"),
     Patch(_compat.keras_numpy, "take", variables.take,
           "`keras.layers.Embedding` reads rows of our variables by it, and not all of them", KERAS),
+    Patch(_compat.embedding_ops, "_embedding_lookup_and_transform", variables.lookup,
+          "of our variables, rows are read alone", TENSORFLOW, "tf.nn.embedding_lookup"),
     Patch(_compat.embedding_ops, "embedding_lookup_sparse_impl", variables.lookup_sparse,
           "of the value of a variable, which is what Keras 3 has it given, rows are read alone",
           TENSORFLOW, "tf.nn.embedding_lookup_sparse"),
@@ -48,6 +62,9 @@ PATCHES: tuple[Patch, ...] = (
           "a variable in shards is as many variables to a tape", TENSORFLOW),
     Patch(tf.GradientTape, "watch", variables.watch,
           "a variable in shards is as many variables to a tape", TENSORFLOW),
+    Patch(_compat.gradients_util, "_GradientsHelper", variables.gradients_in_graph,
+          "a variable in shards is as many variables to `tf.gradients`", TENSORFLOW,
+          "tf.gradients"),
     # Building.
     Patch(_compat.BaseTrainer, "compile", models.compile_model,
           "a model of ours makes its metrics and its optimizer's state in the scope", KERAS),
@@ -90,6 +107,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_compat.TracedFunction, "__call__", functions.call,
           "a `tf.function` that a step calls is traced as a part of the step", TENSORFLOW,
           "tf.function"),
+    Patch(_RNN, "_is_gpu_available", devices.is_gpu_available,
+          "a step takes cuDNN's kernels where it computes on a GPU, wherever others are", KERAS),
     # Custom loops.
     Patch(_COORDINATOR, "schedule", coordinators.schedule,
           "what a callback schedules waits for the steps of `fit`", TENSORFLOW),
@@ -105,6 +124,7 @@ PATCHES: tuple[Patch, ...] = (
           "each update of a scheduled function is applied once, whichever worker is lost",
           TENSORFLOW),
     # Files.
+    Patch(keras.saving, "load_model", saving.load_whole_model, _DAMAGED, KERAS, "keras.saving"),
     Patch(_SAVING, "save_model", saving.save_model, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "save_weights_only", saving.save_weights, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "load_model", saving.load_model, _WHOLE_FILES, KERAS),
@@ -131,6 +151,8 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_V1, "reset_default_graph", functions.reset_default_graph,
           "`keras.utils.clear_session` leaves the scopes that threads are in", TENSORFLOW,
           "tf.compat.v1"),
+    Patch(_compat.framework_ops, "raise_from_not_ok_status", functions.raise_status,
+          "an operation on a variable of a cluster that was closed says so", TENSORFLOW),
     Patch(_compat.Executor, "__del__", functions.delete_executor,
           "an executor whose task is gone is deleted without printing why", TENSORFLOW),
     Patch(_compat.Context, "add_c_function", functions.add_to_tasks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,14 +16,15 @@ from kerasps.variables import (
     Sharding,
     adopt_variable,
     current_phase,
+    held_by,
     make_parameter_server_variable,
 )
 
 
-def new_variable(original: Any, cls: type, *args: Any, **kwargs: Any) -> Any:
-    """`keras.Variable.__new__`: make one of ours while our strategy is current."""
-    del original  # `object.__new__`, which takes no arguments
-    return make_parameter_server_variable(cls, *args, **kwargs)
+def make_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """`keras.Variable.__init__`: make one of ours while one of our strategies is current."""
+    make_parameter_server_variable(self)
+    original(self, *args, **kwargs)
 
 
 def value(original: Any, self: Any) -> Any:
@@ -60,13 +62,47 @@ def lookup_sparse(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
     return original([_of_value(param) for param in params], *args, **kwargs)
 
 
+class _Rows(_compat.NativeObject):
+    """Something that is looked up in, as TensorFlow hands it on to the look-up: not as a tensor."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._held, name)
+
+    @property
+    def handle(self) -> Any:
+        # In a graph, TensorFlow asks where the look-up should be placed.
+        held = self._held
+        if tf.executing_eagerly():
+            raise AttributeError
+        if isinstance(held, ParameterServerVariable) and _storage_in_shards(held) is None:
+            return held.handle
+        return held_by(held.shards[0])[0].handle
+
+
+def lookup(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.nn.embedding_lookup`: read rows of our variables; TensorFlow's reads all of each."""
+    params = params if isinstance(params, (list, tuple)) else [params]
+    return original([_Rows(p) if _is_ours(p) else p for p in params], *args, **kwargs)
+
+
 def _of_value(tensor: Any) -> Any:
     """Return the variable whose value a step was given as `tensor`; anything else as it is."""
     phase = current_phase()
     return phase.value_reads.variable_of(tensor) if isinstance(phase, Compute) else tensor
 
 
-def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+def gradient(
+    original: Any,
+    self: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """`tf.GradientTape.gradient`: take the gradients of a variable in shards shard by shard.
 
     To a tape, such a variable is as many variables: no handle stands for all of them. And the value
@@ -74,28 +110,91 @@ def gradient(original: Any, self: Any, target: Any, sources: Any, *args: Any, **
     """
     if isinstance(current_phase(), Compute):
         sources = tf.nest.map_structure(_of_value, sources)
-    flat = tf.nest.flatten(sources)
-    storages = [_storage_in_shards(source) or _of_tensorflow(source) for source in flat]
-    if all(storage is None for storage in storages):
-        return original(self, target, sources, *args, **kwargs)
-    expanded = [
-        source if own is None else own.watched for own, source in zip(storages, flat, strict=True)
-    ]
-    gradients = original(self, target, expanded, *args, **kwargs)
-    joined = [
-        g if own is None else own.joined_gradient(g)
-        for own, g in zip(storages, gradients, strict=True)
-    ]
+    flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
+    storages = [_in_shards(source) for source in flat]
+    if not any(map(_is_ours, targets)) and all(storage is None for storage in storages):
+        return original(self, target, sources, output_gradients, *args, **kwargs)
+    weights = [None] * len(targets)
+    if output_gradients is not None:
+        weights = tf.nest.flatten(output_gradients)
+    # A variable that is a target has the gradient one with respect to itself, and no other.
+    itself = [pair for pair in zip(targets, weights, strict=True) if _is_ours(pair[0])]
+    others = [pair for pair in zip(targets, weights, strict=True) if not _is_ours(pair[0])]
+
+    def of_others(expanded: list[Any]) -> Any:
+        given = None if output_gradients is None else [weight for _, weight in others]
+        return original(self, [other for other, _ in others], expanded, given, *args, **kwargs)
+
+    joined = _shard_by_shard(of_others, flat, storages)
+    for number, source in enumerate(flat):
+        for variable, weight in itself:
+            if source is variable:
+                one = tf.ones_like(variable) if weight is None else tf.convert_to_tensor(weight)
+                before = joined[number]
+                joined[number] = one if before is None else one + tf.convert_to_tensor(before)
     return tf.nest.pack_sequence_as(sources, joined)
 
 
-def watch(original: Any, self: Any, tensor: Any) -> None:
-    """`tf.GradientTape.watch`: watch each shard."""
-    watched = [
-        t if (storage := _storage_in_shards(t) or _of_tensorflow(t)) is None else storage.watched
-        for t in map(_of_value, tf.nest.flatten(tensor))
+def _is_ours(thing: Any) -> bool:
+    return isinstance(thing, (ParameterServerVariable, ShardedStorage))
+
+
+def gradients_in_graph(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+    """`tf.gradients`: take the gradients of a variable in shards shard by shard."""
+    flat = list(xs) if isinstance(xs, (list, tuple)) else [xs]
+    storages = [_storage_in_shards(source) for source in flat]
+    if all(storage is None for storage in storages):
+        return original(ys, xs, *args, **kwargs)
+    return _shard_by_shard(
+        lambda expanded: tf.nest.pack_sequence_as(
+            expanded, original(ys, tf.nest.flatten(expanded), *args, **kwargs)
+        ),
+        flat,
+        storages,
+    )
+
+
+def _shard_by_shard(
+    call: Callable[[list[Any]], list[Any]],
+    sources: Sequence[Any],
+    storages: Sequence[ShardedStorage | None],
+) -> list[Any]:
+    """Return the gradients with respect to sources.
+
+    Args:
+        call: returns gradients with respect to variables in a nested list, as such a list.
+        sources: with respect to which they are wanted.
+        storages: of each, the storage, where it is in shards.
+    """
+    expanded = [
+        source if storage is None else storage.watched
+        for source, storage in zip(sources, storages, strict=True)
     ]
-    original(self, watched)
+    return [
+        gradient if storage is None else storage.joined_gradient(gradient)
+        for gradient, storage in zip(call(expanded), storages, strict=True)
+    ]
+
+
+def watch(original: Any, self: Any, tensor: Any) -> None:
+    """`tf.GradientTape.watch`: watch each shard; in a step, the tensor in a variable's place."""
+    original(self, [_watched(_of_value(t)) for t in tf.nest.flatten(tensor)])
+
+
+def _watched(source: Any) -> Any:
+    storage = _in_shards(source)
+    if storage is not None:
+        return storage.watched
+    if not isinstance(source, ParameterServerVariable):
+        return source
+    in_graph = source.resolves_through() is not None or source.compiled_graph() is not None
+    return source.handle if in_graph else source.storage
+
+
+def _in_shards(source: Any) -> ShardedStorage | None:
+    """Return a variable in shards, of ours or of TensorFlow's, as a storage; else None."""
+    storage = _storage_in_shards(source)
+    return _of_tensorflow(source) if storage is None else storage
 
 
 def _of_tensorflow(source: Any) -> ShardedStorage | None:

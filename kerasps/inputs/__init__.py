@@ -6,7 +6,7 @@ It does not know what steps do with batches, nor which workers are there.
 
 from __future__ import annotations
 
-from kerasps.inputs.arguments import no_batches, whole_number
+from kerasps.inputs.arguments import check_arrays, no_batches, whole_number
 from kerasps.inputs.class_weights import sample_weights
 from kerasps.inputs.dataset_creator import DatasetCreator
 from kerasps.inputs.dataset_graphs import (
@@ -24,6 +24,7 @@ __all__ = [
     "Input",
     "OpenDataset",
     "as_input",
+    "check_arrays",
     "has_loops",
     "makes_quickly_deleted",
     "no_batches",

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from kerasps.checks import count
 from kerasps.errors import InputError
@@ -52,10 +53,17 @@ def no_batches(method: str) -> InputError:
     )
 
 
-def check_arrays(**arguments: Any) -> None:
+_ALSO = (
+    "; for x also a `tf.data.Dataset`, a `keras.utils.PyDataset`, a generator or a "
+    "`kerasps.DatasetCreator`"
+)
+
+
+def check_arrays(*, is_batch: bool = False, **arguments: Any) -> None:
     """Raise `InputError` where an argument holds no array: a string, a number, an object.
 
     Args:
+        is_batch: whether they are one batch, which no dataset can be. Default False.
         arguments: x, y and sample_weight: arrays, or lists, tuples and dictionaries of them; None
             for what is not given.
     """
@@ -64,15 +72,15 @@ def check_arrays(**arguments: Any) -> None:
             if leaf is not None and not _is_array(leaf):
                 raise InputError(
                     f"`{name}` is no input. Expected: arrays, tensors or data frames with an "
-                    "example in each row, or lists and dictionaries of them; for x also a "
-                    "`tf.data.Dataset`, a `keras.utils.PyDataset`, a generator or a "
-                    f"`kerasps.DatasetCreator`. Received: {_described(name, value, leaf)}. "
-                    f"{_hint(leaf)}"
+                    f"example in each row, or lists and dictionaries of them"
+                    f"{'' if is_batch else _ALSO}. Received: {_described(name, value, leaf)}. "
+                    f"{_hint(leaf, is_batch)}"
                 )
     if arguments["x"] is None or not keras.tree.flatten(arguments["x"]):
         raise InputError(
-            "There is no input. Expected: arrays, a `tf.data.Dataset`, a `keras.utils.PyDataset`, "
-            f"a generator or a `kerasps.DatasetCreator`. Received: x={arguments['x']!r}."
+            "There is no input. Expected: arrays or tensors with an example in each row"
+            f"{'' if is_batch else _ALSO}. Received: x={arguments['x']!r}. Give the method its "
+            "data as x."
         )
 
 
@@ -91,7 +99,33 @@ def _described(name: str, value: Any, leaf: Any) -> str:
     )
 
 
-def _hint(leaf: Any) -> str:
+def check_array(array: np.ndarray) -> None:
+    """Raise `InputError` where TensorFlow can make no tensor of an array."""
+    if array.dtype.kind in "OMmV":
+        wrong: Any = f"an array of dtype {array.dtype}"
+        advice = "Make numbers of it, such as `array.astype('float32')`."
+        if array.dtype.kind == "O":
+            kinds = {type(item).__name__ for item in array.ravel()}
+            wrong += f" and shape {array.shape}, of objects of type {', '.join(sorted(kinds))}"
+            advice = (
+                "Make all rows as long, and all entries of one type; fill in what is missing "
+                "(`DataFrame.fillna`)."
+            )
+        raise InputError(
+            "An array holds objects that are no numbers and no strings. Expected: an array that is "
+            f"rectangular and of one dtype. Received: {wrong}. {advice}"
+        )
+
+
+def is_of_strings(array: np.ndarray) -> bool:
+    """Return whether an array of objects holds strings, and nothing else."""
+    return all(isinstance(item, (str, bytes)) for item in array.ravel())
+
+
+def _hint(leaf: Any, is_batch: bool) -> str:
+    is_many = hasattr(leaf, "__next__") or isinstance(leaf, tf.data.Dataset) or callable(leaf)
+    if is_batch and is_many:
+        return "Give the arrays of one batch; `fit`, `evaluate` and `predict` read data."
     if isinstance(leaf, (str, bytes)):
         return (
             "To read a file, use `tf.data` (`TextLineDataset`, `TFRecordDataset`, "

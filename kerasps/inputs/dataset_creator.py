@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -37,7 +39,7 @@ class DatasetCreator:
             does in any case: batches stay on its host until they are used. Default None.
 
     Raises:
-        TypeError: `dataset_fn` is not callable, or `input_options` is not a
+        TypeError: `dataset_fn` is not callable with one argument, or `input_options` is not a
             `tf.distribute.InputOptions`.
 
     Follows `tf.keras.utils.experimental.DatasetCreator` of Keras 2.
@@ -55,10 +57,11 @@ class DatasetCreator:
                 f"dataset_fn={dataset_fn!r}. Wrap a dataset that you have: `DatasetCreator(lambda "
                 "context: dataset)`."
             )
+        _check_takes_context(dataset_fn)
         if input_options is not None and not isinstance(input_options, tf.distribute.InputOptions):
             raise TypeError(
                 "Argument `input_options` must be a `tf.distribute.InputOptions` or None. "
-                f"Received: input_options={input_options!r}"
+                f"Received: input_options={input_options!r}. Leave it out."
             )
         self._dataset_fn = dataset_fn
         self._input_options = input_options
@@ -86,9 +89,26 @@ class DatasetCreator:
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
                 "The `dataset_fn` of a `DatasetCreator` must return a batched `tf.data.Dataset`. "
-                f"Received: {dataset!r} of type {type(dataset).__name__}."
+                f"Received: {dataset!r} of type {type(dataset).__name__}. Return one, such as "
+                "`tf.data.Dataset.from_tensor_slices((x, y)).batch(32)`."
             )
         return dataset
 
     def __repr__(self) -> str:
         return f"<DatasetCreator {getattr(self._dataset_fn, '__qualname__', self._dataset_fn)}>"
+
+
+def _check_takes_context(dataset_fn: Any) -> None:
+    try:
+        signature = inspect.signature(dataset_fn)
+    except (TypeError, ValueError):  # some of C code have none
+        return
+    try:
+        signature.bind("context")
+    except TypeError as exc:
+        raise TypeError(
+            "Argument `dataset_fn` cannot be called with one argument, its "
+            "`tf.distribute.InputContext`. Expected: a function like `def dataset_fn(context)`. "
+            f"Received: dataset_fn={dataset_fn!r}, with the parameters {signature} ({exc}). Bind "
+            "the others by `functools.partial`, or add the one."
+        ) from None

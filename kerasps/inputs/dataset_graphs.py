@@ -21,17 +21,34 @@ def endless_input() -> InputError:
     )
 
 
+class LivesHereError(InputError):
+    """A dataset uses something that this process alone has, and that cannot be sent."""
+
+
 # TensorFlow's `ExternalStatePolicy.WARN`: tables and files stay out of the graph, with a warning.
 _WARN_OF_STATE = 0
 
 
 def dataset_graph(dataset: tf.data.Dataset) -> Any:
-    """Return the `GraphDef` that makes the dataset, without the devices it was made on."""
-    serialized = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        external_state_policy=_WARN_OF_STATE,
-        strip_device_assignment=True,
-    )
+    """Return the `GraphDef` that makes the dataset, without the devices it was made on.
+
+    Raises:
+        LivesHereError: it uses something that has no name, such as an anonymous table.
+    """
+    try:
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=_WARN_OF_STATE,
+            strip_device_assignment=True,
+        )
+    except tf.errors.FailedPreconditionError as exc:
+        raise LivesHereError(
+            "The dataset uses something that lives in this process, where the workers cannot reach "
+            "it. Expected: datasets whose functions use variables, layers and tables with names. "
+            f"Received: {exc.message.partition(' [Op:')[0]} Leave `experimental_is_anonymous` out "
+            "where a table is made, or pass the dataset itself instead of a `DatasetCreator`: it "
+            "is then read here, and its batches are sent to the workers."
+        ) from exc
     return tf.compat.v1.GraphDef.FromString(serialized.numpy())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,11 +13,17 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.errors import InputError
-from kerasps.inputs.arguments import check_arrays
+from kerasps.inputs.arguments import check_array, check_arrays, is_of_strings
 from kerasps.inputs.array_batches import with_gathered_batches
 from kerasps.inputs.class_weights import sample_weights, weighing
 from kerasps.inputs.dataset_creator import DatasetCreator
-from kerasps.inputs.dataset_graphs import as_graph, dataset_graph, endless_input, python_calls
+from kerasps.inputs.dataset_graphs import (
+    LivesHereError,
+    as_graph,
+    dataset_graph,
+    endless_input,
+    python_calls,
+)
 from kerasps.inputs.dataset_order import OrderedGraph, random_choices
 from kerasps.inputs.fed_input import FedInput
 from kerasps.inputs.pass_order import SeededOrder
@@ -117,7 +124,7 @@ def _reject_empty(num_batches: int | None, data: Any) -> None:
     if num_batches == 0:
         raise InputError(
             "The input is empty. Expected: at least one batch. Received: x of type "
-            f"{type(data).__name__} without any."
+            f"{type(data).__name__} without any. Look at what selects the examples."
         )
 
 
@@ -164,7 +171,11 @@ def _from_whole(given: Any, dataset: tf.data.Dataset, num_workers: int) -> Input
     cardinality = int(dataset.cardinality())
     num_batches = cardinality if cardinality >= 0 else None
     _reject_empty(num_batches, given)
-    graph_def = dataset_graph(dataset)
+    try:
+        graph_def = dataset_graph(dataset)
+    except LivesHereError:
+        _warn_of_feeding("The dataset uses a table, or an iterator, without a name")
+        return FedInput(dataset, num_batches=num_batches)
     if python_calls(graph_def):
         _warn_of_feeding(
             "The dataset calls Python functions of this process (`from_generator`, `py_function`)"
@@ -269,11 +280,17 @@ def _from_arrays(
         )
     length = lengths[0]
     num_bytes = sum(getattr(array, "nbytes", 0) for array in leaves)
-    if length == 0 or num_bytes >= MAX_ARRAY_BYTES:
+    if length == 0:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         raise InputError(
-            "Arrays are sent to each worker as a whole. Expected: at least one example, and less "
-            f"than 2 GiB, which is TensorFlow's limit. Received: {length} examples, {num_bytes:,} "
-            "bytes. Read larger data in a `kerasps.DatasetCreator`."
+            "The input is empty. Expected: at least one example. Received: arrays of shape "
+            f"{shapes}. Look at what selects the examples."
+        )
+    if num_bytes >= MAX_ARRAY_BYTES:
+        raise InputError(
+            "Arrays are sent to each worker as a whole. Expected: less than 2 GiB, which is "
+            f"TensorFlow's limit. Received: {length} examples, {num_bytes:,} bytes. Read larger "
+            "data in a `kerasps.DatasetCreator`."
         )
     # As in Keras, steps without a batch size divide the examples.
     batch_size = batch_size or (-(-length // steps) if steps else 32)
@@ -324,13 +341,13 @@ def _as_array(value: Any) -> Any:
         return tf.sparse.reorder(tf.SparseTensor(indices, _in_floatx(value.data), value.shape))
     array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
     if array.dtype == object:
-        try:
-            return np.asarray(array.tolist())
-        except ValueError as exc:
-            raise InputError(
-                "An array given to `fit` must be rectangular and of one dtype. "
-                f"Received: an array of objects of shape {array.shape}."
-            ) from exc
+        given = array
+        with contextlib.suppress(ValueError):  # rows of different lengths
+            array = np.asarray(array.tolist())
+        # NumPy makes strings of missing values that lie among strings.
+        if array.dtype.kind in "US" and not is_of_strings(given):
+            array = given
+    check_array(array)
     return _in_floatx(array)
 
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, connected_strategy
+from kerasps.cluster import COORDINATOR_CPU, connected_strategy, lost_ps, persist
+from kerasps.saving.damage import naming_damaged_checkpoint
 from kerasps.variables import (
     CHUNK_BYTES,
     ShardedStorage,
@@ -257,7 +258,8 @@ def restore_checkpoint(
     if not connected_strategy().extended.restores:
         return {}  # another process does
     prefix = _absolute(file_prefix)
-    return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
+    with naming_damaged_checkpoint(prefix):
+        return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
 
 
 def _run(original: Callable[..., Any], saver: Any, prefix: str, options: Any) -> Any:
@@ -266,7 +268,12 @@ def _run(original: Callable[..., Any], saver: Any, prefix: str, options: Any) ->
         sharded.prepare(prefix, options.experimental_io_device)
     with tf.device(COORDINATOR_CPU):
         file_prefix = tf.constant(prefix)
-    return original(saver, file_prefix, options)
+    return _persist(lambda: original(saver, file_prefix, options))
+
+
+def _persist(call: Callable[[], Any]) -> Any:
+    """Call, and again where the connection to a ps broke that is there."""
+    return persist(call, when=lambda error: lost_ps(error) is not None)
 
 
 def _reaching(saver: Any, options: Any, path: str) -> Any:
@@ -291,7 +298,7 @@ def sees(device: str, path: str) -> bool:
     """Return whether the task of a device can read a file."""
     try:
         with tf.device(device):
-            tf.raw_ops.ReadFile(filename=path)
+            _persist(lambda: tf.raw_ops.ReadFile(filename=path))
     except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.UnimplementedError):
         return False
     return True

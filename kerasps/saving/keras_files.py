@@ -23,7 +23,13 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, check_ps_of, translated_errors
+from kerasps.cluster import (
+    COORDINATOR_CPU,
+    check_not_closed,
+    check_ps_of,
+    translated_errors,
+)
+from kerasps.saving.damage import naming_damaged_file
 from kerasps.variables import (
     CHUNK_BYTES,
     ParameterServerVariable,
@@ -62,6 +68,7 @@ def save_model(
     if not _writes_aside(model, filepath):
         original(model, filepath, *args, **kwargs)
         return
+    check_not_closed("`save` of a model of the strategy")
     with translated_errors(model._distribute_strategy), _written_aside(filepath) as partial:
         original(model, partial, *args, **kwargs)
 
@@ -81,6 +88,7 @@ def save_weights(
     if not _writes_aside(model, filepath):
         original(model, filepath, max_shard_size, objects_to_skip)
         return
+    check_not_closed("`save_weights` of a model of the strategy")
     with translated_errors(model._distribute_strategy):
         if max_shard_size is not None:
             _save_weights_in_files(original, model, Path(filepath), max_shard_size, objects_to_skip)
@@ -92,7 +100,9 @@ def save_weights(
                     file.attrs[_METADATA] = json.dumps(_STATE.metadata)
 
 
-def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs: Any) -> None:
+def load_weights(
+    original: Callable[..., None], model: Any, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
     """Load weights into a model of ours, large ones in chunks.
 
     Takes the place of Keras's function behind `model.load_weights`.
@@ -101,11 +111,16 @@ def load_weights(original: Callable[..., None], model: Any, *args: Any, **kwargs
         PSLostError: a ps is gone.
     """
     if not isinstance(model, keras.Model) or strategy_of(model) is None:
-        original(model, *args, **kwargs)
+        original(model, filepath, *args, **kwargs)
         return
-    with translated_errors(model._distribute_strategy), _loading(True):
+    check_not_closed("`load_weights` into a model of the strategy")
+    with (
+        translated_errors(model._distribute_strategy),
+        _loading(True),
+        naming_damaged_file(filepath),
+    ):
         try:
-            original(model, *args, **kwargs)
+            original(model, filepath, *args, **kwargs)
         except Exception:
             # Keras gathers the errors of all layers into one of its own, which names none of them.
             check_ps_of(model._distribute_strategy)

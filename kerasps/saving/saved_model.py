@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU
+from kerasps.cluster import COORDINATOR_CPU, check_not_closed
 from kerasps.variables import (
     NamedVariable,
     ParameterServerVariable,
@@ -50,6 +50,7 @@ class Export:
     hides_constraints = False
 
     def read(self, variable: ParameterServerVariable) -> tf.Variable:
+        check_not_closed("an export")
         storage = variable.storage
         if not isinstance(storage, ShardedStorage):
             return storage

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kerasps.step.compute import Compute
 from kerasps.step.inventory import DEFAULT_TABLE_MIN_BYTES
-from kerasps.step.make_step import step_for, step_function
+from kerasps.step.make_step import explaining, step_for, step_function
 from kerasps.step.mode import PREDICT, TEST, TRAIN, Mode
 from kerasps.step.replica_run import CallTicket, PushCounts, run_in_graph
 from kerasps.step.state import Header, Ticket
@@ -37,6 +37,7 @@ __all__ = [
     "TracedStep",
     "TrafficMeter",
     "UpdatePhase",
+    "explaining",
     "run_in_graph",
     "step_for",
     "step_function",

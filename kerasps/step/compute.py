@@ -31,7 +31,13 @@ from kerasps.step.inventory import Inventory, ScratchKey, spec_of
 from kerasps.step.row_requests import LookupIds, checked
 from kerasps.step.update_recorder import UpdateRecorder
 from kerasps.step.value_reads import ValueReads
-from kerasps.variables import ParameterServerVariable, from_start, is_metric_state, is_seed_state
+from kerasps.variables import (
+    ParameterServerVariable,
+    from_start,
+    is_metric_state,
+    is_recurrent_state,
+    is_seed_state,
+)
 
 if TYPE_CHECKING:
     from kerasps.step.replicas import Replicas
@@ -56,9 +62,11 @@ class Compute:
         inventory: what traces before have met; this one adds to it.
         inputs: the arguments of the graph that is traced; of it, this replica's.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
+        has_gpu: whether it computes on a GPU, and may use kernels that a GPU alone has.
         replicas: all replicas of the step. Default: this is the only one.
 
     Attributes:
+        has_gpu: as given.
         inputs: the names of those arguments.
         whole: the variables that this trace read whole, and why that was.
         lookups: the look-ups, by the table.
@@ -76,8 +84,10 @@ class Compute:
         inputs: ComputeInputs,
         *,
         trains_bare: bool = False,
+        has_gpu: bool = False,
         replicas: Replicas | None = None,
     ) -> None:
+        self.has_gpu = has_gpu
         self._graph = tf.compat.v1.get_default_graph()
         self.inventory = inventory
         self.trains_bare = trains_bare
@@ -370,14 +380,18 @@ class Compute:
         """Return the variables that are pushed as a difference, and those pushed as a value.
 
         A difference loses nothing when two workers push at once: counters, and the state of layers.
-        The scalar state of an optimizer (a loss scale that is halved) does not add up, so there the
-        last value stands.
+        The scalar state of an optimizer (a loss scale that is halved) does not add up, nor does the
+        state of a recurrent layer, which a step replaces; so there the last value stands.
         """
         deltas, assigned = [], []
         for variable in self._assigned:
             if is_metric_state(variable) or is_seed_state(variable):
                 continue
-            if variable.storage.dtype == tf.bool or variable in self.inventory.optimizer_state:
+            if (
+                variable.storage.dtype == tf.bool
+                or variable in self.inventory.optimizer_state
+                or is_recurrent_state(variable)
+            ):
                 assigned.append(variable)
             else:
                 deltas.append(variable)

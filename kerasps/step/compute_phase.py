@@ -19,6 +19,9 @@ from kerasps.step.inventory import Inventory
 from kerasps.step.phases import ReplicaInputs, StepContext
 from kerasps.variables import call_with
 
+# Of the operations of the phase, in the graphs that workers run.
+NAME_SCOPE = "compute_phase"
+
 
 @dataclass(frozen=True)
 class ComputePhase:
@@ -30,6 +33,9 @@ class ComputePhase:
         captures: what that captured.
         inventory: the variables that it touches.
         updates: what its optimizers want done.
+        device: the device of the worker that runs it, in short ("GPU:0"). Operations for which the
+            trace names no other device are placed there; where that has no kernel for one,
+            TensorFlow takes the CPU.
         pads_rows: whether it is to see tables in a shape that does not change with the number of
             different ids in a batch. XLA compiles anew for each shape.
     """
@@ -38,6 +44,7 @@ class ComputePhase:
     captures: list[tf.Tensor]
     inventory: Inventory
     updates: list[Update]
+    device: str
     pads_rows: bool
 
     @property
@@ -50,7 +57,8 @@ class ComputePhase:
         for replica in step.replicas:
             self._fill_scratch(replica)
         inputs = [argument for replica in step.replicas for argument in self._inputs(replica)]
-        outputs = call_with(step.handles, self.function, self.captures, *inputs)
+        with tf.name_scope(NAME_SCOPE), tf.device(f"/device:{self.device}"):
+            outputs = call_with(step.handles, self.function, self.captures, *inputs)
         step.outputs = self._without_padding(outputs, step) if self.pads_rows else outputs
 
     def _fill_scratch(self, replica: ReplicaInputs) -> None:

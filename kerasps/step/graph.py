@@ -5,6 +5,7 @@ Steps are unrolled up to a bound, and the unrolled block is looped beyond it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from kerasps.cluster import FIRST_CPU
+from kerasps.errors import KeraspsError
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.overlap import Overlap
 from kerasps.step.packing import leaves_of
@@ -105,6 +108,8 @@ def build_step_graph(
     """
     layout = _Layout.of(plan, source_spec, num_batches, checked=checked)
 
+    # The compute phase names its device. All else is on the CPU of the task.
+    @_on_cpu
     def steps(packed: tf.Tensor, source: Any, *header: tf.Tensor) -> Any:
         step = _Step(plan, Ticket.from_tensor(packed), *header, on_coordinator=on_coordinator)
         if layout.reads:
@@ -125,14 +130,18 @@ def build_step_graph(
     inner = tf.function(
         steps, autograph=False, experimental_attributes=attributes
     ).get_concrete_function(variables.ticket_spec, *arguments)
+    _check_devices(plan, inner.graph)
 
+    @_on_cpu
     def on_worker(handles: list[tf.Tensor], *arguments: Any) -> Any:
         return inner(variables.ticket(handles), *arguments)
 
+    @_on_cpu
     def into_totals(handles: list[tf.Tensor], *arguments: Any) -> list[tf.Tensor]:
         variables.add(handles, plan.state.unpack(on_worker(handles, *arguments)))
         return []
 
+    @_on_cpu
     def alone(*arguments: Any) -> Any:
         return inner(variables.ticket_of_coordinator(), *arguments)
 
@@ -140,6 +149,49 @@ def build_step_graph(
         return tf.function(alone, autograph=False).get_concrete_function(*arguments)
     function = tf.function(into_totals if keeps_totals else on_worker, autograph=False)
     return function.get_concrete_function(variables.handle_specs, *arguments)
+
+
+def _on_cpu(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that adds what `body` does to a graph, on the CPU of the task."""
+
+    @functools.wraps(body)  # whose name TensorFlow gives the graph
+    def placed(*arguments: Any) -> Any:
+        with tf.device(f"/device:{FIRST_CPU}"):
+            return body(*arguments)
+
+    return placed
+
+
+def _check_devices(plan: StepPlan, graph: Any) -> None:
+    """Check that every call of a compute phase in a step graph names the device of the phase.
+
+    Without one, TensorFlow would place it on the CPU, for no reason that is told.
+
+    Raises KeraspsError where one does not.
+    """
+    phases = [own.compute for own in (plan, plan.single) if own is not None]
+    expected = {phase.function.name: phase.device for phase in phases}
+    graph_def = graph.as_graph_def()
+    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+    for node in (node for body in bodies for node in body):
+        name = _name_of_call(node)
+        if name not in expected:
+            continue
+        spec = tf.DeviceSpec.from_string(node.device)
+        device = f"{spec.device_type}:{spec.device_index}"
+        if device != expected[name]:
+            raise KeraspsError(
+                "The compute phase of a step graph is not on its device. Expected: "
+                f"{expected[name]}. Received: {node.device!r} for {node.name}. This is a defect of "
+                "kerasps: please report it."
+            )
+
+
+def _name_of_call(node: Any) -> bytes:
+    """Return the name of the function that a node calls, or that of its operation."""
+    is_call = node.op in ("PartitionedCall", "StatefulPartitionedCall")
+    name = str(node.attr["f"].func.name if is_call else node.op)
+    return name.encode()
 
 
 def _all_steps(

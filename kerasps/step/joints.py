@@ -27,6 +27,7 @@ from kerasps.variables import (
     Member,
     NamedVariable,
     apply_in_lane,
+    is_open,
     read_clock,
     read_joint,
     release,
@@ -240,7 +241,9 @@ class DeviceJoints:
         brings = message.lane >= 0
         lane = tf.where(brings, message.lane, -1 - message.lane)
         member = Member.read(self._table.handle, lane)
-        is_due = member.is_due(lane, message.clock)
+        # One that only comes is not counted in its lane, and would else be taken for a push of the
+        # lane that has the place by now.
+        is_due = tf.logical_and(member.is_due(lane, message.clock), is_open(lanes, lane))
         aside = self._held
 
         def set_aside() -> None:

@@ -157,6 +157,9 @@ class _ComputeGraph:
                 return f"its ids are drawn at random by {node.op}, which draws anew in each place"
             if node.op in ("ReadVariableOp", "VarHandleOp"):
                 return "its ids follow from a variable that is assigned in a loop"
+            if node.op == "PlaceholderWithDefault":
+                # Which call of a `tf.vectorized_map` it is; outside of that, it is 0.
+                return "its ids differ from call to call of a function that is vectorized"
         return None
 
     def inputs_of(self, ids: Sequence[tf.Tensor]) -> set[str]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import ps_index
+from kerasps.cluster import FIRST_CPU, ps_index
 from kerasps.errors import UnsupportedError
 from kerasps.step.identity import ByIdentity
 from kerasps.step.phases import ReplicaInputs, StepContext
@@ -147,7 +147,10 @@ def run_in_graph(
     # worker keeps the lane, and the call is sent nothing.
     is_counted = redone is None and graph is tf.compat.v1.get_default_graph() and _is_whole(graph)
     method = ReplicaFunction(fn, args, kwargs or {}, is_counted=is_counted)
-    plan = Tracer(method, strategy, method.specs, fused=False).trace().plan
+    device, is_everywhere = strategy._devices.of_calls(strategy.num_workers)
+    has_gpu = is_everywhere and device.startswith("GPU:")
+    tracer = Tracer(method, strategy, method.specs, fused=False)
+    plan = tracer.trace(device, has_gpu=has_gpu).plan
     if is_counted:
         calls.note_push(graph, plan.push.devices)
         handle = graph.capture_call_time_value(
@@ -180,6 +183,13 @@ def _add_step(
     plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
 ) -> list[tf.Tensor]:
     """Add the operations of a step to the current graph; return what it has predicted."""
+    with tf.device(f"/device:{FIRST_CPU}"):  # but for the compute phase
+        return _step_outputs(plan, batch, lanes, number)
+
+
+def _step_outputs(
+    plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
+) -> list[tf.Tensor]:
     handles = plan.lookup()
     handles.update(plan.lookup_tables.handles())
     scratch = {

@@ -151,6 +151,7 @@ class Replicas:
         inventory: what traces before have met.
         inputs: the arguments of the graph, by replica.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
+        has_gpu: whether all replicas compute on GPUs.
 
     Attributes:
         phases: the phase of each replica.
@@ -163,6 +164,7 @@ class Replicas:
         inputs: Sequence[ComputeInputs],
         *,
         trains_bare: bool,
+        has_gpu: bool,
     ) -> None:
         self._strategy = strategy
         self._batches = [own.batch for own in inputs]
@@ -172,14 +174,13 @@ class Replicas:
         self._news: list[tuple[ParameterServerVariable, tf.Tensor]] = []
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.phases = [
-            Compute(inventory, own, trains_bare=trains_bare, replicas=self) for own in inputs
+            Compute(inventory, own, trains_bare=trains_bare, has_gpu=has_gpu, replicas=self)
+            for own in inputs
         ]
         for phase in self.phases[1:]:
             phase.share_updates(self.phases[0])
 
-    def call(
-        self, call: Callable[[Any], Returned], devices: Sequence[str | None]
-    ) -> list[Returned]:
+    def call(self, call: Callable[[Any], Returned], devices: Sequence[str]) -> list[Returned]:
         """Call a method for each replica, on its device; return what each call returned.
 
         Args:

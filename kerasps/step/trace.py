@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import ps_device
+from kerasps.cluster import FIRST_CPU, ps_device
 from kerasps.errors import KeraspsError, UnsupportedError
 from kerasps.inputs import has_loops, python_calls
 from kerasps.step.compute import Compute
@@ -31,6 +31,7 @@ from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
 from kerasps.step.replicas import Replicas, mean_logs
 from kerasps.step.returned import MetricResult, Returned
+from kerasps.step.scalars import place_scalars
 from kerasps.step.seed_draw import SeedDraw
 from kerasps.step.synchronous import check_synchronous
 from kerasps.variables import (
@@ -93,18 +94,26 @@ class Tracer:
         self._inventory = Inventory(strategy.table_min_bytes)
         self._known = None if known is None else known._inventory
         self._has_loops: bool = known is not None and known._has_loops
+        self._has_gpu: bool | None = None
 
-    def trace(self) -> Trace:
+    def trace(self, device: str, *, has_gpu: bool | None = None) -> Trace:
         """Trace until a trace meets no news.
+
+        Args:
+            device: the device of the worker that computes, in short ("GPU:0").
+            has_gpu: whether it may use kernels that a GPU alone has. Default: where the device is
+                one.
 
         Raises KeraspsError when that takes more than `MAX_TRACES` traces.
         """
+        if has_gpu is not None:
+            self._has_gpu = has_gpu
         self._add_expected()
         for _ in range(MAX_TRACES):
             self._inventory.grew = False
             self._settle_optimizers()
             try:
-                trace = self._trace_once([self._strategy._compute_device])
+                trace = self._trace_once([device])
             except Exception:
                 # A trace that met news may fail for it (a value assigned in a loop, read outside);
                 # the next one may not.
@@ -119,16 +128,19 @@ class Tracer:
             "`build`, or before, and not in each call."
         )
 
-    def trace_replicas(self, single: StepPlan, devices: Sequence[str]) -> StepPlan:
-        """Trace once more, for several replicas; return their plan. Call after `trace`.
+    def trace_for(
+        self, devices: Sequence[str], known: StepPlan, single: StepPlan | None = None
+    ) -> StepPlan:
+        """Trace once more, for other devices; return the plan. Call after `trace`.
 
         Args:
-            single: the plan of the step on one device.
             devices: the device of each replica.
+            known: another plan of the step.
+            single: of several replicas, the plan of the step on the first device alone.
 
-        Raises UnsupportedError where the step cannot be done by several replicas.
+        Raises UnsupportedError where the step cannot be done there.
         """
-        if self._method.jit_compile:
+        if self._method.jit_compile and len(devices) > 1:
             raise UnsupportedError(
                 "XLA compiles a step for one device, and the workers use several. Expected: "
                 "jit_compile=False, or one device per worker. Received: jit_compile=True with "
@@ -136,13 +148,13 @@ class Tracer:
                 "device as `worker_devices`."
             )
         self._inventory.grew = False
-        trace = self._trace_once(devices, single)
+        trace = self._trace_once(devices, known, single)
         if trace is None:
             raise UnsupportedError(
-                f"{self._method.name}{self._method.whose} touches other variables where a worker "
-                f"has several devices. Expected: the same ones. Received: {len(devices)} devices. "
-                "Do not have it depend on `num_replicas_in_sync`, or give one device as "
-                "`worker_devices`."
+                f"{self._method.name}{self._method.whose} touches other variables on workers with "
+                "other devices. Expected: the same ones. Received: a step that differs on "
+                f"{', '.join(devices)}. Do not have it depend on the devices or on "
+                "`num_replicas_in_sync`, or give one device as `worker_devices`."
             )
         return trace.plan
 
@@ -170,13 +182,14 @@ class Tracer:
                     move_slots(optimizer)
 
     def _trace_once(
-        self, devices: Sequence[str | None], single: StepPlan | None = None
+        self, devices: Sequence[str], known: StepPlan | None = None, single: StepPlan | None = None
     ) -> Trace | None:
         """Trace once, for a replica on each device; return None where that met news.
 
         Args:
-            devices: the devices; of the only one, None for any.
-            single: the plan for one device, where there are several.
+            devices: the devices.
+            known: another plan of the step; None in the first traces.
+            single: the plan for the first device, where there are several.
         """
         inventory = self._inventory
         traced: list[tuple[list[Compute], Returned]] = []
@@ -184,6 +197,12 @@ class Tracer:
         def compute(*arguments: Any) -> ComputeOutputs:
             phases, returned, outputs = self._compute(arguments, devices)
             traced.append((phases, returned[0]))
+            is_inlined = not (self._method.jit_compile or self._has_loops)
+            if is_inlined and list(devices) != [FIRST_CPU]:
+                by_replica = ComputeInputs.by_replica(arguments, len(devices))
+                values = [own.values(inventory).values() for own in by_replica]
+                graph = tf.compat.v1.get_default_graph()
+                place_scalars(graph, itertools.chain(*values), devices)
             if self._method.has_states_away:
                 outputs = outputs._replace(deltas=[*outputs.deltas, *outputs.metrics])
             return outputs._replace(
@@ -222,7 +241,7 @@ class Tracer:
             for table in inventory.tables
         )
         names = [own.inputs for own in phases]
-        gathered = single.gathered if single is not None else self._gather(phase)
+        gathered = known.gathered if known is not None else self._gather(phase)
         with gathered.in_place():
             divide = grouping(phase.updates, self._strategy.sparse_updates)
             rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
@@ -230,24 +249,30 @@ class Tracer:
                 for table, why in rounds.reasons.items():
                     inventory.read_whole(table, why)
                 return None
-            plan = self._make_plan(function, phases, rounds, returned, gathered, single)
+            plan = self._make_plan(
+                function, phases, rounds, returned, gathered, devices[0], known, single
+            )
         ledger = self._strategy.extended.ledger
         ledger.note_looked_up(inventory.tables, small=False)
         ledger.note_looked_up(inventory.small, small=True)
         return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
 
     def _compute(
-        self, arguments: Sequence[Any], devices: Sequence[str | None]
+        self, arguments: Sequence[Any], devices: Sequence[str]
     ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
         """Call the method once for each device; return what came of it, and what leaves."""
         inputs = ComputeInputs.by_replica(arguments, len(devices))
         may_assign = self._method.may_assign
+        has_gpu = self._has_gpu
+        if has_gpu is None:
+            has_gpu = all(device.startswith("GPU:") for device in devices)
         if len(devices) == 1:
-            phase = Compute(self._inventory, inputs[0], trains_bare=may_assign)
-            with tf.device(devices[0]) if devices[0] else contextlib.nullcontext():
-                returned = self._call_method(phase, inputs[0].batch)
-                return [phase], [returned], phase.outputs()
-        replicas = Replicas(self._strategy, self._inventory, inputs, trains_bare=may_assign)
+            phase = Compute(self._inventory, inputs[0], trains_bare=may_assign, has_gpu=has_gpu)
+            returned = self._call_method(phase, inputs[0].batch)
+            return [phase], [returned], phase.outputs()
+        replicas = Replicas(
+            self._strategy, self._inventory, inputs, trains_bare=may_assign, has_gpu=has_gpu
+        )
         of_all = replicas.call(self._method.call, devices)
         return replicas.phases, of_all, replicas.outputs()
 
@@ -267,20 +292,20 @@ class Tracer:
         rounds: list[Round],
         returned: Returned,
         gathered: GatheredVariables,
+        device: str,
+        known: StepPlan | None,
         single: StepPlan | None,
     ) -> StepPlan:
         inventory, extended, phase = self._inventory, self._strategy.extended, phases[0]
         deltas, assigned = phase.state_changes()
-        pulled = list(inventory.pulled)
         # What lies end to end, whoever does a step.
-        fused = single.fused if single is not None else self._fuse(phase)
+        fused = known.fused if known is not None else self._fuse(phase)
         draws = [phase.draws.get(generator, 0) for generator in inventory.seeds]
         draw = None
         if self._method.has_states_away:
-            device = _first_device(phase.updates, [*deltas, *assigned])
-            deltas += [extended.away.state_of(v, device) for v in inventory.metrics]
-            seeds = [extended.away.state_of(v, ps_device(0)) for v in inventory.seeds]
-            draw = SeedDraw(seeds, draws, extended.mutex) if seeds else None
+            ps = _first_device(phase.updates, [*deltas, *assigned])
+            deltas += [extended.away.state_of(v, ps) for v in inventory.metrics]
+            draw = self._seed_draw(draws)
         changes = StepChanges(
             phase.updates,
             deltas,
@@ -290,9 +315,9 @@ class Tracer:
             fused.all,
             [group for own in rounds for group in own.groups],
         )
-        joints = single.push.joints if single is not None else self._joints(phase, changes)
+        joints = known.push.joints if known is not None else self._joints(phase, changes)
         pull = PullPhase(
-            pulled,
+            list(inventory.pulled),
             rounds,
             fused.all,
             self._clocks(changes, joints),
@@ -307,8 +332,7 @@ class Tracer:
             joints=joints,
         )
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
-        if single is not None:
-            captures += [*single.pull.captures, *single.push.captures]
+        captures += [] if single is None else [*single.pull.captures, *single.push.captures]
         outputs = function.structured_outputs.predicted
         outputs = outputs[: len(outputs) // len(phases)]  # of the first replica
         return StepPlan(
@@ -318,6 +342,7 @@ class Tracer:
                 list(function.captured_inputs),
                 inventory,
                 phase.updates,
+                device,
                 pads_rows=self._method.jit_compile,
             ),
             push=push,
@@ -335,6 +360,12 @@ class Tracer:
             overlaps=self._strategy.overlap and bool(changes.devices),
             single=single,
         )
+
+    def _seed_draw(self, draws: list[int]) -> SeedDraw | None:
+        """Return what draws seeds from the states of their generators on a ps."""
+        extended = self._strategy.extended
+        seeds = [extended.away.state_of(v, ps_device(0)) for v in self._inventory.seeds]
+        return SeedDraw(seeds, draws, extended.mutex) if seeds else None
 
     def _gather(self, phase: Compute) -> GatheredVariables:
         """Return what is on another ps in flight; nothing where variables stay what they are."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +19,11 @@ from kerasps.cluster import (
     optimizing,
     sent,
 )
+from kerasps.step.device_plans import DevicePlans
 from kerasps.step.graph import build_step_graph
 from kerasps.step.kept_graphs import KEPT_GRAPHS
 from kerasps.step.message_texts import OtherWords
 from kerasps.step.methods import ModelMethod
-from kerasps.step.plan import StepPlan
 from kerasps.step.returned import MetricResult
 from kerasps.step.state import Header, Ticket, WorkerVariables
 from kerasps.step.timing import StepTiming
@@ -63,7 +62,11 @@ class TracedStep:
             `"predict_step"`.
         fused: whether small variables lie in `FusedVariables` between `load` and `store`: steps are
             faster, beginnings slower.
+        device: the device that computes, in short ("GPU:0"); `trace_for` adds others.
         known: another step of the model, which spares traces; None for none.
+
+    Attributes:
+        plans: its plans, by the devices that compute.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class TracedStep:
         method: str,
         *,
         fused: bool,
+        device: str,
         known: TracedStep | None = None,
     ) -> None:
         self._model = model
@@ -89,10 +93,9 @@ class TracedStep:
             fused=fused,
             known=None if known is None else known._tracer,
         )
-        self._trace = self._tracer.trace()
+        self.plans = DevicePlans(self._tracer, device)
+        self._trace = self.plans.trace
         self._plan = self._trace.plan
-        # By the devices of a worker that has several.
-        self._plans: dict[tuple[str, ...], StepPlan] = {}
         self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
         self._state = _state_of(model)
         # Noted by whoever drives the step.
@@ -184,9 +187,9 @@ class TracedStep:
         checked: bool,
         keeps_totals: bool,
         redoes: bool = False,
+        devices: Sequence[str],
         on_coordinator: bool = False,
         replicas: int = 1,
-        devices: Sequence[str] = (),
     ) -> Any:
         """Return the step graph of an execution of `num_steps` batches: a concrete function.
 
@@ -200,12 +203,12 @@ class TracedStep:
             keeps_totals: whether what the steps add up to stays on the worker until `collect`, or
                 is returned.
             redoes: whether it goes by what the ticket says was applied before; others do all.
+            devices: the devices that compute, for which the step was traced (see `plans`).
             on_coordinator: whether it is the coordinator that runs it, and not a worker.
             replicas: how many batches a step takes, each on a device of its own. What is left over
                 is taken one by one. `num_replicas` was asked before.
-            devices: the devices of the worker.
         """
-        plan = self._plan_for(min(replicas, num_steps), replicas, tuple(devices))
+        plan = self.plans.plan_for(min(replicas, num_steps), replicas, tuple(devices))
         key = (source_spec, num_steps, checked, keeps_totals, redoes, on_coordinator, id(plan))
         with self._lock:
             if key not in self._step_graphs:
@@ -222,38 +225,6 @@ class TracedStep:
                     )
                 self._step_graphs[key] = KEPT_GRAPHS.shared(built, self._words)
             return self._step_graphs[key]
-
-    def trace_replicas(self, devices_of_workers: Iterable[Sequence[str]]) -> None:
-        """Trace the step for each number of devices that workers compute on.
-
-        Call before the first execution is sent. Thread: `fit`'s.
-
-        Raises UnsupportedError where the step cannot be done by several replicas.
-        """
-        for devices in {tuple(devices) for devices in devices_of_workers}:
-            if len(devices) > 1 and devices not in self._plans:
-                self._plans[devices] = self._tracer.trace_replicas(self._plan, devices)
-
-    def num_replicas(self, devices: Sequence[str]) -> int:
-        """Return how many batches a step takes on a worker with these devices.
-
-        Those of a worker that came after `trace_replicas`, and is unlike the others, are not used.
-        """
-        return len(devices) if tuple(devices) in self._plans else 1
-
-    @property
-    def batches_per_step(self) -> int:
-        """How many batches make whole steps on each worker, whichever it is."""
-        return math.lcm(*(plan.num_replicas for plan in self._plans.values()))
-
-    def _plan_for(self, size: int, replicas: int, devices: tuple[str, ...]) -> StepPlan:
-        if size < replicas or replicas == 1:
-            return self._plan  # no whole step
-        if len(devices) == replicas and devices in self._plans:
-            return self._plans[devices]
-        # What a lost worker has done in part is done again in the same steps; TensorFlow takes
-        # other devices for those that are not there.
-        return next(plan for plan in self._plans.values() if plan.num_replicas == replicas)
 
     def load(self) -> None:
         """Copy small variables to where steps find them: gathered, and fused, on a ps.

@@ -13,8 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat
-from kerasps.variables import ParameterServerVariable
+from kerasps.variables import ParameterServerVariable, note_read
 
 
 class ValueReads:
@@ -32,9 +31,7 @@ class ValueReads:
             variable: the variable.
             value: its value in this step, which is zeros where the step has rows of it alone.
         """
-        if variable.trainable:
-            # Before it is cast, or a GradientTape does not see the read.
-            _compat.record_variable_access(variable)
+        note_read(variable)  # before it is cast, or a GradientTape does not see the read
         tensor = variable.autocast(value)
         if tensor is not value:
             self._apart.add(tensor.op.name)

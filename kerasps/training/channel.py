@@ -62,6 +62,12 @@ class EpochChannel:
             return self._state.num_in_flight
 
     @property
+    def is_dealt_evenly(self) -> bool:
+        """Whether updates are synchronous and workers were given equally many steps."""
+        with self.lock:
+            return self._state.is_dealt_evenly
+
+    @property
     def num_workers(self) -> int:
         """The workers that the state knows of."""
         with self.lock:

@@ -9,10 +9,14 @@ from typing import Any
 
 from kerasps import _compat
 from kerasps.cluster import Membership
+from kerasps.training.closed_calls import ClosedQueue
 from kerasps.training.scheduled import ScheduledCalls
 from kerasps.training.worker_recovery import WorkerRecovery
 
 _ADDING = threading.Lock()
+# TensorFlow's name of the thread of its failure handler, which logs that it ends.
+_HANDLER_THREAD = "WorkerPreemptionHandler"
+_HANDLER_S = 2.0
 
 
 class CoordinatorPort:
@@ -33,6 +37,9 @@ class CoordinatorPort:
     def replace_failure_handler(self, membership: Membership, calls: ScheduledCalls) -> None:
         """Have failures be seen to by `WorkerRecovery`. Call before anything is scheduled."""
         self._tf_cluster.failure_handler.stop()
+        for thread in threading.enumerate():
+            if thread.name == _HANDLER_THREAD:
+                thread.join(_HANDLER_S)
         handler = WorkerRecovery(self._tf_cluster, membership, calls)
         for owner in (self._tf_cluster, *self._tf_cluster.workers):
             owner.failure_handler = handler
@@ -54,6 +61,18 @@ class CoordinatorPort:
             workers[worker].stop()
             device = f"/job:worker/replica:0/task:{worker}"
             workers[worker] = _compat.CoordinatorWorker(worker, device, self._tf_cluster)
+
+    def close(self) -> None:
+        """End the threads of workers, and what they do. Call when the cluster is noted as closed.
+
+        Does not wait: a thread in a call ends with the call, which is cancelled.
+        """
+        with _ADDING:
+            before, closed = self._tf_cluster.closure_queue, ClosedQueue()
+            self._tf_cluster.closure_queue = closed
+            for worker in self._tf_cluster.workers:
+                worker.stop()
+            closed.take_over(before)
 
     @property
     def num_workers(self) -> int:

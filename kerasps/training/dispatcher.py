@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster import absent_ps_error, comes_from, lost_ps, tell_supervisor, translated_errors
-from kerasps.errors import KeraspsError, PSLostError, WorkerLostError
+from kerasps.errors import ClusterClosedError, KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
 from kerasps.training.channel import EpochChannel, Mailbox, Sessions
@@ -109,7 +109,7 @@ class Dispatcher:
         self._keeps_totals = collect_interval > 0
         max_ahead = None
         if strategy.max_staleness and function.devices:
-            max_ahead = strategy.max_staleness * function.batches_per_step
+            max_ahead = strategy.max_staleness * function.plans.batches_per_step
         self._state = EpochState(
             self._port.num_workers,
             # A worker that was lost before is not there to read its split of the input.
@@ -127,7 +127,7 @@ class Dispatcher:
         self._lanes = WorkerLanes(
             strategy.extended.fences,
             function.devices,
-            on_open=strategy._staleness_meter.add_lane,
+            strategy._staleness_meter,
             on_close=function.leave,
         )
         self._owner = threading.Lock()
@@ -172,6 +172,11 @@ class Dispatcher:
     def has_backlog(self) -> bool:
         """Whether there are reports that `suspend` has kept for `wait`."""
         return bool(self._backlog)
+
+    @property
+    def is_dealt_evenly(self) -> bool:
+        """Whether each worker has its part of the next synchronous updates, and no more is due."""
+        return self._channel.is_dealt_evenly
 
     # Epochs
 
@@ -278,6 +283,7 @@ class Dispatcher:
             with contextlib.suppress(queue.Empty):
                 return self._channel.reports.get(timeout=_POLL_S)
             self._check_flight()
+            self._function.plans.trace_awaited()
             lost = self._channel.lost_workers | self._membership.absent_workers
             # Nothing can come while all workers are gone.
             if len(lost) < self._membership.num_workers:
@@ -397,7 +403,8 @@ class Dispatcher:
                 failed_at = failed_at or time.monotonic()
                 assert sessions.error is not None
                 is_ps_lost = (
-                    isinstance(sessions.error, PSLostError) or lost_ps(sessions.error) is not None
+                    isinstance(sessions.error, PSLostError | ClusterClosedError)
+                    or lost_ps(sessions.error) is not None
                 )
                 is_late = time.monotonic() > failed_at + _DRAIN_S
                 if is_ps_lost or is_late:
@@ -421,7 +428,8 @@ class Dispatcher:
         if not source.is_open and self._channel.holds_results(worker):
             applied = self._close(self._lanes.lane(worker))
         source.devices = self._strategy.devices_of(worker)
-        replicas = self._function.num_replicas(source.devices)
+        self._function.plans.await_trace(source.devices, lambda: sessions.is_over)
+        replicas = self._function.plans.num_replicas(source.devices)
         mailbox = sessions.enter(SessionBegan(worker, source.is_open, applied, replicas))
         if mailbox is None:
             return

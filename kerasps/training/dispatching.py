@@ -42,6 +42,13 @@ class Dispatching(Protocol):
     def has_backlog(self) -> bool:
         """Whether there are reports that `suspend` has kept for `wait`."""
 
+    @property
+    def is_dealt_evenly(self) -> bool:
+        """Whether each worker has its part of the next synchronous updates, and no more is due.
+
+        False where updates are not synchronous.
+        """
+
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
         """Begin a pass over the data with `epoch`; data that never end are an error if they must.
 

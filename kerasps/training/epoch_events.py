@@ -15,7 +15,7 @@ class Execution:
         num_steps: how many.
         header: what the step graph is given beside the data (see `step.Header`).
         batches: those to do the steps on, where the coordinator reads the data; else None.
-        first_batch: the place in the input of the first of `batches`.
+        first_batch: the place in the input of the first of `batches`; 0 without them.
         applied: for each ps that steps push to, how many of the first pushes were applied there
             before, by a worker that was lost: these are done again for what they return alone.
             Empty for none.
@@ -52,13 +52,13 @@ class Execution:
     def _part(self, begin: int, size: int) -> Execution:
         if size == self.num_steps:
             return self
-        return replace(
-            self,
-            num_steps=size,
-            header=self.header.after(begin) if begin else self.header,
-            batches=None if self.batches is None else self.batches[begin : begin + size],
-            first_batch=self.first_batch + begin,
+        part = replace(
+            self, num_steps=size, header=self.header.after(begin) if begin else self.header
         )
+        if self.batches is None:
+            return part  # whoever reads the batches knows their places
+        batches = self.batches[begin : begin + size]
+        return replace(part, batches=batches, first_batch=self.first_batch + begin)
 
     @property
     def num_pushes(self) -> int:

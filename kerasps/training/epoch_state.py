@@ -117,6 +117,14 @@ class EpochState:
         return waiting + sum(len(worker.running) for worker in self._workers)
 
     @property
+    def is_dealt_evenly(self) -> bool:
+        """Whether synchronous updates wait for nobody who was given fewer steps than others."""
+        if not self._joints.joins or self._queue or self._splits.num_unfinished:
+            return False
+        readers = [i for i, worker in enumerate(self._workers) if self._has_data(worker)]
+        return self._joints.is_even(readers)
+
+    @property
     def has_results_due(self) -> bool:
         """Whether a worker holds results."""
         return any(worker.uncollected for worker in self._workers)
@@ -205,7 +213,8 @@ class EpochState:
                 return self._lose_awaited(event.worker, event.applied)
             case WorkersJoined():
                 new = event.num_workers - len(self._workers)
-                self._workers += [WorkerState() for _ in range(new)]
+                fewest = min(worker.num_given for worker in self._workers)
+                self._workers += [WorkerState(num_given=fewest) for _ in range(new)]
                 return []
             case WorkerLeaves():
                 self._workers[event.worker].is_leaving = True
@@ -217,7 +226,8 @@ class EpochState:
     def _begin_pass(self, event: PassBegan) -> list[Command]:
         self._splits = SplitLedger(event.num_splits, event.positions)
         for index, worker in enumerate(self._workers):
-            worker.split, worker.shares, worker.is_exhausted = None, False, False
+            worker.split, worker.num_given = None, 0
+            worker.shares = worker.is_exhausted = False
             if index in self._lost:
                 # Should it come back first, it may take its own split; until then, others may.
                 self._release_own(index)
@@ -255,8 +265,10 @@ class EpochState:
         return [*commands, *self._wake_dry()]
 
     def _begin_joint(self, index: int) -> list[Command]:
-        if self._workers[index].status is WorkerStatus.READING:
-            self._joints.join(index)
+        if self._workers[index].status not in (WorkerStatus.AWAITED, WorkerStatus.LOST):
+            # One that has left its split meanwhile leaves these updates too.
+            is_late = any(self._workers[member].running for member in self._joints.members)
+            self._joints.join(index, is_late=is_late)
         # All wait for it: more may have to be asked for.
         return [Report(), *self._send_queued()]
 
@@ -326,6 +338,7 @@ class EpochState:
         # What the session was given and did not run: its batches are still there to be read.
         for execution in worker.running:
             self._pace.take_back(index, execution.num_steps)
+            worker.num_given -= 1
             if worker.split is not None:
                 self._splits.give_out(worker.split, -execution.num_steps)
         self._put_back(worker.split, worker.running)
@@ -359,7 +372,7 @@ class EpochState:
 
     def _let_go(self, index: int) -> list[Command]:
         """Do without a worker that holds nothing."""
-        return self._lose(index, ())
+        return [*self._part_with(index), *self._lose(index, ())]
 
     def _let_dry_go(self, index: int) -> list[Command]:
         return self._let_go(index) if self._workers[index].status is WorkerStatus.DRY else []
@@ -380,9 +393,8 @@ class EpochState:
         if worker.split is None and len(self._splits):
             worker.status = WorkerStatus.DRY
             self._pace.leave(index)
-            self._joints.leave(index)
             self._lost.discard(index)
-            return [Report()]
+            return [*self._part_with(index), Report()]
         worker.status = WorkerStatus.OPENING
         if worker.split is None:
             return [Open(index, None, 0)]
@@ -399,7 +411,10 @@ class EpochState:
         return commands
 
     def _send_queued(self) -> list[Command]:
-        """Send executions that wait to workers that can take them, the least busy first."""
+        """Send executions that wait to workers that can take them, the least busy first.
+
+        Of those that are equally busy, the one that has had the fewest.
+        """
         commands = self._have_join()
         for index, worker in enumerate(self._workers):
             while worker.split is not None and self._has_room(worker):
@@ -410,17 +425,31 @@ class EpochState:
         while self._queue:
             steps = self._queue[0].num_steps
             free = [
-                (len(worker.running), index)
+                worker.turn(index)
                 for index, worker in enumerate(self._workers)
                 if self._has_room(worker)
                 and self._unfinished(worker) is None
                 and self._pace.allows(index, steps)
                 and self._may_take_part(index)
             ]
-            if not free:
+            if not free or self._num_awaited_before(min(free)) >= len(self._queue):
                 break
-            commands += self._send(min(free)[1], self._queue.popleft())
+            commands += self._send(min(free)[-1], self._queue.popleft())
         return commands
+
+    def _num_awaited_before(self, turn: tuple[int, int, int]) -> int:
+        """Return how many workers have their turn before `turn`, and a session that begins soon.
+
+        What waits is theirs, or the worker whose session begins first would do all that is asked
+        for one by one, where each execution has a flight to itself.
+        """
+        return sum(
+            worker.split is not None
+            and not worker.is_leaving
+            and self._has_data(worker, WorkerStatus.AWAITED)
+            and worker.turn(index) < turn
+            for index, worker in enumerate(self._workers)
+        )
 
     def _may_begin(self, index: int, unfinished: Execution) -> bool:
         """Return whether a worker may do what it alone can, and others may have nothing to do."""
@@ -455,9 +484,14 @@ class EpochState:
             worker = self._workers[index]
             has_work = bool(self._queue) or not self._all_asked
             if not worker.running and not (has_work and self._has_room(worker)):
-                self._joints.leave(index)
-                commands.append(Leave(index))
+                commands += self._part_with(index)
         return commands
+
+    def _part_with(self, index: int) -> list[Command]:
+        """Have no synchronous update wait for a worker, if any does."""
+        takes_part = self._joints.takes_part(index)
+        self._joints.leave(index)
+        return [Leave(index)] if takes_part else []
 
     def _unfinished(self, worker: WorkerState) -> Execution | None:
         """Return what a worker must do before anything else: it is for the next of its batches."""
@@ -504,11 +538,12 @@ class EpochState:
         self._pace.give(index, execution.num_steps)
         self._joints.give(index, execution.num_steps)
         worker.running.append(execution)
+        worker.num_given += 1
         return Send(index, execution)
 
-    def _has_data(self, worker: WorkerState) -> bool:
-        """Return whether a worker is reading, and there may be a batch that no execution has."""
-        if worker.status is not WorkerStatus.READING or worker.is_exhausted:
+    def _has_data(self, worker: WorkerState, status: WorkerStatus = WorkerStatus.READING) -> bool:
+        """Return whether a worker is in `status`, and has a batch that no execution has, maybe."""
+        if worker.status is not status or worker.is_exhausted:
             return False
         return worker.split is None or self._splits.left(worker.split) != 0
 
@@ -527,23 +562,7 @@ class EpochState:
         What of it was applied is not to be applied again, on the ps where it was.
         """
         worker = self._workers[index]
-        not_applied = (worker.not_applied if applied else ()) or (0,) * len(applied)
-        left = [
-            pushes - (worker.counted - without)
-            for pushes, without in zip(applied, not_applied, strict=True)
-        ]
-        executions = []
-        for execution in [*worker.uncollected, *worker.running]:
-            before = execution.applied or (0,) * len(left)
-            new = [min(n, execution.num_pushes - b) for n, b in zip(left, before, strict=True)]
-            left = [n - taken for n, taken in zip(left, new, strict=True)]
-            total = tuple(b + taken for b, taken in zip(before, new, strict=True))
-            executions.append(replace(execution, applied=total) if any(new) else execution)
-        self._put_back(worker.split, executions)
-        worker.uncollected.clear()
-        worker.running.clear()
-        worker.is_collecting = False
-        worker.counted, worker.not_applied = 0, ()
+        self._put_back(worker.split, worker.take_back(applied))
 
     def _put_back(self, split: int | None, executions: Iterable[Execution]) -> None:
         """Put executions before what waits.

@@ -26,6 +26,8 @@ class JointLedger:
         self._joining: set[int] = set()
         # Of those that take part, the steps that each was given.
         self._given: dict[int, int] = {}
+        # Of those, who began while others had steps: it is not known which of these wait for it.
+        self._late: set[int] = set()
         self._has_changed = False
 
     def has_changed(self) -> bool:
@@ -50,8 +52,15 @@ class JointLedger:
         """Note that a worker was told to join."""
         self._joining.add(worker)
 
-    def join(self, worker: int) -> None:
-        """Note that a worker takes part: every update waits for it."""
+    def join(self, worker: int, *, is_late: bool = False) -> None:
+        """Note that a worker takes part: every update waits for it.
+
+        Args:
+            worker: the worker.
+            is_late: whether others have steps to do, which may wait for it.
+        """
+        if is_late:
+            self._late.add(worker)
         self._joining.discard(worker)
         self._expected.discard(worker)
         self._given[worker] = min(self._given.values(), default=0)
@@ -61,12 +70,18 @@ class JointLedger:
         """Note that a worker takes no part, and is not about to."""
         self._joining.discard(worker)
         self._expected.discard(worker)
+        self._late.discard(worker)
         self._given.pop(worker, None)
         self._has_changed = self.joins
 
     def takes_part(self, worker: int) -> bool:
         """Return whether updates wait for a worker."""
         return worker in self._given
+
+    def is_even(self, readers: Iterable[int]) -> bool:
+        """Return whether nobody who takes part waits for one of `readers`, who have data."""
+        most = max(self._given.values(), default=0)
+        return not self._late and all(self._given.get(reader, most) == most for reader in readers)
 
     def may_be_given(self, worker: int, others: Iterable[int], *, is_idle: bool) -> bool:
         """Return whether a worker may be given steps.

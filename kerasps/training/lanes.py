@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
+import tensorflow as tf
+
+from kerasps.training.staleness import StalenessMeter
 from kerasps.variables import OPEN_LANE, Fences
 
 
 class WorkerLanes:
     """Opens a lane for each worker that is made ready, and closes it when the worker is lost.
 
+    A worker's lane is given back when the worker gets another one, and at last when nobody refers
+    to this object any more: no session does then.
+
     Args:
         fences: the lanes on the ps tasks.
         devices: the devices of the ps that steps push to; none where steps change nothing.
-        on_open: called with each worker that gets a lane, and the lane.
+        meter: is told of each lane.
         on_close: called with each lane that is closed.
     """
 
@@ -22,15 +30,16 @@ class WorkerLanes:
         self,
         fences: Fences,
         devices: Sequence[str],
-        on_open: Callable[[int, int], None],
+        meter: StalenessMeter,
         on_close: Callable[[int], None],
     ) -> None:
         self._fences = fences
         self._devices = devices
-        self._on_open = on_open
+        self._meter = meter
         self._on_close = on_close
         self._lock = threading.Lock()
         self._lanes: dict[int, int] = {}
+        weakref.finalize(self, _give_back, fences, self._lanes).atexit = False
 
     def open(self, worker: int) -> int:
         """Return the lane of a worker that is made ready for executions."""
@@ -38,8 +47,14 @@ class WorkerLanes:
             return OPEN_LANE
         lane = self._fences.open_lane(self._devices)
         with self._lock:
+            before = self._lanes.get(worker)
             self._lanes[worker] = lane
-        self._on_open(worker, lane)
+        self._meter.add_lane(worker, lane)
+        if before is not None:
+            # All that was pushed in it is counted, or the lane was closed.
+            with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
+                records = self._fences.retire_lane(before, self._devices)
+                self._meter.end_lane(worker, before, records)
         return lane
 
     def lane(self, worker: int) -> int:
@@ -66,3 +81,8 @@ class WorkerLanes:
         """The lanes that were opened last, one for each worker."""
         with self._lock:
             return list(self._lanes.values())
+
+
+def _give_back(fences: Fences, lanes: dict[int, int]) -> None:
+    for lane in lanes.values():
+        fences.give_back(lane)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from kerasps.inputs import Input
-from kerasps.step import TRAIN, ExecutionResult, Mode, TracedStep, TrafficMeter
+from kerasps.step import TRAIN, Mode, TracedStep, TrafficMeter
 from kerasps.training.batch_callbacks import BatchCallbacks, listen_to_batches
 from kerasps.training.dispatcher import EXECUTIONS_PER_WORKER
 from kerasps.training.dispatching import Dispatching
@@ -18,6 +18,7 @@ from kerasps.training.epoch_events import Execution, Report
 from kerasps.training.execution_size import ExecutionSize, executions_at_once, unlooped
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.position import CannotResumeError, LoopPosition
+from kerasps.training.predictions import Predictions
 from kerasps.training.step_numbers import StepNumbers
 
 # What steps add up to may stay on a worker for so long where no callback asks for it with each
@@ -35,8 +36,7 @@ class Loop:
         inputs: the data.
         steps: steps in each epoch; None for as many as there are data.
         callbacks: the `keras.callbacks.CallbackList`.
-        on_result: called with each result, the split of the input that it is of, and the place in
-            it of its first batch. Each execution returns its own result then.
+        predictions: where the outputs of `predict` go. Each execution returns its result then.
 
     Attributes:
         on_turn: called between two reports, where `rest` may be called.
@@ -51,7 +51,7 @@ class Loop:
         *,
         steps: int | None,
         callbacks: Any,
-        on_result: Callable[[ExecutionResult, int | None, int], None] | None = None,
+        predictions: Predictions | None = None,
     ) -> None:
         self._model = model
         self._mode = mode
@@ -59,7 +59,7 @@ class Loop:
         self._inputs = inputs
         self._steps = steps
         self._callbacks = callbacks
-        self._on_result = on_result
+        self._predictions = predictions
         self.on_turn: Callable[[], None] = lambda: None
         strategy = model._distribute_strategy
         self._meter = strategy._traffic_meter
@@ -68,14 +68,10 @@ class Loop:
             # this one.
             self._meter = TrafficMeter(strategy.num_ps)
             self._meter.start(function.traffic)
-        function.trace_replicas(strategy._devices_of_workers())
-        self._per_step = function.batches_per_step
+        self._per_step = function.plans.batches_per_step
         # Whether a callback is told of each execution.
         self._listens = listens = listen_to_batches(callbacks, mode.name)
-        # A callback that is told of a batch finds the model as that batch left it, but for what
-        # other workers have done.
-        self._max_per_worker = 1 if listens else EXECUTIONS_PER_WORKER
-        interval = 0.0 if on_result is not None or listens else COLLECT_INTERVAL_S
+        interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
         self._dispatcher: Dispatching = strategy._dispatcher(
             model, mode, function, inputs, collect_interval=interval
         )
@@ -250,12 +246,14 @@ class Loop:
         has_data = True
         try:
             while True:
-                while has_data and self._has_room():
-                    has_data = self._ask_for_steps()
+                has_data = has_data and self._send_steps(callbacks)
                 if dispatcher.settle(all_asked=not (has_data and self._wants_more)):
                     break
                 self._count(dispatcher.wait(), totals, callbacks)
                 self.on_turn()
+            if self._predictions is not None:
+                self._predictions.end()
+                self._tell_predicted(self._predictions, callbacks, is_last=True)
             callbacks.flush()
         except BaseException:
             dispatcher.abandon()
@@ -264,6 +262,18 @@ class Loop:
             self._batch_callbacks = None
             self._meter.pause()
             self._inputs.on_epoch_end()
+
+    def _send_steps(self, callbacks: BatchCallbacks) -> bool:
+        """Send what there is room for; return False where the data have ended."""
+        num_batches = self._inputs.num_batches if self._steps is None else self._steps
+        while self._has_room(callbacks):
+            told = self._done if self._predictions is None else self._predictions.num_told
+            is_due = num_batches is None or told < num_batches
+            if is_due and callbacks.begin(told):
+                continue  # what they did may leave no room
+            if not self._ask_for_steps():
+                return False
+        return True
 
     def _ask_for_steps(self) -> bool:
         """Send the next execution; return False where the data have ended."""
@@ -291,12 +301,14 @@ class Loop:
         totals.add(result)
         self._size.note(time.monotonic(), result.steps)
         self._meter.add(report.pushes, result.rows)
-        if self._on_result is not None:
-            self._on_result(result, report.split, report.first_batch)
         first = self._done
         self._done += result.steps
         self._num_counted += result.steps
-        if self._is_stopped:
+        if self._predictions is not None:
+            self._predictions.add(result.outputs, report.split, report.first_batch)
+            self._tell_predicted(self._predictions, callbacks)
+            return
+        if self._is_stopped and first and not callbacks.has_begun:
             return  # who has asked to stop hears no more of what was in flight
         counted_until = self._done
         if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
@@ -304,7 +316,20 @@ class Loop:
             # not the only one that this is of, or a part of one, it began at a multiple.
             begin = first if self._listens else (self._done - 1) // self._whole * self._whole
             counted_until = max(counted_until, begin + self._whole)
-        callbacks.add(first, counted_until - 1, result)
+        callbacks.add(first, counted_until - 1)
+
+    def _tell_predicted(
+        self, predictions: Predictions, callbacks: BatchCallbacks, *, is_last: bool = False
+    ) -> None:
+        """Tell the callbacks of the outputs that are next in the input."""
+        while callbacks.has_begun or not (self._is_stopped and predictions.num_told):
+            first = predictions.num_told
+            outputs = predictions.next_to_tell(self._whole, is_last=is_last)
+            if not outputs:
+                return
+            # As in Keras, the last execution counts as if it were whole.
+            count = self._whole if self._per_step == 1 else len(outputs)
+            callbacks.add(first, first + count - 1, outputs)
 
     @property
     def _is_stopped(self) -> bool:
@@ -312,13 +337,38 @@ class Loop:
 
     @property
     def _wants_more(self) -> bool:
-        return not self._is_stopped and (self._steps is None or self._asked < self._steps)
+        # As in Keras, a loop that is stopped before it begins does its first execution.
+        predictions = self._predictions
+        has_begun = self._asked if predictions is None else predictions.num_told
+        goes_on = not (self._is_stopped and has_begun)
+        return goes_on and (self._steps is None or self._asked < self._steps)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, callbacks: BatchCallbacks) -> bool:
+        """Return whether an execution may be sent now."""
+        dispatcher = self._dispatcher
+        if not self._listens:
+            limit = EXECUTIONS_PER_WORKER * dispatcher.num_workers
+            return self._wants_more and dispatcher.num_in_flight < limit
+        # What callbacks have not been told of, be it in flight or back.
+        ahead = self._asked - self._done
         if not self._wants_more:
+            # A batch whose begin they were told of is done, as in Keras, if they stop there.
+            is_due = callbacks.has_begun and (self._steps is None or self._asked < self._steps)
+            return is_due and not ahead
+        if ahead and self._waits_for_callbacks(callbacks):
             return False
-        limit = self._max_per_worker * self._dispatcher.num_workers
-        return self._dispatcher.num_in_flight < limit
+        return ahead <= (dispatcher.num_workers - 1) * self._size.steps
+
+    def _waits_for_callbacks(self, callbacks: BatchCallbacks) -> bool:
+        """Return whether callbacks are to be told of all that is done before more is sent."""
+        dispatcher = self._dispatcher
+        if dispatcher.is_dealt_evenly:
+            # An execution that one worker has and the others lack would be an update of its own if
+            # a callback touched a variable, and so had all wait.
+            return True
+        # Callbacks that read find all workers at rest, so all are sent something next. What
+        # callbacks assign is for one execution: the next one is for what they assign next.
+        return dispatcher.has_backlog and not callbacks.has_assigned
 
 
 def warn_of_missing_data() -> None:

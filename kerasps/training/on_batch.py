@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, translated_errors
+from kerasps.cluster import COORDINATOR_CPU, FIRST_CPU, translated_errors
 from kerasps.errors import InputError
-from kerasps.inputs import sample_weights
-from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, Mode, TracedStep, step_function
+from kerasps.inputs import check_arrays, sample_weights
+from kerasps.step import (
+    PREDICT,
+    TEST,
+    TRAIN,
+    ExecutionResult,
+    Mode,
+    TracedStep,
+    explaining,
+    step_function,
+)
 from kerasps.training.keras_rules import check_compiled, plain_logs
 from kerasps.training.metrics import merge_once
 from kerasps.training.outputs import concatenated
 from kerasps.training.prepare import prepare
 from kerasps.training.step_numbers import StepNumbers
 from kerasps.variables import come_to_rest
+
+_LOGGER = logging.getLogger("kerasps")
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def train_on_batch(
@@ -71,17 +85,28 @@ def _logs_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) 
 def _run_on_batch(
     model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]
 ) -> tuple[TracedStep, ExecutionResult]:
+    x, y, sample_weight = batch
+    check_arrays(is_batch=True, x=x, y=y, sample_weight=sample_weight)
     come_to_rest()
     prepare(model)
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
-    with translated_errors(model._distribute_strategy):
-        function = step_function(model, mode, spec, fused=False)
+    strategy = model._distribute_strategy
+    _note_own_step(strategy, f"`{mode.name}_on_batch`")
+    with translated_errors(strategy):
+        devices = strategy._own_devices
+        with explaining(model, mode, spec):
+            function = step_function(model, mode, spec, [devices], fused=False)
         numbers = StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
             execution = function.step_graph(
-                None, 1, checked=False, keeps_totals=False, on_coordinator=True
+                None,
+                1,
+                checked=False,
+                keeps_totals=False,
+                devices=devices,
+                on_coordinator=True,
             )
         result = function.run_alone(execution, [packed], numbers.next_header(1))
         numbers.settle(1)
@@ -93,3 +118,19 @@ def _as_tensor(value: Any) -> Any:
         return value
     tensor = tf.convert_to_tensor(value)
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
+
+
+def _note_own_step(strategy: Any, what: str) -> None:
+    """Say, once, that this process does on its CPU what a worker would do on a GPU.
+
+    Args:
+        strategy: the strategy.
+        what: what the user has called.
+    """
+    has_gpu = any(devices[0] != FIRST_CPU for devices in strategy._devices_of_workers())
+    if has_gpu and strategy._own_devices == (FIRST_CPU,) and strategy not in _told:
+        _told.add(strategy)
+        _LOGGER.warning(
+            f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
+            "`fit`, `evaluate` or `predict` for steps that are to run there."
+        )

@@ -10,7 +10,11 @@ import tensorflow as tf
 
 
 def concatenated(outputs: Sequence[Any]) -> Any:
-    """Join what several steps predicted along the first axis, leaf by leaf."""
+    """Join what several steps predicted along the first axis, leaf by leaf.
+
+    Arrays are new and may be written to, also those of a single step: who has the steps' own, such
+    as a callback, is not to find them changed.
+    """
     first, *_ = outputs
     columns = zip(*(tf.nest.flatten(step) for step in outputs), strict=True)
     leaves = [list(parts) for parts in columns]
@@ -18,15 +22,13 @@ def concatenated(outputs: Sequence[Any]) -> Any:
 
 
 def _concatenate(parts: list[Any]) -> Any:
-    if (
-        len(parts) > 1
-        and isinstance(parts[0], np.ndarray)
-        and len({part.shape[1:] for part in parts}) == 1
-        and parts[0].ndim
-    ):
+    first = parts[0]
+    if isinstance(first, (tf.RaggedTensor, tf.SparseTensor)):
+        return _joined(parts)
+    if np.ndim(first) and len({part.shape[1:] for part in parts}) == 1:
         return np.concatenate(parts)
-    joined = _joined([tf.convert_to_tensor(p) if isinstance(p, np.ndarray) else p for p in parts])
-    return np.asarray(joined) if isinstance(joined, tf.Tensor) else joined
+    joined = _joined([tf.convert_to_tensor(part) for part in parts])
+    return joined.numpy() if isinstance(joined, tf.Tensor) else joined
 
 
 def _joined(tensors: list[Any]) -> Any:

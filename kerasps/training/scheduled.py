@@ -44,6 +44,8 @@ from kerasps.variables import (
     worker_timeout,
 )
 
+# After so many calls a worker gets other lanes: the number of a call is sent as an int32.
+_CALLS_PER_LANE = 2**30
 # How often a wait looks whether anybody is there; what is done it hears of at once.
 _POLL_S = 0.5
 
@@ -246,7 +248,8 @@ class ScheduledCalls:
             # It was lost and came back while it had nothing to do. What it had of datasets is gone,
             # and made again only where TensorFlow hears of a loss.
             self._generations[worker] = generation
-            self._lanes.pop(worker, None)
+            if worker in self._lanes:
+                self._give_back(self._lanes.pop(worker))
             raise WorkerAway
         nothing = (0,) * self._num_ps
         applied = self._applied.get(closure, nothing)
@@ -254,13 +257,29 @@ class ScheduledCalls:
         if any(applied):
             self._have_redone(closure)
             pushes = nothing  # none in the first lane
-        if worker not in self._lanes:
-            fences = self._strategy.extended.fences
-            counted, numbered = (fences.open_lane(self._devices) for _ in range(2))
-            self._lanes[worker] = _WorkerLanes(worker, counted, numbered, self._num_ps)
-        lanes = self._lanes[worker]
+        lanes = self._lanes_of(worker)
         lanes.number += 1
         self._state.call = _Call(weakref.ref(closure), lanes, lanes.number, tuple(pushes), applied)
+
+    def _lanes_of(self, worker: int) -> _WorkerLanes:
+        """Return the lanes of a worker that is about to be called."""
+        if worker in self._lanes and self._lanes[worker].number >= _CALLS_PER_LANE:
+            self._give_back(self._lanes.pop(worker))
+        if worker not in self._lanes:
+            fences = self._strategy.extended.fences
+            counted = fences.open_lane(self._devices)
+            try:
+                numbered = fences.open_lane(self._devices)
+            except BaseException:
+                fences.give_back(counted)
+                raise
+            self._lanes[worker] = _WorkerLanes(worker, counted, numbered, self._num_ps)
+        return self._lanes[worker]
+
+    def _give_back(self, lanes: _WorkerLanes) -> None:
+        """Give the lanes of a worker back: no call is counted in them any more."""
+        for lane in (lanes.counted, lanes.numbered):
+            self._strategy.extended.fences.give_back(lane)
 
     def _finish(self) -> None:
         """Note that the call that this thread has made last is done, unless it has failed."""
@@ -330,9 +349,16 @@ class ScheduledCalls:
         call, self._state.call = self._state.call, None
         if call is None:
             return
+        if self._lanes.get(call.lanes.worker) is call.lanes:
+            del self._lanes[call.lanes.worker]
+        try:
+            self._count_applied(call)
+        finally:
+            self._give_back(call.lanes)
+
+    def _count_applied(self, call: _Call) -> None:
+        """Close the lanes of a call that has failed, and note what was applied of it."""
         lanes, fences = call.lanes, self._strategy.extended.fences
-        if self._lanes.get(lanes.worker) is lanes:
-            del self._lanes[lanes.worker]
         closure = call.closure()
         # Where a ps is lost, nothing is left that could be counted twice.
         with contextlib.suppress(tf.errors.OpError):

@@ -47,7 +47,7 @@ class WorkerSource:
         self._generation: int | None = None
         # What the worker keeps from execution to execution; None before it is made ready.
         self.handles: list[tf.Tensor] | None = None
-        # The devices that it computes on, where they are several.
+        # The devices that it computes on.
         self.devices: Sequence[str] = ()
 
     def belongs_to(self, generation: int) -> None:
@@ -256,7 +256,8 @@ def first_error(executor: Any, error: BaseException) -> BaseException:
         try:
             executor.wait()
         except tf.errors.OpError as exc:
-            return exc
+            first: BaseException = exc
+            return first
     return error
 
 

@@ -9,7 +9,14 @@ import threading
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import Membership, answers, cleaned, lost_ps
+from kerasps.cluster import (
+    Membership,
+    answers,
+    cleaned,
+    connected_strategy,
+    lost_ps,
+    ps_is_there,
+)
 
 # What gRPC answers where it could not read a request, which TensorFlow has not seen then. Met once
 # in hundreds of runs, after a chief was ended and its cluster had another.
@@ -53,7 +60,7 @@ class SessionFailures:
             return Verdict.WORKER_IS_AWAY
         ps = lost_ps(error)
         if ps is not None:
-            is_there = self._membership.lost_ps is None and answers(f"/job:ps/replica:0/task:{ps}")
+            is_there = self._membership.lost_ps is None and ps_is_there(connected_strategy(), ps)
             return self._tried(error, worker) if is_there else Verdict.FAIL
         if not answers(f"/job:worker/replica:0/task:{worker}"):
             self.forget(worker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -131,19 +131,37 @@ class StalenessMeter:
         """Begin anew, for steps that push to the ps `devices`."""
         with self._lock:
             self._devices = devices
-            self._lanes: list[tuple[int, int]] = []
+            self._lanes: dict[int, int] = {}
+            # What was noted of lanes that were given back, by the worker.
+            self._ended: dict[int, list[LaneRecord]] = {}
             self._report = Staleness([])
             self._is_live = True
 
     def add_lane(self, worker: int, lane: int) -> None:
         """Note that a worker pushes in a lane from here on. Thread: any."""
         with self._lock:
-            self._lanes.append((worker, lane))
+            self._lanes[lane] = worker
+
+    def end_lane(self, worker: int, lane: int, records: Sequence[LaneRecord]) -> None:
+        """Note that nothing more comes in a lane, which was given back. Thread: any.
+
+        Args:
+            worker: the worker.
+            lane: the lane.
+            records: what each ps has noted of it.
+        """
+        with self._lock:
+            if self._lanes.pop(lane, None) is not None:
+                ended = self._ended.get(worker, [])
+                self._ended[worker] = [_sum([*ended, *records])]
 
     def finish(self) -> None:
-        """Read for the last time: the tasks may end, and lanes be given again."""
+        """Read for the last time, and give the lanes back. Call when all steps are done."""
         self.report()
         self._is_live = False
+        with self._lock:
+            for lane in self._lanes:
+                self._fences.give_back(lane)
 
     def report(self) -> Staleness:
         """Return what was counted since `start`; what was read last, where a ps is gone.
@@ -151,29 +169,38 @@ class StalenessMeter:
         Thread: any.
         """
         with self._lock:
-            lanes, devices = list(self._lanes), self._devices
+            lanes, devices, ended = list(self._lanes), self._devices, dict(self._ended)
+            workers = list(self._lanes.values())
         if self._is_live:
             try:
-                records = self._fences.records([lane for _, lane in lanes], devices)
+                of_ps = self._fences.records(lanes, devices)
             except tf.errors.OpError:
                 self._is_live = False
             else:
-                self._report = _summed([worker for worker, _ in lanes], records)
+                found = {worker: list(records) for worker, records in ended.items()}
+                for records in of_ps:
+                    for worker, record in zip(workers, records, strict=True):
+                        found.setdefault(worker, []).append(record)
+                self._report = _summed(found)
         return self._report
 
 
-def _summed(workers: Sequence[int], of_ps: Sequence[Sequence[LaneRecord]]) -> Staleness:
-    """Return a report of what each ps has noted of the lanes of `workers`."""
-    by_worker: dict[int, list[LaneRecord]] = {}
-    for records in of_ps:
-        for worker, record in zip(workers, records, strict=True):
-            by_worker.setdefault(worker, []).append(record)
+def _sum(records: Sequence[LaneRecord]) -> LaneRecord:
+    return LaneRecord(
+        sum(record.applied for record in records),
+        sum(record.total for record in records),
+        max(record.largest for record in records),
+        np.sum([record.counts for record in records], axis=0),
+    )
+
+
+def _summed(by_worker: Mapping[int, Sequence[LaneRecord]]) -> Staleness:
+    """Return a report of what the ps have noted of each worker."""
     found = []
-    for worker, own in sorted(by_worker.items()):
-        counts = np.sum([record.counts for record in own], axis=0)
-        pushes = int(counts.sum())
+    for worker, records in sorted(by_worker.items()):
+        record = _sum(records)
+        pushes = int(record.counts.sum())
         if pushes:
-            mean = sum(record.total for record in own) / pushes
-            largest = max(record.largest for record in own)
-            found.append(WorkerStaleness(worker, tuple(counts.tolist()), mean, largest))
+            mean, counts = record.total / pushes, tuple(record.counts.tolist())
+            found.append(WorkerStaleness(worker, counts, mean, record.largest))
     return Staleness(found)

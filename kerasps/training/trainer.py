@@ -12,11 +12,12 @@ from kerasps import _compat
 from kerasps.cluster import translated_errors
 from kerasps.errors import InputError
 from kerasps.inputs import DatasetCreator, Input, as_input, no_batches, whole_number
-from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, step_for
+from kerasps.step import PREDICT, TEST, TRAIN, step_for
 from kerasps.training.backup import FitBackups
 from kerasps.training.keras_rules import check_compiled, is_validated, plain_logs
 from kerasps.training.loop import Loop, warn_of_missing_data
 from kerasps.training.outputs import concatenated
+from kerasps.training.predictions import Predictions
 from kerasps.training.prepare import prepare
 from kerasps.variables import come_to_rest
 
@@ -257,23 +258,23 @@ def predict(
     inputs = as_input(x, strategy._num_readers, batch_size=batch_size, steps=steps, in_order=True)
     function = step_for(model, PREDICT, inputs)
     callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
-    batches: dict[int, Any] = {}
-
-    def keep(result: ExecutionResult, split: int | None, first: int) -> None:
-        # Split i of n has the batches i, i + n, i + 2n, ... of the input.
-        for index, outputs in enumerate(result.outputs, start=first):
-            batches[index if split is None else index * inputs.num_splits + split] = outputs
-
+    predictions = Predictions(inputs.num_splits)
     with translated_errors(strategy):
         model.stop_predicting = False
         callbacks.on_predict_begin()
         Loop(
-            model, PREDICT, function, inputs, steps=steps, callbacks=callbacks, on_result=keep
+            model,
+            PREDICT,
+            function,
+            inputs,
+            steps=steps,
+            callbacks=callbacks,
+            predictions=predictions,
         ).run_epoch(0)
         callbacks.on_predict_end()
-    if not batches:
+    if not predictions.told:
         raise no_batches("predict")
-    return concatenated([batches[index] for index in sorted(batches)])
+    return concatenated(predictions.told)
 
 
 def _steps(name: str, value: Any) -> int | None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import Membership, answers
+from kerasps.cluster import Membership, answers, connected_strategy, lost_ps, ps_is_there
+from kerasps.training.closed_calls import ClosedCallError
 from kerasps.training.session_failures import SessionFailures, in_short, may_be_loss
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ class WorkerRecovery:
         """
         worker = tf.DeviceSpec.from_string(worker_device_name).task
         try:
-            yield
+            with self._ended_with_cluster():
+                yield
+        except ClosedCallError:
+            raise
         except TryAgain:
             if on_transient_failure_fn is not None:
                 on_transient_failure_fn()
@@ -84,6 +88,9 @@ class WorkerRecovery:
         ) as exc:
             # A call that is not of kerasps, but of who uses the coordinator directly.
             self._calls.fail()
+            ps = lost_ps(exc)
+            if ps is not None and not ps_is_there(connected_strategy(), ps):
+                raise
             if self._is_transient(exc):
                 if on_transient_failure_fn is not None:
                     on_transient_failure_fn()
@@ -102,6 +109,16 @@ class WorkerRecovery:
             raise
         else:
             self._failures.forget(worker)
+
+    @contextlib.contextmanager
+    def _ended_with_cluster(self) -> Iterator[None]:
+        """In this context, every error is a `ClosedCallError` once the cluster is closed."""
+        try:
+            yield
+        except Exception as exc:
+            if self._membership.is_closed:
+                raise ClosedCallError from exc
+            raise
 
     def _recover(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kerasps.training.epoch_events import Execution
 
@@ -33,6 +33,8 @@ class WorkerState:
     is_exhausted: bool = False
     # Sent, and not known to be done.
     running: deque[Execution] = field(default_factory=deque)
+    # The executions of this pass that it was given.
+    num_given: int = 0
     # Done, while the worker holds the results.
     uncollected: list[Execution] = field(default_factory=list)
     is_collecting: bool = False
@@ -43,6 +45,14 @@ class WorkerState:
     # to apply.
     counted: int = 0
     not_applied: tuple[int, ...] = ()
+
+    def turn(self, index: int) -> tuple[int, int, int]:
+        """Return what says whose turn it is to be given an execution: the least comes first.
+
+        Args:
+            index: the number of the worker.
+        """
+        return len(self.running), self.num_given, index
 
     def count(self, executions: Iterable[Execution], steps: int) -> int:
         """Count `steps` steps of executions whose results came back; return their pushes."""
@@ -59,3 +69,29 @@ class WorkerState:
                 )
         self.counted += pushes
         return pushes
+
+    def take_back(self, applied: tuple[int, ...]) -> list[Execution]:
+        """Return what it was given and has not reported, in order, and note that it has nothing.
+
+        Args:
+            applied: for each ps, the pushes that it had applied there since it was made ready. What
+                of them is of the executions is noted in these.
+        """
+        not_applied = (self.not_applied if applied else ()) or (0,) * len(applied)
+        left = [
+            pushes - (self.counted - without)
+            for pushes, without in zip(applied, not_applied, strict=True)
+        ]
+        executions = []
+        for execution in [*self.uncollected, *self.running]:
+            before = execution.applied or (0,) * len(left)
+            new = [min(n, execution.num_pushes - b) for n, b in zip(left, before, strict=True)]
+            left = [n - taken for n, taken in zip(left, new, strict=True)]
+            total = tuple(b + taken for b, taken in zip(before, new, strict=True))
+            executions.append(replace(execution, applied=total) if any(new) else execution)
+        self.num_given -= len(executions)
+        self.uncollected.clear()
+        self.running.clear()
+        self.is_collecting = False
+        self.counted, self.not_applied = 0, ()
+        return executions

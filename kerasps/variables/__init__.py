@@ -26,7 +26,7 @@ from kerasps.variables.chunks import (
     write_rows,
 )
 from kerasps.variables.fences import OPEN_LANE, Fences
-from kerasps.variables.flights import Flight, aboard, worker_timeout
+from kerasps.variables.flights import Flight, aboard, wait_for_flights, worker_timeout
 from kerasps.variables.joint_table import (
     JOINT_TABLE_SIZE,
     Member,
@@ -34,12 +34,14 @@ from kerasps.variables.joint_table import (
     release,
     wait_for,
 )
+from kerasps.variables.kinds import is_metric_state, is_recurrent_state, is_seed_state
 from kerasps.variables.lane_table import (
     NO_LANE,
     NUM_BINS,
     LaneRecord,
     apply_if_in_lane,
     apply_in_lane,
+    is_open,
     read_clock,
 )
 from kerasps.variables.lookup_tables import LookupTables
@@ -67,6 +69,7 @@ from kerasps.variables.phase import (
     entering,
     is_outside_replica,
     lying_elsewhere,
+    num_assignments,
     outside_replica,
 )
 from kerasps.variables.placement import (
@@ -80,7 +83,6 @@ from kerasps.variables.placing import Extended, is_ours
 from kerasps.variables.pooled_rows import PooledRows, assign_rows, held_by
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import (
-    LAYOUTS,
     ShardedStorage,
     Sharding,
     WholeValue,
@@ -94,19 +96,13 @@ from kerasps.variables.slots import (
     shared_state,
     slots_of,
 )
-from kerasps.variables.tensor_like import TensorLike
-from kerasps.variables.variable import (
-    ParameterServerVariable,
-    is_metric_state,
-    is_seed_state,
-    make_parameter_server_variable,
-)
+from kerasps.variables.tensor_like import TensorLike, note_read
+from kerasps.variables.variable import ParameterServerVariable, make_parameter_server_variable
 
 __all__ = [
     "CALLS",
     "CHUNK_BYTES",
     "JOINT_TABLE_SIZE",
-    "LAYOUTS",
     "NAMES",
     "NO_LANE",
     "NUM_BINS",
@@ -159,13 +155,17 @@ __all__ = [
     "from_start",
     "held_by",
     "is_metric_state",
+    "is_open",
     "is_ours",
     "is_outside_replica",
+    "is_recurrent_state",
     "is_seed_state",
     "keras_variable_of",
     "lying_elsewhere",
     "make_parameter_server_variable",
     "move_slots",
+    "note_read",
+    "num_assignments",
     "num_bytes",
     "optimizers_of",
     "outside_replica",
@@ -182,6 +182,7 @@ __all__ = [
     "text_table",
     "unsharded",
     "wait_for",
+    "wait_for_flights",
     "worker_timeout",
     "write_rows",
 ]

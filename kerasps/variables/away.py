@@ -18,9 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster import call_apart, fetch, naming_lost_ps, persist
+from kerasps.variables.kinds import is_seed_state
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.phase import entering
-from kerasps.variables.variable import ParameterServerVariable, is_seed_state
+from kerasps.variables.variable import ParameterServerVariable
 
 
 class AwayStates:

@@ -6,13 +6,20 @@ worker is lost, its lane is closed on every ps. From then on a push in that lane
 that is late, or of a worker that was only asleep, changes nothing; and the count says how many
 steps need not be applied again.
 
+There is room for some 4,000 lanes at a time. Who is done with one gives it back, and another takes
+its place: the one that was given back first. A push says which of all lanes of a place it is in, so
+one that comes when its lane was given back long ago is refused too.
+
 The idea is that of fencing tokens (M. Kleppmann, "Designing Data-Intensive Applications", 2017,
 chapter 8).
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +27,16 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.cluster import call_apart, fetch, persist, sent
+from kerasps.errors import KeraspsError
 from kerasps.variables.lane_table import (
+    LANES_END,
     NUM_LANES,
     TABLE_SIZE,
     LaneRecord,
     close,
+    new_table,
+    open_anew,
     read_lanes,
-    reset,
     split_entry,
 )
 from kerasps.variables.named import NamedVariable
@@ -40,12 +50,17 @@ class Fences:
 
     Args:
         mutex: returns the lock of a device, by the device's name.
+        num_lanes: how many lanes there are at a time, the open one among them.
     """
 
-    def __init__(self, mutex: Callable[[str], tf.Tensor]) -> None:
+    def __init__(self, mutex: Callable[[str], tf.Tensor], num_lanes: int = NUM_LANES) -> None:
         self._mutex = mutex
         self._lock = threading.Lock()
-        self._next = OPEN_LANE
+        self._collecting = threading.Lock()
+        # Changed without the lock, by calls that nothing can interrupt: lanes are given back in the
+        # middle of anything, where Python collects who held them.
+        self._free = deque(range(OPEN_LANE + 1, num_lanes))
+        self._held: dict[int, None] = {}
         self._tables: dict[str, NamedVariable] = {}
         self._functions: dict[tuple[str, str], Any] = {}
 
@@ -55,7 +70,7 @@ class Fences:
             if device not in self._tables:
                 with tf.init_scope(), tf.device(device):
                     self._tables[device] = NamedVariable(
-                        lambda: tf.zeros([TABLE_SIZE], tf.int64),
+                        new_table,
                         shape=[TABLE_SIZE],
                         dtype=tf.int64,
                         trainable=False,
@@ -64,14 +79,50 @@ class Fences:
             return self._tables[device]
 
     def open_lane(self, devices: Sequence[str]) -> int:
-        """Return a lane that nobody has, in which no push was applied on any of `devices`."""
-        with self._lock:
-            self._next += 1
-            number = self._next
-        lane = OPEN_LANE + 1 + (number - 1) % (NUM_LANES - 1)
-        if number >= NUM_LANES:
-            self._call("reset", reset, lane, devices)
+        """Return a lane that nobody has, in which no push was applied on any of `devices`.
+
+        Call `give_back` when nothing is pushed in it any more.
+
+        Raises:
+            KeraspsError: all lanes are in use.
+            tf.errors.OpError: a ps is lost.
+        """
+        lane = self._take()
+        self._held[lane] = None
+        if lane >= NUM_LANES:  # it takes the place of another
+            try:
+                self._call("open", open_anew, lane, devices)
+            except BaseException:
+                self.give_back(lane)
+                raise
         return lane
+
+    def give_back(self, lane: int) -> None:
+        """Let another lane take the place of this one. Nothing happens where it was given back.
+
+        What is pushed in it once the place was taken is refused. Thread: any.
+        """
+        if lane in self._held:
+            del self._held[lane]
+            if lane + NUM_LANES < LANES_END:
+                self._free.append(lane + NUM_LANES)
+
+    def _take(self) -> int:
+        with contextlib.suppress(IndexError):
+            return self._free.popleft()
+        # One thread at a time: Python leaves a collection out where another thread has one run.
+        with self._collecting, contextlib.suppress(IndexError):
+            if not self._free:
+                # A training that was interrupted gives its lanes back when it is collected.
+                gc.collect()
+            return self._free.popleft()
+        raise KeraspsError(
+            "No lane is free for the updates of a worker, and without one they could not be "
+            "counted. Expected: a free lane; each `fit` that runs holds one for each worker, and "
+            "functions that are scheduled on the `ClusterCoordinator` hold two. Received: "
+            f"{len(self._held):,} lanes, all in use. Run fewer trainings at a time, or with fewer "
+            "workers; or start the script again, and with `BackupAndRestore` it goes on."
+        )
 
     def close_lane(self, lane: int, devices: Sequence[str]) -> tuple[int, ...]:
         """Have each of `devices` refuse what comes in a lane; return how many it has applied.
@@ -81,7 +132,21 @@ class Fences:
         Raises:
             tf.errors.OpError: a ps is lost.
         """
-        return self._call("close", close, lane, devices)
+        return tuple(record.applied for record in self._close(lane, devices))
+
+    def retire_lane(self, lane: int, devices: Sequence[str]) -> list[LaneRecord]:
+        """Close a lane and give it back; return what each of `devices` has noted of it.
+
+        Raises:
+            tf.errors.OpError: a ps is lost. The lane is given back.
+        """
+        try:
+            return self._close(lane, devices)
+        finally:
+            self.give_back(lane)
+
+    def _close(self, lane: int, devices: Sequence[str]) -> list[LaneRecord]:
+        return [LaneRecord.of(row) for row in self._call("close", close, lane, devices)]
 
     def records(self, lanes: Sequence[int], devices: Sequence[str]) -> list[list[LaneRecord]]:
         """Return what each of `devices` has noted of each of `lanes`. Thread: any.
@@ -124,14 +189,14 @@ class Fences:
 
     def _call(
         self, name: str, function: Callable[..., tf.Tensor], lane: int, devices: Sequence[str]
-    ) -> tuple[int, ...]:
-        def call() -> tuple[int, ...]:
+    ) -> list[np.ndarray]:
+        def call() -> list[np.ndarray]:
             returned: list[tf.Tensor] = []
             for device in devices:
                 traced = self._traced(name, function, device)
                 with tf.device(device):
                     returned += call_apart(traced, [tf.constant(lane)])
-            return tuple(int(value) for value in fetch(returned))
+            return fetch(returned)
 
         return persist(call)
 

@@ -73,6 +73,16 @@ def come_to_rest() -> None:
                 flight.wait()
 
 
+def wait_for_flights(limit: float) -> None:
+    """Wait until no flight is in the air, for so many seconds at most. Call when all are to end.
+
+    Thread: any but those of flights.
+    """
+    deadline = time.monotonic() + limit
+    for flight in list(_in_flight):
+        flight.wait(limit=max(0.0, deadline - time.monotonic()))
+
+
 def worker_timeout() -> float:
     """Return the seconds for which a worker may be silent: KERASPS_WORKER_TIMEOUT, else 600."""
     return time_limit(None, variable="KERASPS_WORKER_TIMEOUT", default=_WORKER_TIMEOUT_S)

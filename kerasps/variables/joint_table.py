@@ -15,7 +15,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from kerasps.variables.fences import OPEN_LANE
-from kerasps.variables.lane_table import NUM_LANES
+from kerasps.variables.lane_table import NUM_LANES, place_of
 
 # The entry of a lane: 0 where it takes no part; 1 where it does and has come to no joint yet; else
 # the number of the last joint that it has come to, and 2 more.
@@ -68,18 +68,17 @@ class Member(NamedTuple):
     @classmethod
     def read(cls, table: tf.Tensor, lane: tf.Tensor) -> Member:
         """Look up a lane. Call on the ps, with its lock held."""
-        places = [*(tf.constant(i) for i in range(_NUM_COUNTS)), lane + _NUM_COUNTS]
+        places = tf.stack(_places(lane))
         *counts, entry = tf.unstack(
-            tf.raw_ops.ResourceGather(resource=table, indices=tf.stack(places), dtype=tf.int64)
+            tf.raw_ops.ResourceGather(resource=table, indices=places, dtype=tf.int64)
         )
         return cls(JointState(*counts), entry)
 
     def write(self, table: tf.Tensor, lane: tf.Tensor) -> None:
         """Write it back. Call on the ps, with its lock held."""
-        places = [*(tf.constant(i) for i in range(_NUM_COUNTS)), lane + _NUM_COUNTS]
         tf.raw_ops.ResourceScatterUpdate(
             resource=table,
-            indices=tf.stack(places),
+            indices=tf.stack(_places(lane)),
             updates=tf.stack([*self.state, self.entry]),
         )
 
@@ -136,6 +135,10 @@ class Member(NamedTuple):
             arrived=self.state.arrived - tf.cast(self.has_come, tf.int64),
         )
         return Member(state, tf.zeros([], tf.int64))
+
+
+def _places(lane: tf.Tensor) -> list[tf.Tensor]:
+    return [*(tf.constant(i) for i in range(_NUM_COUNTS)), place_of(lane) + _NUM_COUNTS]
 
 
 def read_joint(table: tf.Tensor) -> tf.Tensor:

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-# A lane is given again after so many others. They take 1.2 MB of a ps.
+# So many lanes have a place in the table, which takes 1.2 MB of a ps. A power of two.
 NUM_LANES = 4096
+# A lane is an int32 number: its place, and above that the number of lanes that had the place
+# before. So a push says which of them it is in.
+LANES_END = 2**31
 # What a push that is not to be applied has in place of its lane.
 NO_LANE = -1
 # What a push in a closed lane ends in.
@@ -28,9 +31,10 @@ NUM_BINS = 32
 # Where the pushes in a lane are of numbered calls, those of the last call alone are counted, in so
 # many bits, and the number of that call stands above them.
 _BITS_OF_COUNT = 32
-# Where the numbers of a lane are, behind its first: how many pushes were applied (closed, it is -1
-# less that number); the sum of their staleness; the largest; how many there were of each.
-_APPLIED, _TOTAL, _LARGEST, _BINS = 0, 1, 2, 3
+# Where the numbers of a lane are, behind its first: how many pushes were applied; the sum of their
+# staleness; the largest; the lane that has the place (closed, -1 less that); how many pushes there
+# were of each staleness.
+_APPLIED, _TOTAL, _LARGEST, _LANE, _BINS = 0, 1, 2, 3, 4
 _WIDTH = _BINS + NUM_BINS
 _CLOCK = NUM_LANES * _WIDTH
 TABLE_SIZE = _CLOCK + 1
@@ -41,19 +45,42 @@ class LaneRecord:
     """What a ps has noted of the pushes in one lane.
 
     Attributes:
+        applied: how many were applied; of numbered calls, see `split_entry`.
         total: the sum of their staleness.
         largest: the largest.
         counts: of each staleness, how many pushes had it; the last entry counts larger ones too.
     """
 
+    applied: int
     total: int
     largest: int
     counts: np.ndarray
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> LaneRecord:
-        """Return what `read_lanes` has read of one lane."""
-        return cls(int(numbers[_TOTAL]), int(numbers[_LARGEST]), numbers[_BINS:])
+        """Return what `read_lanes` or `close` has read of one lane."""
+        applied, total, largest = (int(numbers[i]) for i in (_APPLIED, _TOTAL, _LARGEST))
+        return cls(applied, total, largest, numbers[_BINS:])
+
+
+def new_table() -> tf.Tensor:
+    """Return a table in which nothing was applied, and the first lane of each place is open."""
+    places = tf.range(NUM_LANES, dtype=tf.int64)[:, None]
+    rows = tf.pad(places, [[0, 0], [_LANE, _WIDTH - _LANE - 1]])
+    return tf.pad(tf.reshape(rows, [-1]), [[0, TABLE_SIZE - _CLOCK]])
+
+
+def place_of(lane: tf.Tensor) -> tf.Tensor:
+    """Return the place of a lane in a table of all lanes."""
+    return tf.bitwise.bitwise_and(lane, NUM_LANES - 1)
+
+
+def is_open(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
+    """Return whether pushes in a lane are applied. Call on the ps, with its lock held."""
+    held = tf.raw_ops.ResourceGather(
+        resource=table, indices=place_of(lane) * _WIDTH + _LANE, dtype=tf.int64
+    )
+    return tf.equal(held, tf.cast(lane, tf.int64))
 
 
 def read_clock(table: tf.Tensor) -> tf.Tensor:
@@ -71,17 +98,24 @@ def read_lanes(table: tf.Tensor, lanes: tf.Tensor) -> tf.Tensor:
         lanes: the lanes, an int32 vector.
 
     Returns:
-        Per lane the numbers of a `LaneRecord`.
+        Per lane the numbers of a `LaneRecord`; zeros for one whose place another has by now.
     """
-    places = lanes[:, None] * _WIDTH + tf.range(_WIDTH)[None]
-    return tf.raw_ops.ResourceGather(resource=table, indices=places, dtype=tf.int64)
+    places = place_of(lanes)[:, None] * _WIDTH + tf.range(_WIDTH)[None]
+    rows = tf.raw_ops.ResourceGather(resource=table, indices=places, dtype=tf.int64)
+    return tf.where(_is_of(rows[:, _LANE], lanes)[:, None], rows, 0)
+
+
+def _is_of(held: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
+    """Return whether what a place has noted is of a lane, open or closed."""
+    lane = tf.cast(lane, tf.int64)
+    return tf.logical_or(tf.equal(held, lane), tf.equal(held, -1 - lane))
 
 
 def split_entry(applied: int) -> tuple[int, int]:
     """Return the number of the last call in a lane, and how many of its pushes were applied.
 
     Args:
-        applied: what `close` returned.
+        applied: that of a `LaneRecord`.
     """
     return applied >> _BITS_OF_COUNT, applied & (2**_BITS_OF_COUNT - 1)
 
@@ -102,13 +136,13 @@ def apply_in_lane(
         apply: adds the operations that apply the push.
         number: the number of the call that the push is of, an int32 scalar from 1 on.
     """
-    first, one = lane * _WIDTH, tf.constant(1, tf.int64)
-    places = [first, first + _LARGEST, tf.constant(_CLOCK)]
-    applied, largest, now = tf.unstack(
+    first, one = place_of(lane) * _WIDTH, tf.constant(1, tf.int64)
+    places = [first, first + _LARGEST, first + _LANE, tf.constant(_CLOCK)]
+    applied, largest, held, now = tf.unstack(
         tf.raw_ops.ResourceGather(resource=table, indices=tf.stack(places), dtype=tf.int64)
     )
     # Not `tf.cond`, which takes a tenth of a small step's time.
-    is_open = tf.raw_ops.Assert(condition=applied >= 0, data=[REFUSED])
+    checked = tf.raw_ops.Assert(condition=tf.equal(held, tf.cast(lane, tf.int64)), data=[REFUSED])
     counted = one
     if number is not None:
         start = tf.bitwise.left_shift(tf.cast(number, tf.int64), _BITS_OF_COUNT)
@@ -122,7 +156,7 @@ def apply_in_lane(
             (first + _LARGEST, tf.maximum(staleness - largest, 0)),
             (first + _BINS + bin_of, one),
         ]
-    with tf.control_dependencies([is_open]):
+    with tf.control_dependencies([checked]):
         apply()
         tf.raw_ops.ResourceScatterAdd(
             resource=table,
@@ -143,22 +177,32 @@ def apply_if_in_lane(
 
 
 def close(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
-    """Close a lane; return how many pushes were applied in it. Call with the lock held."""
-    entry = tf.raw_ops.ResourceGather(resource=table, indices=lane * _WIDTH, dtype=tf.int64)
-    applied = tf.where(entry < 0, -1 - entry, entry)
-    update = tf.raw_ops.ResourceScatterUpdate(
-        resource=table, indices=lane * _WIDTH, updates=-1 - applied
+    """Close a lane; return the numbers of its `LaneRecord`. Call with the lock held.
+
+    It may be called again. Of a lane whose place another has by now, they are zeros.
+    """
+    first = place_of(lane) * _WIDTH
+    row = tf.raw_ops.ResourceGather(
+        resource=table, indices=first + tf.range(_WIDTH), dtype=tf.int64
     )
-    with tf.control_dependencies([update]):
-        return tf.identity(applied)
-
-
-def reset(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
-    """Have nothing be applied in a lane; return 0. Call with the lock held."""
+    is_its = _is_of(row[_LANE], lane)
     update = tf.raw_ops.ResourceScatterUpdate(
         resource=table,
-        indices=lane * _WIDTH + tf.range(_WIDTH),
-        updates=tf.zeros([_WIDTH], tf.int64),
+        indices=first + _LANE,
+        updates=tf.where(is_its, -1 - tf.cast(lane, tf.int64), row[_LANE]),
+    )
+    with tf.control_dependencies([update]):
+        return tf.where(is_its, row, 0)
+
+
+def open_anew(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
+    """Give a lane the place of an earlier one; return 0. Call with the lock held.
+
+    It may be called again, as long as nothing was pushed in the lane.
+    """
+    row = tf.one_hot(_LANE, _WIDTH, tf.cast(lane, tf.int64), tf.zeros([], tf.int64), dtype=tf.int64)
+    update = tf.raw_ops.ResourceScatterUpdate(
+        resource=table, indices=place_of(lane) * _WIDTH + tf.range(_WIDTH), updates=row
     )
     with tf.control_dependencies([update]):
         return tf.constant(0, tf.int64)

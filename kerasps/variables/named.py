@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import comes_from_worker, is_fork, naming_lost_ps, persist
+from kerasps.cluster import comes_from_worker, is_fork, lost_ps, naming_lost_ps, persist
 from kerasps.variables.names import CALLS, NAMES
 
 _Returned = TypeVar("_Returned")
@@ -86,28 +86,39 @@ class NamedVariable(_compat.ResourceVariable):
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
 
 
-def on_own_task(call: Callable[[], _Returned]) -> _Returned:
+def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -> _Returned:
     """Call what goes to the task of a variable alone.
 
     An error that a worker has sent is of something else then, which was left behind when the worker
     was lost, and what was called has not begun (see `persist`). In a session's thread it says that
     its worker is lost.
 
+    Args:
+        call: what to do.
+        is_repeatable: whether it may be done twice: it is called again where the connection to the
+            task broke, and the task is there.
+
     Raises:
         PSLostError: that task is gone.
     """
     with naming_lost_ps:
-        return persist(call, when=_was_left_behind)
+        return persist(call, when=_broke_off if is_repeatable else _was_left_behind)
 
 
 def _was_left_behind(error: tf.errors.OpError) -> bool:
     return CALLS.are_waited_for and comes_from_worker(error)
 
 
+def _broke_off(error: tf.errors.OpError) -> bool:
+    return CALLS.are_waited_for and (comes_from_worker(error) or lost_ps(error) is not None)
+
+
 def _wrapped(method: Any) -> None:
+    is_repeatable = method not in (NamedVariable.assign_add, NamedVariable.assign_sub)
+
     @functools.wraps(method)
     def named(*args: Any, **kwargs: Any) -> Any:
-        return on_own_task(lambda: method(*args, **kwargs))
+        return on_own_task(lambda: method(*args, **kwargs), is_repeatable=is_repeatable)
 
     setattr(NamedVariable, method.__name__, named)
 

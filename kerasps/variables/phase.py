@@ -58,6 +58,7 @@ class _ThreadState(threading.local):
     is_outside_replica: bool = False
     num_replicas: int = 1
     before_access: Callable[[], None] | None = None
+    num_assignments: int = 0
     strategy: Any = None
     elsewhere: Mapping[Any, tuple[tf.Variable, ...]] | None = None
 
@@ -161,6 +162,16 @@ def come_to_rest() -> None:
     if call is not None:
         call()
     flights.come_to_rest()
+
+
+def note_assignment() -> None:
+    """Note that this thread assigns to a variable, outside a step."""
+    _STATE.num_assignments += 1
+
+
+def num_assignments() -> int:
+    """Return how often this thread has assigned to variables, outside steps."""
+    return _STATE.num_assignments
 
 
 def creating_under(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:

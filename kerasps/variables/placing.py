@@ -195,6 +195,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         placing = self._placing
         if not placing.active:
+            _compat.check_not_keras_2(kwargs.get("name"))
             beside = kwargs.get("colocate_with")
             # Where it is in shards, these are on as many different ps as there are.
             placing.order = itertools.cycle(self.ledger.spread(self._num_ps))

@@ -99,18 +99,16 @@ class PooledRows(TensorLike):
 
     def read_value(self) -> tf.Tensor:
         """Return all rows."""
-        value = on_own_task(lambda: self._read(self._as_whole, self._places()))
+        value = on_own_task(lambda: self._read(self._as_whole, self._places()), is_repeatable=True)
         value.set_shape(self.shape)
         return value
-
-    def numpy(self) -> Any:
-        """Return all rows as a NumPy array."""
-        return self.read_value().numpy()
 
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return the rows `indices`, of shape `indices.shape + shape[1:]`; `tf.gather` calls it."""
         del name
-        return on_own_task(lambda: self._read(self._by_rows, self._checked(indices)))
+        return on_own_task(
+            lambda: self._read(self._by_rows, self._checked(indices)), is_repeatable=True
+        )
 
     def _read(self, view: tf.Variable, places: tf.Tensor) -> tf.Tensor:
         """Return rows of the holder, read as from one of `watched`."""
@@ -131,7 +129,7 @@ class PooledRows(TensorLike):
     def assign(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
         """Set all rows."""
         value = new_value(self, value)
-        on_own_task(lambda: assign_rows(self, range(self._num_rows), value))
+        on_own_task(lambda: assign_rows(self, range(self._num_rows), value), is_repeatable=True)
         return self
 
     def assign_add(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:

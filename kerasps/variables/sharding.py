@@ -12,8 +12,6 @@ from kerasps import _compat
 from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.tensor_like import TensorLike, new_value
 
-LAYOUTS = ("mod", "div")
-
 
 @dataclass(frozen=True)
 class Sharding:
@@ -224,9 +222,9 @@ class ShardedStorage(TensorLike):
             tf.constant(self.shape.as_list(), indices[0].dtype),
         )
 
-    def numpy(self) -> Any:
-        """Return the whole value as a NumPy array."""
-        return self.read_value().numpy()
+    def get_shape(self) -> tf.TensorShape:
+        """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
+        return self.shape
 
     def _serialize_to_tensors(self) -> dict[str, WholeValue]:
         return {"VARIABLE_VALUE": WholeValue(self)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
@@ -13,9 +15,56 @@ from kerasps import _compat
 class TensorLike(_compat.InternalTensor):
     """Something in the place of a `tf.Variable`, with a value that is read when it is used."""
 
+    shape: Any
+    dtype: Any
+
     def read_value(self) -> tf.Tensor:
         """Return the value as it is now."""
         raise NotImplementedError
+
+    # An array on the left leaves the arithmetic to this one, as it does to a variable.
+    __array_priority__ = 100
+
+    def value(self) -> tf.Tensor:
+        """Return the value as it is now, as a `tf.Variable` does."""
+        return self.read_value()
+
+    def numpy(self) -> Any:
+        """Return the value as a NumPy array."""
+        return self.read_value().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # it is one
+        return np.asarray(self.numpy(), dtype)
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())
+
+    def __bool__(self) -> bool:
+        return bool(self.read_value())
+
+    def __iter__(self) -> Iterator[tf.Tensor]:
+        return iter(self.read_value())
+
+    # Element by element, as all comparisons of tensors.
+
+    def __eq__(self, other: object) -> Any:
+        return self.read_value() == other
+
+    def __ne__(self, other: object) -> Any:
+        return self.read_value() != other
+
+    __hash__ = object.__hash__
+
+    def __tf_tracing_type__(self, context: Any) -> tf.TensorSpec:
+        del context
+        return tf.TensorSpec(self.shape, self.dtype)  # what a `tf.function` is given it as
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
@@ -28,10 +77,11 @@ def _overload(operator: str) -> None:
     setattr(TensorLike, operator, method)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+for _name in (*_ARITHMETIC, "and", "or", "xor"):
     _overload(f"__{_name}__")
     _overload(f"__r{_name}__")
-for _name in ("neg", "abs", "lt", "le", "gt", "ge", "getitem"):
+for _name in ("neg", "abs", "invert", "lt", "le", "gt", "ge", "getitem"):
     _overload(f"__{_name}__")
 
 
@@ -48,3 +98,14 @@ def new_value(storage: Any, value: Any) -> tf.Tensor:
             f"variable '{storage.name}'. Received: {value.shape}."
         )
     return value
+
+
+def note_read(variable: Any) -> None:
+    """Tell what takes gradients in this thread that a variable was read.
+
+    That is each GradientTape, and each `tf.custom_gradient` whose function runs. A read of a
+    `tf.Variable` tells them of it. Call before what was read is handed out as a tensor.
+    """
+    if variable.trainable:
+        _compat.record_variable_access(variable)
+        _compat.record_variable_access_to_watchers(variable)

@@ -26,21 +26,22 @@ from kerasps.errors import InputError, UnsupportedError
 from kerasps.variables.chunks import StoredRows, chunks_of, write_rows
 from kerasps.variables.creation import InitialShard, create_copy, create_storage
 from kerasps.variables.initialization import RowInitializer
+from kerasps.variables.kinds import is_metric_state, is_seed_state
 from kerasps.variables.phase import (
     _STATE,
     Phase,
     check_replica,
     come_to_rest,
+    note_assignment,
     strategy_of_new_variables,
 )
 from kerasps.variables.placing import is_ours
-from kerasps.variables.pooled_rows import held_by
 from kerasps.variables.sharding import ShardedStorage, Sharding, from_start, shards_of
+from kerasps.variables.tensor_like import note_read
 from kerasps.variables.xla import captured_value, graph_for_xla
 
 
-# `NativeObject` makes it a variable to `tf.nn.embedding_lookup`.
-class ParameterServerVariable(keras.Variable, _compat.NativeObject):
+class ParameterServerVariable(keras.Variable):
     """A `keras.Variable` whose storage is on ps tasks, as shards that are a `tf.Variable` each.
 
     Made by `keras.Variable(...)` and by layers, optimizers and metrics under `strategy.scope()`;
@@ -243,9 +244,9 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
             value = captured_value(compiled, self)
         else:
             value = current.read(self)
-        # A GradientTape sees the read of a `tf.Variable` by itself. This one is read as a tensor.
-        if self._trainable and not isinstance(value, tf.Variable):
-            _compat.record_variable_access(self)
+        # The read of a `tf.Variable` is seen without it. This one is read as a tensor.
+        if not isinstance(value, tf.Variable):
+            note_read(self)
         return self.autocast(value)
 
     def autocast(self, value: Any) -> Any:
@@ -266,15 +267,14 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         compiled = self.compiled_graph()
         if compiled is not None:
             return captured_value(compiled, self)
-        if isinstance(self._value, ShardedStorage) and tf.executing_eagerly():
+        if isinstance(self._value, ShardedStorage):
             raise AttributeError(
                 f"'{self.path}' has no handle of its own: its rows are in "
                 f"{len(self.shards)} shards, or in a storage with those of other tables. Expected: "
                 "a use of its value, or gradients by `tf.GradientTape`. To hand its handle to "
                 "TensorFlow, leave it whole and make the strategy with `sparse_updates='dense'`."
             )
-        # In a graph, TensorFlow asks where a look-up should be placed.
-        return held_by(self.shards[0])[0].handle
+        return self.storage.handle
 
     def take(self, ids: Any, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows `ids` of the variable; in a step, the other rows are not fetched.
@@ -294,10 +294,12 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
             if from_end:
                 ids = from_start(ids, self.shape[0])
             return tf.gather(super().value if compiled is None else self.value, ids)
-        if self._trainable:
-            # Before the rows are read, or a GradientTape does not see the read.
-            _compat.record_variable_access(self)
+        note_read(self)  # before the rows are read, or a GradientTape does not see the read
         return self._maybe_autocast(current.take(self, ids, from_end=from_end))
+
+    def ref(self) -> Any:
+        """Return what stands for the variable in a set, as of a `tf.Variable`."""
+        return tf.Variable.ref(self)
 
     def get_shape(self) -> tf.TensorShape:
         """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
@@ -311,6 +313,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
     def assign(self, value: Any) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
             self._check_replica()
+            note_assignment()
             self._come_to_rest()
             self._check_assignment()
             if isinstance(value, StoredRows):
@@ -351,6 +354,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         value = self._convert_to_tensor(value, dtype=self._dtype)
         if _STATE.phase is None:
             self._check_replica()
+            note_assignment()
             self._check_assignment()
             self.storage.assign_add(value)  # atomic; Keras's own reads and writes
             self._tell_stand_in()
@@ -365,6 +369,7 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         return self._value._serialize_to_tensors()
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        note_assignment()
         self._come_to_rest()
         restored = self._value._restore_from_tensors(restored_tensors)
         self._tell_stand_in()
@@ -391,15 +396,19 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
         with naming_lost_ps:
             return np.asarray(persist(read), dtype)
 
+    def __repr__(self) -> str:
+        if not isinstance(self._value, ShardedStorage):
+            return str(super().__repr__())
+        # Keras prints the value, and would read all of a table for that.
+        value = f"dtype={self.dtype}, value={self._value}"
+        return f"<Variable path={self.path}, shape={self.shape}, {value}>"
+
     @property
     def constraint(self) -> Any:
         # `Optimizer.apply` would run it on the worker, on the value from before the update. The
         # push runs it on the ps, on the value from after.
-        return (
-            None
-            if _STATE.phase is not None and _STATE.phase.hides_constraints
-            else self._constraint
-        )
+        current = _STATE.phase
+        return None if current is not None and current.hides_constraints else self._constraint
 
     @constraint.setter
     def constraint(self, value: Any) -> None:
@@ -409,37 +418,19 @@ class ParameterServerVariable(keras.Variable, _compat.NativeObject):
     def regularizer(self) -> Any:
         # Keras applies it to the variable, which would read a table whole; a phase may have only
         # rows of it to apply it to.
-        current = _STATE.phase
-        return (
-            self._regularizer if current is None else current.regularizer(self, self._regularizer)
-        )
+        current, given = _STATE.phase, self._regularizer
+        return given if current is None else current.regularizer(self, given)
 
     @regularizer.setter
     def regularizer(self, value: Any) -> None:
         keras.Variable.regularizer.fset(self, value)
 
 
-def is_metric_state(variable: keras.Variable) -> bool:
-    """Return whether `variable` is the state of a metric.
+def make_parameter_server_variable(new: keras.Variable) -> None:
+    """Make a new variable one of ours while one of our strategies is current.
 
-    Keras marks these, and these alone, as synchronized on read.
+    Args:
+        new: a variable whose `__init__` begins. One of a class of the user's stays what it is.
     """
-    return bool(variable.synchronization == "on_read")
-
-
-def is_seed_state(variable: keras.Variable) -> bool:
-    """Return whether `variable` is the state of a `keras.random.SeedGenerator`.
-
-    That is two integers, the seed and a counter.
-    """
-    return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
-
-
-def make_parameter_server_variable(cls: type, *args: Any, **kwargs: Any) -> keras.Variable:
-    """Make a variable of ours while one of our strategies is current, else one of Keras's.
-
-    Takes the place of `keras.Variable.__new__` once a strategy exists.
-    """
-    if cls is keras.Variable and is_ours(strategy_of_new_variables()):
-        return object.__new__(ParameterServerVariable)
-    return object.__new__(cls)
+    if type(new) is keras.Variable and is_ours(strategy_of_new_variables()):
+        new.__class__ = ParameterServerVariable

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.variables.tensor_like import note_read
 
 if TYPE_CHECKING:
     from kerasps.variables.variable import ParameterServerVariable
@@ -54,8 +55,7 @@ def captured_value(graph: Any, variable: ParameterServerVariable) -> tf.Tensor:
             outer = variable.compiled_graph(in_call=True)
             if outer is None:
                 return [tf.convert_to_tensor(variable._value)]
-            if variable.trainable:
-                _compat.record_variable_access(variable)
+            note_read(variable)
             return [captured_value(outer, variable)]
 
         graph.capture_call_time_value(

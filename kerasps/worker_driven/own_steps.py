@@ -9,14 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.cluster import COORDINATOR_CPU
 from kerasps.inputs import Input, OpenDataset
 from kerasps.step import ExecutionResult, TracedStep
 from kerasps.training import Execution, MetricTotals, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews
 from kerasps.worker_driven.step_budget import StepBudget
-
-# Which of its devices does what is left to TensorFlow: a GPU has the compute phase.
-_THIS_TASK = "/job:localhost/replica:0/task:0"
 
 
 class OwnSteps:
@@ -26,13 +24,14 @@ class OwnSteps:
         function: the step.
         inputs: the data.
         split: which split of the input this process reads.
+        devices: the device of this process that computes, in short, in a list.
         seed_offset: what is added to the seeds of all steps.
         news: what the workers tell each other in a `fit`; None of other loops.
         budget: the steps that all workers do together; None without a limit.
     """
 
     num_workers = 1
-    has_backlog = may_send_more = False
+    has_backlog = may_send_more = is_dealt_evenly = False
 
     def __init__(
         self,
@@ -40,6 +39,7 @@ class OwnSteps:
         inputs: Input,
         *,
         split: int,
+        devices: Sequence[str],
         seed_offset: int,
         news: FitNews | None = None,
         budget: StepBudget | None = None,
@@ -47,12 +47,15 @@ class OwnSteps:
         self._function = function
         self._inputs = inputs
         self._split = split if inputs.num_splits else None
+        self._devices = devices
         self._seed_offset = seed_offset
         self._news = news
         self._budget = budget
         self._queue: deque[Execution] = deque()
         self._dataset: OpenDataset | None = None
         self._left: int | None = None
+        # The batches that were read of this pass.
+        self._num_read = 0
         self._is_exhausted = False
 
     @property
@@ -74,6 +77,7 @@ class OwnSteps:
     def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
         del positions
         self._dataset, self._left, self._is_exhausted = None, None, False
+        self._num_read = 0
 
     def hold(self) -> threading.Lock:
         return threading.Lock()
@@ -91,7 +95,7 @@ class OwnSteps:
     def wait(self) -> Report:
         """Do the next execution."""
         execution = self._queue.popleft()
-        with tf.device(_THIS_TASK):
+        with tf.device(COORDINATOR_CPU):
             if self._dataset is None:
                 self._dataset = self._inputs.open(self._split, 0)
                 self._left = self._dataset.left
@@ -99,6 +103,8 @@ class OwnSteps:
             num_steps = self._num_steps(execution)
             result = self._done(execution, num_steps, self._dataset) if num_steps else None
         steps = 0 if result is None else result.steps
+        first = self._num_read if execution.batches is None else execution.first_batch
+        self._num_read += steps
         if self._left is not None:
             self._left -= steps
         if self._news is not None and result is not None:
@@ -106,7 +112,7 @@ class OwnSteps:
         # What the budget lacks is asked for again: more may come of it.
         self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
         missing += execution.num_steps - steps
-        return Report(missing, result, self._split, execution.first_batch, pushes=steps)
+        return Report(missing, result, self._split, first, pushes=steps)
 
     def _next_part(self, execution: Execution) -> tuple[Execution, int]:
         """Put back what is not to be done at once; return the rest, and the steps without data."""
@@ -131,6 +137,7 @@ class OwnSteps:
             num_steps,
             checked=dataset.is_checked,
             keeps_totals=False,
+            devices=self._devices,
             on_coordinator=True,
         )
         source: Any = dataset.resource

@@ -8,6 +8,7 @@ chief counts the runs. A chief that comes back while its run goes on attaches to
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections import Counter
@@ -21,15 +22,36 @@ from kerasps.cluster import ps_device
 from kerasps.errors import TaskUnreachableError
 from kerasps.worker_driven.cells import Cell, SharedSum
 
+_LOGGER = logging.getLogger("kerasps")
+
 RUN_ID_VARIABLE = "KERASPS_RUN_ID"
 _TIMEOUT_VARIABLE = "KERASPS_CHIEF_TIMEOUT"
 # As long as a lost worker gets: the chief may have to be scheduled, and to load what it begins
 # with.
 _TIMEOUT_S = 600.0
+# Longer than a chief takes that starts together with the others; then twice as long each time.
+_SAY_AFTER_S = 10.0
 # A wait costs each ps a call as often; a start does not notice it.
 _POLL_S = 0.05
 # Seeds of processes are so far apart. A prime, so that no two meet soon.
 _SEED_STEP = 15_485_863
+
+
+def check_run(run_id: Any, timeout: Any) -> float:
+    """Check the arguments of a run, and return the seconds to wait for its chief.
+
+    Raises:
+        TypeError: `run_id` is not a name.
+        ValueError: `timeout` is not a time limit.
+    """
+    if run_id is not None and not isinstance(run_id, str):
+        raise TypeError(
+            "Argument `run_id` is not a name. Expected: a string that the workers of a run have in "
+            f"common, or None. Received: run_id={run_id!r}. Give one like 'run-1'."
+        )
+    return time_limit(
+        timeout, variable=_TIMEOUT_VARIABLE, default=_TIMEOUT_S, argument="chief_timeout"
+    )
 
 
 class Run:
@@ -48,7 +70,7 @@ class Run:
         self._run_id = run_id or os.environ.get(RUN_ID_VARIABLE) or "run"
         self._is_chief = is_chief
         self._chief = chief
-        self._timeout = time_limit(timeout, variable=_TIMEOUT_VARIABLE, default=_TIMEOUT_S)
+        self._timeout = check_run(run_id, timeout)
         self._device = ps_device(0)
         self._counts: Counter[Any] = Counter()
         self._ready: set[str] = set()
@@ -187,8 +209,16 @@ class Run:
         )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self._timeout
+        began = time.monotonic()
+        deadline, say_after = began + self._timeout, _SAY_AFTER_S
         while not condition():
+            waited = time.monotonic() - began
+            if waited > say_after:
+                say_after *= 2
+                text = (
+                    "Waiting since %.0f s, for %.0f s at most, for the chief of this run, %s, %s."
+                )
+                _LOGGER.warning(text, waited, self._timeout, self._chief, what)
             if time.monotonic() > deadline:
                 raise TaskUnreachableError(
                     f"The chief of this run, {self._chief}, was waited for in vain: it was {what}. "

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import ps_device
 from kerasps.variables import Extended, NamedVariable, PlacementLedger, shards_in
 from kerasps.worker_driven.run import Run
@@ -127,6 +128,7 @@ class SharedExtended(Extended):
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if self._placing.active or "colocate_with" in kwargs:
             return super()._create_variable(next_creator, **kwargs)
+        _compat.check_not_keras_2(kwargs.get("name"))
         # A bare `tf.Variable`, whose shape may follow from its value.
         initial_value = kwargs["initial_value"]
         value = initial_value() if callable(initial_value) else initial_value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps.checks import count, seconds
-from kerasps.evaluator import SidecarEvaluatorModelExport
+from kerasps.checks import count, path, seconds
+from kerasps.evaluator import SidecarEvaluatorModelExport, check_list
+from kerasps.worker_driven.estimators import (
+    OF_EVAL_SPEC,
+    OF_RUN_CONFIG,
+    OF_TRAIN_SPEC,
+    naming_moved,
+)
 from kerasps.worker_driven.strategy import WorkerDrivenStrategy
 
 
+@naming_moved(OF_TRAIN_SPEC)
 @dataclass(frozen=True)
 class TrainSpec:
     """What workers train on, and how far.
@@ -47,14 +55,16 @@ class TrainSpec:
 
     input_fn: Callable[..., tf.data.Dataset]
     max_steps: int | None = None
-    callbacks: Sequence[keras.callbacks.Callback] = ()
+    callbacks: Sequence[keras.callbacks.Callback] | None = ()
 
     def __post_init__(self) -> None:
         _check_input_fn(self.input_fn)
         if self.max_steps is not None:
             _check_count("max_steps", self.max_steps)
+        _check_callbacks(self.callbacks)
 
 
+@naming_moved(OF_EVAL_SPEC)
 @dataclass(frozen=True)
 class EvalSpec:
     """What the evaluator evaluates checkpoints on, and what it exports.
@@ -85,8 +95,8 @@ class EvalSpec:
 
     input_fn: Callable[..., tf.data.Dataset]
     steps: int | None = 100
-    exporters: Sequence[SidecarEvaluatorModelExport] = ()
-    callbacks: Sequence[keras.callbacks.Callback] = ()
+    exporters: Sequence[SidecarEvaluatorModelExport] | None = ()
+    callbacks: Sequence[keras.callbacks.Callback] | None = ()
     start_delay_secs: float = 0.0
     throttle_secs: float = 0.0
 
@@ -97,8 +107,12 @@ class EvalSpec:
         for name in ("start_delay_secs", "throttle_secs"):
             if getattr(self, name) != 0:
                 _check_seconds(name, getattr(self, name))
+        if self.exporters is not None:
+            check_list("exporters", self.exporters, SidecarEvaluatorModelExport)
+        _check_callbacks(self.callbacks)
 
 
+@naming_moved(OF_RUN_CONFIG)
 @dataclass(frozen=True)
 class RunConfig:
     """Where a training keeps its files, how often it saves, and its strategy.
@@ -112,8 +126,8 @@ class RunConfig:
         strategy: makes the strategy, in each worker. Default: `kerasps.WorkerDrivenStrategy`.
         save_checkpoints_steps: save after so many steps of all workers. Default None.
         save_checkpoints_secs: save after so many seconds, where `save_checkpoints_steps` is None.
-            Default 600.
-        keep_checkpoint_max: how many checkpoints to keep. Default 5.
+            Default 600. None, beside `save_checkpoints_steps`, is the same.
+        keep_checkpoint_max: how many checkpoints to keep; None or 0 for all. Default 5.
         random_seed: a seed for `keras.utils.set_random_seed` in each task. Default None.
 
     Raises:
@@ -126,11 +140,12 @@ class RunConfig:
     model_dir: str | os.PathLike[str]
     strategy: Callable[[], WorkerDrivenStrategy] = WorkerDrivenStrategy
     save_checkpoints_steps: int | None = None
-    save_checkpoints_secs: float = 600.0
-    keep_checkpoint_max: int = 5
+    save_checkpoints_secs: float | None = 600.0
+    keep_checkpoint_max: int | None = 5
     random_seed: int | None = None
 
     def __post_init__(self) -> None:
+        path("model_dir", self.model_dir)
         if isinstance(self.strategy, tf.distribute.Strategy) or not callable(self.strategy):
             raise TypeError(
                 "Argument `strategy` must be a function that makes the strategy: each worker calls "
@@ -140,8 +155,46 @@ class RunConfig:
             )
         if self.save_checkpoints_steps is not None:
             _check_count("save_checkpoints_steps", self.save_checkpoints_steps)
-        _check_seconds("save_checkpoints_secs", self.save_checkpoints_secs)
-        _check_count("keep_checkpoint_max", self.keep_checkpoint_max)
+        if self.save_checkpoints_secs is not None or self.save_checkpoints_steps is None:
+            _check_seconds("save_checkpoints_secs", self.save_checkpoints_secs)
+        if self.keep_checkpoint_max is not None:
+            _check_count("keep_checkpoint_max", self.keep_checkpoint_max, least=0)
+        if self.random_seed is not None:
+            _check_count("random_seed", self.random_seed, least=0)
+
+
+def check_takes_nothing(name: str, function: Any, *, but: str = "", advice: str) -> None:
+    """Raise `TypeError` where a function needs arguments that it will not get.
+
+    Args:
+        name: the name of the argument that holds the function.
+        function: the function.
+        but: the one argument that it may have. Default: none.
+        advice: the last sentence of the message.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some of C code have no signature
+        return
+    wanted = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name != but
+    ]
+    if wanted:
+        expected = f"no parameters, or one that is called `{but}`" if but else "no parameters"
+        raise TypeError(
+            f"Argument `{name}` is a function that wants arguments which it will not get. "
+            f"Expected: a function with {expected}. Received: {name}={function!r}, which wants "
+            f"{', '.join(wanted)}. {advice}"
+        )
+
+
+def _check_callbacks(value: Any) -> None:
+    if value is not None:
+        check_list("callbacks", value, keras.callbacks.Callback)
 
 
 def _check_input_fn(value: Any) -> None:
@@ -150,10 +203,16 @@ def _check_input_fn(value: Any) -> None:
             "Argument `input_fn` must be a function that returns a `tf.data.Dataset`. Received: "
             f"input_fn={value!r}. Wrap a dataset that you have: `lambda: dataset`."
         )
+    check_takes_nothing(
+        "input_fn",
+        value,
+        but="input_context",
+        advice="Wrap it: `lambda: input_fn(...)`.",
+    )
 
 
-def _check_count(name: str, value: Any) -> None:
-    count(f"Argument `{name}` is not a count", value, received=f"{name}={value!r}")
+def _check_count(name: str, value: Any, *, least: int = 1) -> None:
+    count(f"Argument `{name}` is not a count", value, least=least, received=f"{name}={value!r}")
 
 
 def _check_seconds(name: str, value: Any) -> None:

@@ -11,12 +11,19 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import (
+    COORDINATOR_TASK,
     EVALUATOR,
     ClusterDescription,
+    ClusterResolver,
+    LocalCluster,
     LocalClusterResolver,
     WorkerInfo,
+    as_resolver,
+    compute_devices,
     describe_resolver,
+    devices_of_task,
     read_tf_config,
 )
 from kerasps.cluster import connect_to_tasks as connect
@@ -24,10 +31,11 @@ from kerasps.errors import ClusterConfigError, UnsupportedError
 from kerasps.inputs import DatasetCreator, Input, as_input
 from kerasps.step import DEFAULT_TABLE_MIN_BYTES, TRAIN, Mode, TracedStep
 from kerasps.strategy import ParameterServerStrategy
+from kerasps.strategy_arguments import ShardLayout, SparseUpdates
 from kerasps.training import Dispatching
 from kerasps.worker_driven.fit_news import FitNews, TellStop
 from kerasps.worker_driven.own_steps import OwnSteps
-from kerasps.worker_driven.run import Run
+from kerasps.worker_driven.run import Run, check_run
 from kerasps.worker_driven.shared_variables import SharedExtended
 from kerasps.worker_driven.step_budget import StepBudget
 
@@ -51,7 +59,8 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     Each worker makes this strategy, builds the model under `scope()`, and calls `model.fit` on its
     share of the data. Variables are on the ps tasks, which run `kerasps serve`. Updates of workers
     are independent of each other, and none is lost: `model.optimizer.iterations` counts the steps
-    of all. There is no coordinator. A worker may die, join late or come back, and the others go on.
+    of all. There is no coordinator. A worker may die, join late or come back, and the others go on;
+    of the step in which it is killed, each ps has applied all of its part or nothing.
 
     One worker is the chief: the task `chief` of the cluster or, without one, worker 0. It computes
     as the others do. It also gives the variables their initial values, which the others wait for.
@@ -95,6 +104,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
         TypeError: `variable_partitioner` cannot be called, or `table_min_bytes` is not an integer.
         ValueError: an argument is not one of its values, or differs from that of the strategy which
             this process has already.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
     Follows `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.
@@ -105,28 +115,30 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
 
     def __init__(
         self,
-        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Callable[..., Any] | None = None,
         *,
-        shard_layout: str = "mod",
-        sparse_updates: str = "lazy",
+        shard_layout: ShardLayout = "mod",
+        sparse_updates: SparseUpdates = "lazy",
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         run_id: str | None = None,
         chief_timeout: float | None = None,
         connect_timeout: float | None = None,
     ) -> None:
+        _compat.check_backend()
         if cluster_resolver is None:
             cluster = read_tf_config(needs_chief=False)
-        elif isinstance(cluster_resolver, LocalClusterResolver):
+        elif isinstance(cluster_resolver, (LocalCluster, LocalClusterResolver)):
             raise ClusterConfigError(
                 "The workers of a LocalCluster are servers, and drive no steps. Expected: "
-                "processes that each run this script. Received: the cluster resolver of a "
-                "LocalCluster. Start the script with `kerasps launch --mode worker`."
+                "processes that each run this script. Received: a LocalCluster, or "
+                "its cluster resolver. Start the script with `kerasps launch --mode worker`."
             )
         else:
-            cluster = describe_resolver(cluster_resolver, needs_chief=False)
+            cluster = describe_resolver(as_resolver(cluster_resolver), needs_chief=False)
         if cluster.task_type not in ("chief", "worker"):
             raise _drives_no_steps(cluster)
+        check_run(run_id, chief_timeout)
         own = ClusterDescription(
             {"chief": (str(cluster.address),), "ps": cluster.jobs["ps"]}, "chief", 0
         )
@@ -140,7 +152,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             # Workers are far apart, and each by itself.
             "max_staleness": None,
             "overlap": False,
-            # Each worker computes where TensorFlow chooses.
+            # Each worker computes on its first GPU, else on its CPU.
             "worker_devices": None,
             "update_mode": "async",
             "num_backup_workers": 0,
@@ -266,6 +278,33 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     def _choose_devices(self) -> None:
         """Leave all devices visible: this process computes."""
 
+    def devices_of(self, worker: int) -> tuple[str, ...]:
+        """Return the name of the device that computes on a worker: its first GPU, else its CPU.
+
+        Args:
+            worker: the place of the worker among those that do steps: `worker_index`.
+
+        Returns:
+            One name, such as `"GPU:0"`.
+
+        Raises:
+            ValueError: it is another worker than this process, which knows its own devices alone.
+        """
+        if worker != self.worker_index:
+            raise ValueError(
+                "A worker that drives its own steps knows its own devices alone. Expected: "
+                f"worker={self.worker_index}, this process. Received: worker={worker!r}. Ask for "
+                "them in that worker."
+            )
+        return compute_devices(devices_of_task(COORDINATOR_TASK), None)[:1]
+
+    def _devices_of_workers(self) -> list[tuple[str, ...]]:
+        return [self._own_devices]
+
+    @property
+    def _own_devices(self) -> tuple[str, ...]:
+        return self.devices_of(self.worker_index)
+
     def _make_extended(self, cluster_resolver: Any, variable_partitioner: Any) -> SharedExtended:
         self._run = Run(
             self._arguments["run_id"],
@@ -284,11 +323,14 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
     def _watch(self, cluster_resolver: Any) -> None:
         self._run.open(self._extended.mutex)
 
-    def _leave(self) -> None:
+    def _leave(self, *, is_closed: bool) -> None:
         # A chief that failed is started again, and goes on with the run. Python leaves the error
         # here that it has ended in.
         if self.is_chief and not hasattr(sys, "last_value"):
             self._run.finish()
+
+    def _end_calls(self) -> None:
+        """Do nothing: no other task does anything for this process."""
 
     @property
     def _num_readers(self) -> int:
@@ -351,6 +393,7 @@ class WorkerDrivenStrategy(ParameterServerStrategy):
             function,
             inputs,
             split=self.worker_index if inputs.num_splits > 1 else 0,
+            devices=self._own_devices,
             seed_offset=self._run.seed_offset,
             news=news,
             budget=budget,

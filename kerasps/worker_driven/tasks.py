@@ -11,21 +11,26 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kerasps import _compat
 from kerasps.cluster import EVALUATOR, AfterTheEnd, ClusterDescription, read_tf_config, serve
 from kerasps.evaluator import (
     Evaluation,
     SidecarEvaluator,
     TrainingEnd,
     TrainingEndMarker,
+    check_exports,
     newest_checkpoint,
 )
 from kerasps.inputs import DatasetCreator
-from kerasps.worker_driven.specs import EvalSpec, RunConfig, TrainSpec
+from kerasps.worker_driven.estimators import OF_TRAIN_AND_EVALUATE, refusing_moved
+from kerasps.worker_driven.specs import EvalSpec, RunConfig, TrainSpec, check_takes_nothing
 
+_BUILD_THERE = "Build it in a function: under the strategy of each worker it is made anew."
 # A ps is there until no worker is connected any more, or for so long after the training's end.
 _LINGER_S = 60.0
 
 
+@refusing_moved("train_and_evaluate", OF_TRAIN_AND_EVALUATE)
 def train_and_evaluate(
     model_fn: Callable[[], keras.Model],
     train_spec: TrainSpec,
@@ -70,11 +75,14 @@ def train_and_evaluate(
 
     Raises:
         ClusterConfigError: TF_CONFIG is not set or wrong.
+        UnsupportedError: the backend of Keras is not TensorFlow.
         ValueError: the model is not built or compiled.
         CheckpointError: in the evaluator, a checkpoint cannot be read.
 
     Follows `tf.estimator.train_and_evaluate`.
     """
+    _compat.check_backend()
+    _check_arguments(model_fn, train_spec, eval_spec, config)
     cluster = read_tf_config(needs_chief=False)
     if config.random_seed is not None:
         keras.utils.set_random_seed(config.random_seed)
@@ -83,6 +91,41 @@ def train_and_evaluate(
     if cluster.task_type == EVALUATOR:
         return _evaluate(model_fn, eval_spec, Path(config.model_dir))
     return _train(model_fn, train_spec, config)
+
+
+def _check_arguments(model_fn: Any, train_spec: Any, eval_spec: Any, config: Any) -> None:
+    """Check what a task is given, in every task, so that none waits for one that is refused.
+
+    Raises:
+        TypeError: an argument is not of its type.
+        ValueError: a model would be exported among the checkpoints.
+    """
+    if isinstance(model_fn, keras.Model) or not callable(model_fn):
+        raise TypeError(
+            "Argument `model_fn` is not a function that returns a model. Expected: a function "
+            "without parameters that returns a compiled `keras.Model`, which each worker calls "
+            f"under its strategy. Received: model_fn={model_fn!r}. {_BUILD_THERE}"
+        )
+    check_takes_nothing(
+        "model_fn",
+        model_fn,
+        advice="A `model_fn` of TensorFlow's estimators, of features, labels and mode, becomes one "
+        "that returns a compiled Keras model; `functools.partial` binds parameters.",
+    )
+    for name, value, kind in (
+        ("train_spec", train_spec, TrainSpec),
+        ("eval_spec", eval_spec, EvalSpec),
+        ("config", config, RunConfig),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"Argument `{name}` is not a `kerasps.{kind.__name__}`. Expected: one, as "
+                f"`kerasps.{kind.__name__}(...)`. Received: {name}={value!r}. Make one of it; the "
+                "arguments go in the order model_fn, train_spec, eval_spec, and config by name."
+            )
+    check_exports(
+        eval_spec.exporters or (), Path(config.model_dir), argument="RunConfig(model_dir)"
+    )
 
 
 def _serve(cluster: ClusterDescription, model_dir: Path) -> None:
@@ -99,10 +142,10 @@ def _evaluate(
     if eval_spec.steps is not None:
         dataset = dataset.take(eval_spec.steps)  # there may be fewer
     evaluator = _ThrottledEvaluator(
-        model_fn(),
+        _made(model_fn),
         dataset,
         model_dir,
-        callbacks=[*eval_spec.callbacks, *eval_spec.exporters],
+        callbacks=[*(eval_spec.callbacks or ()), *(eval_spec.exporters or ())],
         log_dir=model_dir,
     )
     evaluator.throttle_secs = eval_spec.throttle_secs
@@ -115,10 +158,10 @@ def _train(
     strategy = config.strategy()
     model_dir = Path(config.model_dir)
     with strategy.scope():
-        model = model_fn()
+        model = _made(model_fn)
         # Before a checkpoint is read: it has the optimizer's state.
         model.optimizer.build(model.trainable_variables)
-    callbacks: list[keras.callbacks.Callback] = [*train_spec.callbacks]
+    callbacks: list[keras.callbacks.Callback] = [*(train_spec.callbacks or ())]
     if strategy.is_chief:
         model_dir.mkdir(parents=True, exist_ok=True)
         newest = newest_checkpoint(model_dir) if strategy._begins_run else None
@@ -141,12 +184,43 @@ def _train(
     return history
 
 
+def _made(model_fn: Callable[[], keras.Model]) -> keras.Model:
+    """Return the model that `model_fn` makes.
+
+    Raises:
+        TypeError: it returns something else.
+        ValueError: the model is not built, or not compiled.
+    """
+    model = model_fn()
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "The `model_fn` returned no model. Expected: a compiled `keras.Model`. Received: "
+            f"{model!r} of type {type(model).__name__}. Return the model."
+        )
+    for state, fix in (
+        ("built", "Begin it with a `keras.Input`, or call `model.build(input_shape)`"),
+        ("compiled", "Call `model.compile(optimizer, loss)`"),
+    ):
+        if not getattr(model, state):
+            raise ValueError(
+                f"The model that `model_fn` returned is not {state}. Expected: a model that is "
+                f"built and compiled. Received: {model!r}. {fix} in the `model_fn`."
+            )
+    return model
+
+
 def _call(
     input_fn: Callable[..., tf.data.Dataset], context: tf.distribute.InputContext
 ) -> tf.data.Dataset:
-    if "input_context" in inspect.signature(input_fn).parameters:
-        return input_fn(input_context=context)
-    return input_fn()
+    takes_context = "input_context" in inspect.signature(input_fn).parameters
+    dataset = input_fn(input_context=context) if takes_context else input_fn()
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "An `input_fn` returned no dataset. Expected: a batched `tf.data.Dataset`. Received: "
+            f"{dataset!r} of type {type(dataset).__name__}. Return one, such as "
+            "`tf.data.Dataset.from_tensor_slices((x, y)).batch(32)`."
+        )
+    return dataset
 
 
 class _ThrottledEvaluator(SidecarEvaluator):
@@ -175,7 +249,7 @@ class _SaveCheckpoints(keras.callbacks.Callback):
         self._directory = Path(config.model_dir)
         self._steps = config.save_checkpoints_steps
         self._secs = config.save_checkpoints_secs
-        self._keep = config.keep_checkpoint_max
+        self._keep = config.keep_checkpoint_max or 0
         self._saved: list[Path] = []
         self._saved_at = (0, time.monotonic())
 
@@ -184,10 +258,10 @@ class _SaveCheckpoints(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         step, at = self._saved_at
-        if self._steps is None:
-            is_due = time.monotonic() - at >= self._secs
-        else:
+        if self._steps is not None:
             is_due = self._iterations - step >= self._steps
+        else:
+            is_due = self._secs is not None and time.monotonic() - at >= self._secs
         if is_due:
             self._save()
 
@@ -200,9 +274,10 @@ class _SaveCheckpoints(keras.callbacks.Callback):
         self.model.save_weights(path)
         self._saved_at = (step, time.monotonic())
         self._saved = [*(p for p in self._saved if p != path), path]
-        for old in self._saved[: -self._keep]:
+        num_old = max(0, len(self._saved) - self._keep) if self._keep else 0
+        for old in self._saved[:num_old]:
             old.unlink(missing_ok=True)
-        del self._saved[: -self._keep]
+        del self._saved[:num_old]
 
     @property
     def _iterations(self) -> int:

@@ -402,8 +402,9 @@ def main():
     note_error("other partitioner", lambda: make(same, kerasps.MinSizePartitioner(1 << 13)))
     note_error("other layout", lambda: make(same, partitioner, shard_layout="div"))
     note_error("other updates", lambda: make(same, partitioner, sparse_updates="dense"))
-    with kerasps.LocalCluster(1, 1) as another:
-        note_error("other cluster", lambda: make(another.cluster_resolver))
+    note_error("other cluster", lambda: make(resolver("127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4")))
+    again = kerasps.LocalCluster(1, 1).cluster_resolver
+    REPORT["same"].append(make(again, partitioner) is strategy)
     REPORT["repr"] = repr(strategy)
 
     ours = copy_of(other)  # as was made before, and then trained on the cluster

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
+from kerasps.cluster import worker_devices
 from kerasps.cluster.server import CPU_DEVICES
 
 # `tests` is on the path of pytest, and not of a script.
@@ -379,7 +380,28 @@ def devices(strategy):
     return [strategy.devices_of(0), strategy.worker_devices, strategy.num_replicas_in_sync]
 
 
-def fit_killed(cluster, strategy, *, steps_per_execution, kills=True):
+def changed():
+    """A worker comes back without the device that it has computed on."""
+    # The second CPU stands for a GPU.
+    worker_devices.compute_devices = lambda names, wanted: tuple(names[-1:])
+
+    def takes_device(worker):
+        if worker == 1:
+            LocalCluster.cpu_devices = (2, 1)
+
+    LocalCluster.cpu_devices = (2, 2)
+    with LocalCluster(num_workers=2, num_ps=2) as cluster:
+        strategy = kerasps.ParameterServerStrategy(
+            cluster.cluster_resolver, PARTITIONER, table_min_bytes=1
+        )
+        before = strategy._devices_of_workers()
+        killed = fit_killed(cluster, strategy, steps_per_execution=4, before_restart=takes_device)
+        return {"devices": [before, strategy._devices_of_workers()], **killed}
+
+
+def fit_killed(
+    cluster, strategy, *, steps_per_execution, kills=True, before_restart=lambda worker: None
+):
     """Train while worker 1 is killed, and comes back; return what says how often all was done."""
     num_batches = 301
     ids = (np.arange(4 * num_batches, dtype="int32") % 1000)[:, None]
@@ -392,6 +414,7 @@ def fit_killed(cluster, strategy, *, steps_per_execution, kills=True):
         while int(model.optimizer.iterations.storage.read_value()) < 60:
             pass
         cluster.kill("worker", 1)
+        before_restart(1)
         cluster.restart("worker", 1)
 
     thread = threading.Thread(target=kill if kills else int, daemon=True)
@@ -400,6 +423,7 @@ def fit_killed(cluster, strategy, *, steps_per_execution, kills=True):
     thread.join()
     _, weights = weights_of(model)
     return {
+        "kinds": sorted(model.train_function.plans._plans),
         "batches": history["batches"],
         "examples": history["examples"],
         "weights": weights,
@@ -409,15 +433,8 @@ def fit_killed(cluster, strategy, *, steps_per_execution, kills=True):
 
 def two_workers(cpu_devices, **arguments):
     LocalCluster.cpu_devices = cpu_devices
-    if len(set(cpu_devices)) > 1:
-        # What stands for GPUs here.
-        from kerasps.cluster import worker_devices
-
-        def of(self, worker):
-            names = tuple(worker_devices._devices_of(worker))
-            return names if len(names) > 1 else ()
-
-        worker_devices.WorkerDevices.of = of
+    if len(set(cpu_devices)) > 1:  # each stands for a GPU
+        worker_devices.compute_devices = lambda names, wanted: tuple(names)
     with LocalCluster(num_workers=2, num_ps=2) as cluster:
         strategy = kerasps.ParameterServerStrategy(
             cluster.cluster_resolver, PARTITIONER, table_min_bytes=1, **arguments
@@ -455,6 +472,7 @@ def gpus():
 
 
 SCENARIOS = {
+    "changed": changed,
     "gpus": gpus,
     "equals": lambda: on_one_worker(devices, equal_plain_keras, rows_read),
     "counts": lambda: on_one_worker(ends_of_data),

@@ -121,7 +121,7 @@ def test_what_several_devices_cannot_do_is_refused(what, error, words):
     ("scenario", "devices"),
     [
         pytest.param("equal", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
-        ("unequal", [[], ["CPU:0", "CPU:1"]]),
+        ("unequal", [["CPU:0"], ["CPU:0", "CPU:1"]]),
         pytest.param("paced", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
         pytest.param("overlapping", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
     ],
@@ -146,4 +146,14 @@ def test_devices_that_a_worker_lacks_are_refused():
     # Those that every worker has are taken, by the same process.
     assert report["devices"] == [["CPU:0"]] * 2
     assert report["examples"] == [1204.0, 1204.0]
+    assert report["iterations"] == 602
+
+
+def test_a_worker_that_comes_back_with_other_devices_computes_on_those():
+    report = report_of("changed")
+    assert report["devices"] == [[["CPU:1"], ["CPU:1"]], [["CPU:1"], ["CPU:0"]]]
+    assert report["kinds"] == [["CPU:0"], ["CPU:1"]]  # the step was traced for both
+    assert report["batches"] == [301.0, 301.0]
+    assert report["examples"] == [1204.0, 1204.0]
+    assert report["weights"] == [-602.0]
     assert report["iterations"] == 602

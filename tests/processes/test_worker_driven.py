@@ -4,6 +4,7 @@ coordinates them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -132,7 +133,7 @@ def test_steps_of_all_are_counted_and_the_chief_sees_their_metrics(workers):
 
 
 def test_a_worker_that_dies_disturbs_nobody_and_may_come_back(workers):
-    own = workers(2)
+    own = workers(2, num_ps=2)
     chief, other = (own.start("lasting", index=index) for index in (0, 1))
     own.told("epoch-1")
     os.kill(other.pid, signal.SIGKILL)
@@ -147,7 +148,13 @@ def test_a_worker_that_dies_disturbs_nobody_and_may_come_back(workers):
         code, out = own.end_of(process)
         assert code == 0, out[-4000:]
     assert own.told("end-0")["began_at"] == 0
-    assert own.told("end-1")["began_at"] > 0
+    end = own.told("end-1")
+    assert end["began_at"] > 0
+    assert len(end["devices"]) == 2
+    # Of the step that the other was doing when it was killed, a ps has all or nothing.
+    steps = [end["iterations"], end["rows"] / BATCH_SIZE, *itertools.chain(*end["weights"])]
+    assert all(len(values) == 1 for values in end["weights"])
+    assert max(steps) - min(steps) <= 1
 
 
 def test_a_worker_says_whom_it_waits_for(workers):

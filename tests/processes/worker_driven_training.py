@@ -16,8 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
+from support import unit_gradients
 from support.compare import assert_equal, dataset, regression_data, train_both
 from support.models import counting_model
+from support.predicted_rows import INPUTS, check_predict, numbering_model
+from support.unit_gradients import compiled_unit_model
 
 HERE = Path(sys.argv[2])
 EPOCHS, STEPS, BATCH_SIZE = 3, 20, 8
@@ -84,6 +87,12 @@ def equal():
     np.testing.assert_allclose(ours.evaluate(whole, verbose=0), expected, rtol=1e-5)
     rows = ours.predict(x[:50], batch_size=16, verbose=0)
     np.testing.assert_allclose(rows, plain.predict(x[:50], verbose=0), rtol=1e-4, atol=1e-5)
+    with strategy.scope():
+        numbering = numbering_model(3)
+    for name in INPUTS:
+        check_predict(numbering, name)
+        check_predict(numbering, name, steps=11)
+    check_predict(numbering, "dataset", stop_after=7)
     ours.save(HERE / "model.keras")
     loaded = keras.models.load_model(HERE / "model.keras")
     report["saved"] = all(map(np.array_equal, loaded.get_weights(), ours.get_weights()))
@@ -120,6 +129,8 @@ def counts():
     with strategy.scope():
         bare = tf.Variable([float(own + 5)], name="bare")
     model = counting_model(strategy, steps_per_execution=2)
+    with strategy.scope():
+        numbering = numbering_model()
     if strategy.is_chief:
         model.layers[-1].bias.assign([7.0])
     else:
@@ -160,12 +171,19 @@ def counts():
         bare=bare.numpy().tolist(),
         biases=biases,
     )
+    # Each worker predicts all rows.
+    for name in ("arrays", "dataset", "unknown length"):
+        check_predict(numbering, name)
 
 
 def lasting():
-    """Trains until it is told to stop; says at each epoch how far all are."""
+    """Trains until it is told to stop; says at each epoch how far all are.
+
+    Each weight, and each row of the table, says how often it was updated.
+    """
     strategy = kerasps.WorkerDrivenStrategy()
-    model = counting_model(strategy)
+    numbers = IDS[:, None].astype("int32")
+    model = compiled_unit_model(strategy, len(IDS), lambda: keras.optimizers.SGD(1.0), 1)
 
     class Tell(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -180,13 +198,23 @@ def lasting():
 
     began_at = int(model.optimizer.iterations.numpy())
     model.fit(
-        kerasps.DatasetCreator(endless),
+        kerasps.DatasetCreator(unit_gradients.endless(numbers, BATCH_SIZE)),
         epochs=100_000,
         steps_per_epoch=5,
         verbose=0,
         callbacks=[Tell()],
     )
-    tell(f"end-{strategy.worker_index}", began_at=began_at)
+    if not strategy.is_chief:
+        wait_for_file("end-0")  # whose steps are all done then
+    table, *weights = [-v.numpy() for v in model.trainable_variables]
+    tell(
+        f"end-{strategy.worker_index}",
+        began_at=began_at,
+        iterations=int(model.optimizer.iterations.numpy()),
+        weights=[np.unique(weight).tolist() for weight in weights],
+        rows=float(table.sum()),
+        devices=sorted({v.device for v in model.variables}),
+    )
 
 
 def alone():

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import kerasps
 from support.partitioner import Partitioner
+from support.wrappers import Wrappers
 
 NUM_WORKERS, NUM_PS = 2, 2
 
@@ -17,19 +18,22 @@ PARTITIONER = Partitioner()
 
 
 @pytest.fixture(scope="session")
-def strategy():
+def wrappers():
+    """Wrappers around methods of Keras and TensorFlow, which were there before the strategy."""
+    wrappers = Wrappers()
+    wrappers.put_on()
+    return wrappers
+
+
+@pytest.fixture(scope="session")
+def strategy(wrappers):
     """The strategy of the cluster inside this process."""
-    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(1 + NUM_WORKERS + NUM_PS)]
+    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(NUM_WORKERS + NUM_PS)]
     addresses = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in holders]
     for holder in holders:
         holder.close()
-    spec = tf.train.ClusterSpec(
-        {
-            "chief": addresses[:1],
-            "ps": addresses[1 : 1 + NUM_PS],
-            "worker": addresses[1 + NUM_PS :],
-        }
-    )
+    # As TensorFlow's guide has it: no chief is named, so this process takes a port.
+    spec = tf.train.ClusterSpec({"ps": addresses[:NUM_PS], "worker": addresses[NUM_PS:]})
     # Servers in one process share its threads. A step holds one while it waits for its worker, so
     # with fewer threads than workers and one, nobody is left to answer.
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=NUM_WORKERS + 2)
@@ -38,10 +42,11 @@ def strategy():
         for job in ("ps", "worker")
         for index in range(spec.num_tasks(job))
     ]
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        spec, task_type="chief", task_id=0, rpc_layer="grpc"
-    )
-    yield kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+    connected = kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0)
+    # The same cluster, whose chief has the same port.
+    assert kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0) is connected
+    yield connected
     del servers
 
 

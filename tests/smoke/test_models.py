@@ -5,13 +5,18 @@ The second worker has no data, so updates come in plain Keras's order.
 
 from __future__ import annotations
 
+import contextlib
+import types
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from kerasps.errors import KeraspsError
+from kerasps.step import TRAIN, compute_phase, step_function
 from support.compare import assert_equal, regression_data, train_both
-from support.models import Examples
+from support.models import Examples, counting_model, ids_data
 from support.optimizers import OPTIMIZERS
 
 NUM_ROWS = 70
@@ -179,3 +184,24 @@ def test_what_is_saved_in_two_shards_is_loaded_in_plain_keras(strategy, sharded,
     ours.load_weights(tmp_path / name)
     for value, expected in zip(ours.get_weights(), before, strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+def test_a_compute_phase_that_is_not_on_its_device_is_refused(strategy, monkeypatch):
+    model = counting_model(strategy)
+    x, _ = ids_data(8)
+    spec = tf.TensorSpec([None, *x.shape[1:]]), tf.TensorSpec([None])
+    step = step_function(model, TRAIN, spec, [("GPU:0",)])  # a trace takes no GPU
+
+    def build(num_steps):
+        return step.step_graph(
+            None, num_steps, checked=False, keeps_totals=False, devices=("GPU:0",)
+        )
+
+    build(1)
+    without_devices = types.SimpleNamespace(
+        **{name: getattr(tf, name) for name in ("name_scope", "zeros", "raw_ops")},
+        device=lambda name: contextlib.nullcontext(),
+    )
+    monkeypatch.setattr(compute_phase, "tf", without_devices)
+    with pytest.raises(KeraspsError, match=r"not on its device\. Expected: GPU:0\. Received: "):
+        build(2)

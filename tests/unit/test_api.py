@@ -83,12 +83,13 @@ def test_the_probe_sees_what_an_import_could_do(statement, effect):
 def test_importing_the_strategy_neither_starts_tensorflow_nor_patches_keras():
     code = """
 import keras
-new, fit = keras.Variable.__new__, keras.Model.fit
+functions = keras.Variable.__init__, keras.Model.fit
+codes = [function.__code__ for function in functions]
 import kerasps.strategy
 from kerasps import _compat
 assert _compat.eager_context()._context_handle is None
-assert keras.Variable.__new__ is new
-assert keras.Model.fit is fit
+assert (keras.Variable.__init__, keras.Model.fit) == functions
+assert [function.__code__ for function in functions] == codes
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -117,11 +118,30 @@ def test_type_checkers_see_the_names_in_all():
     ]
     imported = {alias.name for node in block.body for alias in node.names}
     assert imported | {"__version__"} == set(kerasps.__all__)
+    # Where they see a `__getattr__`, every name is a valid one.
+    assert "__getattr__" not in {getattr(node, "name", "") for node in tree.body}
 
 
 def test_a_name_that_is_not_offered_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'kerasps' has no attribute 'KerasPS'"):
         _ = kerasps.KerasPS
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("Estimator", "`kerasps.train_and_evaluate`"),
+        ("DNNLinearCombinedClassifier", "`kerasps.train_and_evaluate`"),
+        ("BestExporter", "`kerasps.SidecarEvaluatorModelExport`"),
+        ("StopAtStepHook", "`keras.callbacks.Callback`"),
+    ],
+)
+def test_a_name_of_estimators_says_what_to_use(name, use):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'. .*{use}") as caught:
+        getattr(kerasps, name)
+    assert "docs/worker_driven.md" in str(caught.value)
+    assert (caught.value.name, caught.value.obj) == (name, kerasps)
+    assert not hasattr(kerasps, name)
 
 
 @pytest.mark.parametrize("name", [name for name in kerasps.__all__ if name != "__version__"])

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cluster import connected_strategy
+from support.conversions import conversions, small_variables
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -92,3 +93,9 @@ def test_one_device_trains_as_plain_keras_does_and_no_cluster_is_there(jit_compi
     for expected, value in zip(plain, central, strict=True):
         np.testing.assert_allclose(value, expected, atol=1e-6)
     assert connected_strategy() is None
+
+
+def test_variables_convert_as_plain_ones_do():
+    plain = conversions(small_variables())
+    with kerasps.CentralStorageStrategy(["CPU:0"]).scope():
+        assert conversions(small_variables()) == plain

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kerasps.cli import env as environment
+from kerasps.cli import launch as launcher
 from kerasps.cli import main as cli
 from kerasps.cluster import process
 from kerasps.cluster.gpus import visible_gpus, worker_gpus
@@ -142,6 +143,46 @@ def test_an_unknown_option_is_not_taken_for_an_abbreviation(capsys, script):
     code, _, err = run(capsys, "launch", "--num-w=2", script)
     assert code == 2
     assert "unrecognized arguments: --num-w=2" in err
+
+
+def test_an_option_that_is_like_one_of_ours_is_named(capsys, script):
+    code, _, err = run(capsys, "launch", "--num-worker", "2", script)
+    assert code == 2
+    assert "Did you mean --num-workers? Options of the script go behind it." in err
+
+
+@pytest.mark.parametrize("options", [[], ["--num-workers", "2"]])
+def test_launch_without_a_script_says_what_to_give(capsys, options):
+    code, _, err = run(capsys, "launch", *options)
+    assert code == 2
+    assert (
+        "No script is named. Expected: the training script, behind the options. Received: none. "
+        "Say `kerasps launch train.py`"
+    ) in err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", "The script is a directory. Expected: a Python file. Received: '.'. Name the file"),
+        ("python3", "Received: 'python3'. Leave python3 out: name the script alone."),
+    ],
+)
+def test_what_is_no_script_is_named(capsys, tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "launch", name, "train.py")
+    assert code == 2
+    assert message in err
+
+
+def test_options_behind_the_script_go_to_the_script_and_it_is_said(capsys, script, monkeypatch):
+    commands = []
+    monkeypatch.setattr(launcher, "launch", lambda command, **_: commands.append(command) or 0)
+    code, _, err = run(capsys, "launch", script, "--num-workers=3", "--epochs", "2")
+    assert (code, commands[0][2:]) == (0, ["--num-workers=3", "--epochs", "2"])
+    assert "kerasps launch: --num-workers=3 behind the script goes to the script" in err
+    _, _, err = run(capsys, "launch", script, "--epochs", "2")
+    assert "behind" not in err
 
 
 def test_a_script_that_is_missing_is_named(capsys, tmp_path):

@@ -18,7 +18,8 @@ import kerasps
 from kerasps.checks import time_limit
 from kerasps.cluster import connection, grpc_options, probe, reachability
 from kerasps.cluster import description as cluster
-from kerasps.cluster.description import ClusterDescription, check_cluster_resolver, read_tf_config
+from kerasps.cluster.cluster_resolver import check_cluster_resolver
+from kerasps.cluster.description import ClusterDescription, read_tf_config
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import ClusterConfigError, TaskUnreachableError
 from support.greeters import greeter
@@ -355,7 +356,9 @@ def test_a_timeout_in_the_environment_that_is_none_is_refused(monkeypatch, value
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), True, "60"])
 def test_a_timeout_that_is_none_is_refused(value):
-    with pytest.raises(ValueError, match=rf"timeout_s is not a time limit.*Received: {value!r}"):
+    with pytest.raises(
+        ValueError, match=rf"`timeout_s` is not a time limit.*Received: timeout_s={value!r}"
+    ):
         time_limit(value, **CONNECT)
 
 
@@ -400,6 +403,24 @@ def test_every_task_that_cannot_be_reached_is_named_within_the_limit():
     assert "ps 0 at no-such-host.invalid:2222 (" in message
     assert "worker 0" not in message
     assert "KERASPS_CONNECT_TIMEOUT" in message
+
+
+def test_who_is_waited_for_is_said_at_growing_intervals(monkeypatch, caplog):
+    monkeypatch.setattr(reachability, "_SAY_AFTER_S", 0.1)
+    holder, missing = closed_address()
+    tasks = {("worker", 0): missing}
+    with greeter() as there, holder, pytest.raises(TaskUnreachableError):
+        wait_until_reachable({("ps", 0): there, **tasks}, timeout_s=1.2)
+    said = [record.getMessage() for record in caplog.records if record.name == "kerasps"]
+    assert 2 <= len(said) <= 4  # after 0.1, 0.2, 0.4 and 0.8 s
+    assert said[0] == (
+        "Waiting for 1 of 2 tasks since 0 s, for 1 s at most: "
+        f"worker 0 at {missing} (Connection refused)."
+    )
+    caplog.clear()
+    with greeter() as there:
+        wait_until_reachable({("ps", 0): there}, timeout_s=10)
+    assert caplog.records == []
 
 
 def test_who_listens_and_is_no_server_is_named():
@@ -526,7 +547,7 @@ def connecting_to(*addresses):
 
 
 def test_a_task_that_goes_while_tensorflow_connects_is_named(monkeypatch):
-    monkeypatch.setattr(connection, "_SILENCE_S", 0.5)
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "0.5")
     never = threading.Event()
     holder, gone = closed_address()
     with holder, greeter() as there, pytest.raises(TaskUnreachableError) as caught:
@@ -553,8 +574,9 @@ def test_the_options_of_grpc_leave_the_users_own(monkeypatch):
     assert os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(",") == [
         "grpc.keepalive_time_ms=1",
         "grpc.min_reconnect_backoff_ms=2000",
-        "grpc.keepalive_timeout_ms=10000",
-        "grpc.http2.ping_timeout_ms=10000",
+        "grpc.max_reconnect_backoff_ms=2000",
+        "grpc.keepalive_timeout_ms=21000",
+        "grpc.http2.ping_timeout_ms=21000",
     ]
 
 

@@ -9,7 +9,6 @@ import ast
 import gc
 import importlib.metadata
 import inspect
-import types
 from pathlib import Path
 
 import keras
@@ -244,24 +243,6 @@ def test_what_is_to_be_patched_and_gone_is_an_error_with_the_versions():
     message = str(caught.value)
     assert "Layer._gone` (it is wanted for a test)" in message
     assert f"Expected: {_compat.SUPPORTED_VERSIONS}. Received: keras " in message
-
-
-def test_patches_are_installed_once(monkeypatch):
-    monkeypatch.setattr(patching, "_installed", set())
-    owner = types.new_class("Patched", (Owner,))
-    patches = [
-        Patch(owner, "method", lambda original, self, one: [original(self, one)], "a test", ""),
-        Patch(owner, "value", lambda original, self: [original(self)], "a test", ""),
-        Patch(owner, "__new__", lambda original, cls, *args: original(cls), "a test", ""),
-    ]
-    patching.install(patches)
-    patching.install(patches)
-    made = owner()
-    assert type(made) is owner
-    assert made.method(1) == [(1, 2)]
-    assert made.value == [1]
-    assert owner.value.__doc__ == "A value."
-    assert owner.method.__name__ == "method"
 
 
 def test_the_docs_hold_the_table_of_patches():

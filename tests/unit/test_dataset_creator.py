@@ -66,3 +66,23 @@ def test_input_options_are_kept():
 
 def test_repr_names_the_function():
     assert repr(kerasps.DatasetCreator(dataset_fn)) == "<DatasetCreator dataset_fn>"
+
+
+ARITIES = {
+    "none": lambda: None,
+    "two": lambda one, two: None,
+    "by name": lambda *, context: None,
+}
+
+
+@pytest.mark.parametrize("name", ARITIES)
+def test_a_function_that_does_not_take_one_argument_is_refused(name):
+    with pytest.raises(
+        TypeError, match=r"cannot be called with one argument.*Received: dataset_fn=.*parameters \("
+    ):
+        kerasps.DatasetCreator(ARITIES[name])
+
+
+@pytest.mark.parametrize("dataset_fn", [lambda *args: None, lambda context, seed=3: None, dict])
+def test_a_function_that_can_take_one_argument_is_taken(dataset_fn):
+    kerasps.DatasetCreator(dataset_fn)

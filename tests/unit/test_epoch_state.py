@@ -597,10 +597,10 @@ class Cluster:
         """What `fit`'s thread does until it has to wait."""
         while not self.is_over and not self.is_waiting:
             while self.has_room() and (size := self.next_size()):
-                batches = list(range(self.given_out, self.given_out + size))
+                first = self.given_out if self.travels else 0
+                batches = list(range(first, first + size)) if self.travels else None
                 sizes = self.random.choice([(), (self.per_execution, 1)])
-                batches = batches if self.travels else None
-                for part in Execution(size, Numbered(0), batches, sizes=sizes).cut(size):
+                for part in Execution(size, Numbered(0), batches, first, sizes=sizes).cut(size):
                     self.post(StepsAsked(part))
                 self.given_out += size
                 self.asked += size
@@ -613,8 +613,17 @@ class Cluster:
             report = self.reports.popleft()
             self.asked -= report.missing_steps
             if report.result is not None:
+                self.check_place(report)
                 self.counted.update(report.result)
                 self.done += len(report.result)
+
+    def check_place(self, report):
+        """A result that returns alone says which batches it is of."""
+        if self.keeps or self.is_endless:
+            return
+        places = range(report.first_batch, report.first_batch + len(report.result))
+        said = places if self.travels else [(report.split, place) for place in places]
+        assert report.result == list(said)
 
     def next_size(self):
         left = self.per_execution if self.steps is None else self.steps - self.asked

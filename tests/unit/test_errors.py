@@ -11,6 +11,7 @@ from kerasps import errors
 
 BUILT_IN = {
     "ClusterConfigError": ValueError,
+    "ClusterClosedError": ValueError,
     "TaskUnreachableError": ConnectionError,
     "TaskStartError": RuntimeError,
     "TaskLostError": RuntimeError,

@@ -563,6 +563,42 @@ def test_counts_are_checked(directory, argument, value, error):
         sidecar(directory, **{argument: value})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"callbacks": 3}, "`callbacks` is not a list of `keras.callbacks.Callback`.*Put it into"),
+        ({"callbacks": ["x"]}, "`callbacks` is not a list.*Take 'x' out"),
+        ({"callbacks": [keras.callbacks.CSVLogger]}, ".*Make an object of it: `CSVLogger"),
+        ({"log_dir": 3}, "`log_dir` names no path.*Received: log_dir=3"),
+        ({"checkpoint_dir": None}, "`checkpoint_dir` names no path"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name(directory, changes, message):
+    with pytest.raises(TypeError, match=f"Argument {message}"):
+        sidecar(changes.pop("checkpoint_dir", directory), **changes)
+
+
+def test_a_time_to_wait_is_a_number(directory):
+    with pytest.raises(TypeError, match=r"`timeout` is not a time\. .*Received: timeout='1'"):
+        sidecar(directory).start(timeout="1")
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "error", "message"),
+    [
+        (3, {}, TypeError, "`export_filepath` names no path"),
+        ("best/model", {}, ValueError, r"Expected: one that ends in `\.keras`"),
+        ("best/m.keras", {"save_weights_only": True}, ValueError, r"ends in `\.weights\.h5`"),
+        ("best/m.keras", {"mode": "least"}, ValueError, "`mode` is not one of its values"),
+        ("best/m{.keras", {}, ValueError, "The braces .* do not match"),
+        ("best/m{}.keras", {}, ValueError, "has no name"),
+    ],
+)
+def test_an_export_says_what_is_wrong_with_it(path, arguments, error, message):
+    with pytest.raises(error, match=rf"{message}.*Received: \w+="):
+        kerasps.SidecarEvaluatorModelExport(path, **arguments)
+
+
 def test_an_evaluator_shows_where_it_looks(directory):
     assert repr(sidecar(directory, max_evaluations=3)) == (
         f"<SidecarEvaluator checkpoint_dir={str(directory)!r} max_evaluations=3>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import types
 
 import pytest
@@ -31,6 +32,38 @@ class Members:
 
     def lose(self, worker, reason):
         self.there.discard(worker)
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "message", "told"),
+    [
+        (True, r"does not answer, and counts as lost.*within 7 seconds.*silence \(Unav", "hung"),
+        (False, "is gone, and with it its variables.*Received: UnavailableError: closed", "lost"),
+    ],
+)
+def test_a_ps_that_hangs_is_told_from_one_that_is_gone(monkeypatch, is_silent, message, told):
+    monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "7")
+    notices = []
+    monkeypatch.setattr(failures, "tell_supervisor", lambda *notice: notices.append(notice))
+    error = tf.errors.UnavailableError(None, None, "closed /job:ps/replica:0/task:0")
+    # The kernel accepts connections for a process that is stopped. A port at which nobody listens
+    # refuses them.
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        if is_silent:
+            holder.listen()
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        strategy = types.SimpleNamespace(
+            description=kerasps.ClusterDescription({"ps": (address,)}, "chief", 0),
+            after_ps_loss="Start it again.",
+        )
+        with (
+            pytest.raises(kerasps.PSLostError, match=f"ps 0 at {address} {message}") as caught,
+            failures.translated_errors(strategy),
+        ):
+            raise error
+    assert (caught.value.task_type, caught.value.task_index) == ("ps", 0)
+    assert notices == [(told, "ps", 0)]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +146,7 @@ def test_what_an_operation_says_is_what_is_told():
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_ps_is_not_gone_for_being_named_in_the_error_of_a_lost_worker(monkeypatch, is_there):
-    monkeypatch.setattr(failures, "answers", lambda device: is_there)
+    monkeypatch.setattr(failures, "ps_is_there", lambda strategy, ps: is_there)
     cluster = types.SimpleNamespace(jobs={"ps": ["a:1", "b:2"]})
     strategy = types.SimpleNamespace(description=cluster, after_ps_loss="")
     monkeypatch.setattr(failures, "connected_strategy", lambda: strategy)

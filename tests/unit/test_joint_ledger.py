@@ -20,9 +20,11 @@ from kerasps.training.epoch_events import (
     PassBegan,
     Report,
     ResultCollected,
+    ResultReturned,
     ResultsWanted,
     Send,
     SessionBegan,
+    SessionEnded,
     SplitOpened,
     StepsAsked,
     WorkerJoined,
@@ -37,17 +39,19 @@ AHEAD = 3
 class Cluster:
     """Workers that come to joints, of which anything can happen in any order."""
 
+    executions_ahead, collect_interval = AHEAD, 0.2
+
     def __init__(self, lengths, per_execution, seed):
         self.lengths, self.per_execution = lengths, per_execution
         self.random = random.Random(seed)
         self.state = EpochState(
             len(lengths),
-            executions_ahead=AHEAD,
-            collect_interval=0.2,
+            executions_ahead=self.executions_ahead,
+            collect_interval=self.collect_interval,
             joints=JointLedger(joins=True),
         )
         self.mailboxes = [deque() for _ in lengths]
-        self.has_session = [False] * len(lengths)
+        self.has_session, self.is_open = [False] * len(lengths), [False] * len(lengths)
         self.place = [0] * len(lengths)
         self.split = [None] * len(lengths)
         # Of each worker: steps left of the execution that runs, and what it has done since.
@@ -79,7 +83,7 @@ class Cluster:
         """Do the next thing that a worker, or its session, can do; return whether there was one."""
         if not self.has_session[worker]:
             self.has_session[worker] = True
-            self.hand_out(SessionBegan(worker, False))
+            self.hand_out(SessionBegan(worker, self.is_open[worker]))
             return True
         if worker in self.arrived:
             return False  # it waits for the others
@@ -92,7 +96,7 @@ class Cluster:
             return True
         if self.left[worker] == 0:
             self.left[worker] = None
-            self.hand_out(ExecutionsDone(worker, 1, at=self.now))
+            self.finish(worker)
             return True
         if not self.mailboxes[worker]:
             return False
@@ -115,6 +119,9 @@ class Cluster:
                 self.hand_out(ResultCollected(worker, steps, steps, at=self.now))
         return True
 
+    def finish(self, worker):
+        self.hand_out(ExecutionsDone(worker, 1, at=self.now))
+
     def lose(self, worker):
         if self.has_session[worker]:
             self.losses += 1
@@ -124,8 +131,12 @@ class Cluster:
             self.mailboxes[worker].clear()
             self.left[worker], self.held[worker] = None, 0
             pushed, self.pushed[worker] = self.pushed[worker], 0
-            self.has_session[worker] = False
+            self.has_session[worker] = self.is_open[worker] = False
             self.hand_out(WorkerLost(worker, (pushed,)))
+
+    def act_in_any_order(self):
+        order = self.random.sample(range(len(self.lengths)), len(self.lengths))
+        return any(self.act(worker) for worker in order)
 
     def run(self, lose_at=frozenset()):
         """Go on until all is counted."""
@@ -133,13 +144,74 @@ class Cluster:
             if turn in lose_at:
                 self.lose(self.random.randrange(len(self.lengths)))
             self.ask()
-            order = self.random.sample(range(len(self.lengths)), len(self.lengths))
-            if not any(self.act(worker) for worker in order):
+            if not self.act_in_any_order():
                 if self.state.is_exhausted and not self.state.has_results_due:
                     return
                 self.hand_out(AllAsked())
                 self.hand_out(ResultsWanted())
                 assert any(self.mailboxes), "everybody waits for somebody"
+        raise AssertionError("it never ends")
+
+
+class ListeningCluster(Cluster):
+    """One whose loop has callbacks that listen to batches, and touch the model now and then."""
+
+    executions_ahead, collect_interval = 1, 0.0
+
+    def __init__(self, lengths, per_execution, seed):
+        self.asked, self.reports = 0, deque()
+        super().__init__(lengths, per_execution, seed)
+
+    def hand_out(self, event):
+        for command in self.state.handle(event):
+            if isinstance(command, Report):
+                self.reports.append(command)
+            else:
+                self.mailboxes[command.worker].append(command)
+
+    def finish(self, worker):
+        steps, self.held[worker] = self.held[worker], 0
+        self.hand_out(ResultReturned(worker, steps, steps))
+
+    def ask(self):
+        """Send as `Loop` does."""
+        most = (len(self.lengths) - 1) * self.per_execution
+        while (ahead := self.asked - self.counted) <= most and not self.state.is_exhausted:
+            if ahead and self.state.is_dealt_evenly:
+                break
+            self.hand_out(StepsAsked(Execution(self.per_execution, None)))
+            self.asked += self.per_execution
+
+    def tell(self):
+        report = self.reports.popleft()
+        self.asked -= report.missing_steps
+        self.counted += report.result or 0
+
+    def suspend(self):
+        self.hand_out(AllAsked())
+        while self.state.num_in_flight and not self.state.is_exhausted:
+            assert self.act_in_any_order(), "a callback waits for ever"
+        for worker, has_session in enumerate(self.has_session):
+            if has_session:
+                self.hand_out(SessionEnded(worker))
+                self.members.discard(worker)
+                self.mailboxes[worker].clear()
+                # It begins again with its dataset open.
+                self.is_open[worker], self.has_session[worker] = True, False
+
+    def run(self, lose_at=frozenset(), touch_at=frozenset()):
+        for turn in range(100_000):
+            if turn in lose_at:
+                self.lose(self.random.randrange(len(self.lengths)))
+            self.ask()
+            has_acted = self.act_in_any_order()
+            if self.reports and (not has_acted or self.random.random() < 0.5):
+                self.tell()
+                if turn in touch_at:
+                    self.suspend()
+            elif not has_acted:
+                assert self.state.is_exhausted, "everybody waits for somebody"
+                return
         raise AssertionError("it never ends")
 
 
@@ -170,6 +242,37 @@ def test_all_take_part_in_each_update_where_all_have_as_many_batches(
 ):
     cluster = Cluster([length] * num_workers, per_execution, seed)
     cluster.run()
+    assert cluster.sizes == [num_workers] * length
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    per_execution=st.integers(1, 7),
+    seed=st.integers(0, 10**6),
+    lose_at=st.frozensets(st.integers(0, 300), max_size=6),
+    touch_at=st.frozensets(st.integers(0, 300), max_size=20),
+)
+def test_so_it_is_where_callbacks_listen(lengths, per_execution, seed, lose_at, touch_at):
+    cluster = ListeningCluster(lengths, per_execution, seed)
+    cluster.run(lose_at, touch_at)
+    assert cluster.counted == sum(lengths)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    num_workers=st.integers(1, 4),
+    num_executions=st.integers(1, 12),
+    per_execution=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+    touch_at=st.frozensets(st.integers(0, 200), max_size=40),
+)
+def test_a_callback_that_touches_the_model_cuts_no_update_short(
+    num_workers, num_executions, per_execution, seed, touch_at
+):
+    length = num_executions * per_execution
+    cluster = ListeningCluster([length] * num_workers, per_execution, seed)
+    cluster.run(touch_at=touch_at)
     assert cluster.sizes == [num_workers] * length
 
 

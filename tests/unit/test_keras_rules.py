@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow.random import _cast_seed
-from keras.src.backend.tensorflow.trainer import potentially_ragged_concat
+from keras.src.backend.tensorflow.trainer import (
+    convert_to_np_if_not_ragged,
+    potentially_ragged_concat,
+)
 from keras.src.initializers.random_initializers import compute_fans
 from keras.src.random.seed_generator import draw_seed
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
@@ -118,7 +121,7 @@ def as_list(value):
 
 
 def random_values(*shape):
-    return np.random.default_rng(0).normal(size=shape).astype("float32")
+    return np.asarray(np.random.default_rng(0).normal(size=shape), "float32")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,7 @@ def random_values(*shape):
     [
         [(2, 3)],
         [(2, 3), (1, 3)],
+        [()],
         [(), ()],
         [(2,), (3,)],
         [(2, 3), (2, 5)],
@@ -137,11 +141,30 @@ def random_values(*shape):
 )
 def test_predictions_are_joined(shapes):
     arrays = [random_values(*shape) for shape in shapes]
+    # Writing to what is returned changes nothing else.
+    for array in arrays:
+        array.flags.writeable = False
     ours = concatenated(arrays)
-    theirs = potentially_ragged_concat([tf.constant(array) for array in arrays])
-    assert isinstance(ours, tf.RaggedTensor) == isinstance(theirs, tf.RaggedTensor)
+    theirs = convert_to_np_if_not_ragged(
+        potentially_ragged_concat([tf.constant(array) for array in arrays])
+    )
+    assert type(ours) is type(theirs)
     assert tuple(ours.shape) == tuple(theirs.shape)
     assert as_list(ours) == as_list(theirs)
+    if isinstance(theirs, np.ndarray):
+        assert ours.flags.writeable
+        assert theirs.flags.writeable
+        assert not any(np.shares_memory(ours, array) for array in arrays)
+
+
+@pytest.mark.parametrize("values", [[b"a"], [b"a", b"b"], [np.float32(1)], [np.float32(1)] * 2])
+def test_predictions_that_have_no_axis_are_joined(values):
+    ours = concatenated(values)
+    theirs = convert_to_np_if_not_ragged(
+        potentially_ragged_concat([tf.constant(value) for value in values])
+    )
+    assert type(ours) is type(theirs)
+    assert np.array_equal(ours, theirs)
 
 
 def test_ragged_and_sparse_predictions_are_joined():

@@ -34,7 +34,7 @@ def test_who_does_not_answer_for_the_limit_hangs_and_comes_back(presence, answer
     for now in range(1, 11):
         assert hear(presence, float(now), worker=answer) == []
     (noticed,) = hear(presence, 11.0, worker=answer)
-    assert (noticed.task, noticed.status, noticed.after_s) == (WORKER, Status.HUNG, 11.0)
+    assert (noticed.task, noticed.status, noticed.after_s) == (WORKER, Status.HUNG, 10.0)
     assert noticed.reason == answer.value
     assert presence.connected.keys() == {OTHER, PS}
     assert hear(presence, 12.0, worker=answer) == []
@@ -74,6 +74,26 @@ def test_a_process_that_was_asleep_itself_blames_nobody(presence):
     assert hear(presence, 1000.0, worker=Answer.IS_SILENT, ps=Answer.IS_SILENT) == []
     assert hear(presence, 1001.0) == []
     assert presence.status(WORKER) is Status.THERE
+
+
+def test_silence_is_counted_from_the_first_question_without_an_answer(presence):
+    hear(presence, 1.0)
+    for now in (3.0, 5.0, 7.0, 9.0, 11.0, 12.9):  # it may have been stopped just before 3.0
+        presence.tick(now, 2.0)
+        assert presence.hear({**ALL_SERVE, PS: Answer.IS_SILENT}, now) == []
+        assert presence.is_anyone_away  # so it is asked often
+    presence.tick(13.0, 2.0)
+    (noticed,) = presence.hear({**ALL_SERVE, PS: Answer.IS_SILENT}, 13.0)
+    assert (noticed.task, noticed.after_s) == (PS, 10.0)
+
+
+def test_a_process_that_is_held_up_while_it_asks_blames_nobody(presence):
+    silent = {**ALL_SERVE, PS: Answer.IS_SILENT}
+    for now in range(1, 6):
+        presence.tick(now * 30.0, 1.0)
+        assert presence.hear(silent, now * 30.0 + 25.0, 1.0) == []
+    presence.hear(ALL_SERVE, 300.0, 1.0)
+    assert presence.status(PS) is Status.THERE
 
 
 def test_a_ps_that_hangs_stays_known_and_is_there_when_it_answers(presence):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from kerasps.errors import KeraspsError
 from kerasps.step.fused import FusedVariables
 from kerasps.step.groups import grouping
 from kerasps.step.identity import ByIdentity, IdentitySet
@@ -20,6 +21,8 @@ from kerasps.step.pull import PullMessage, PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
 from kerasps.variables import NO_LANE, NUM_BINS, OPEN_LANE, Fences, Shard, read_clock, shards_in
+from kerasps.variables import fences as fences_module
+from kerasps.variables.lane_table import NUM_LANES
 from support.local_variables import (
     compute_graph,
     inventory_of,
@@ -393,11 +396,11 @@ def test_differences_are_added_and_values_assigned_shard_by_shard(num_shards):
 # Lanes
 
 
-@pytest.mark.parametrize("redoes", [False, True])
-def test_a_push_is_applied_where_its_lane_is_open_and_counted(redoes):
+def pushing_in_lanes(num_lanes=NUM_LANES, redoes=False):
+    """Return fences; what pushes 1 to a counter in a lane, and returns the sum; and the devices."""
     counter = local_variable(np.int64(0), trainable=False)
     changes = changes_of(deltas=[counter])
-    fences, inventory = Fences(lock), inventory_of()
+    fences, inventory = Fences(lock, num_lanes), inventory_of()
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
     phase = PushPhase(changes, (), lock, fences)
     phase = phase.redoing() if redoes else phase
@@ -408,7 +411,12 @@ def test_a_push_is_applied_where_its_lane_is_open_and_counted(redoes):
         phase.add_to(step)
         return int(counter.storage.numpy())
 
-    devices = changes.devices
+    return fences, push_in, changes.devices
+
+
+@pytest.mark.parametrize("redoes", [False, True])
+def test_a_push_is_applied_where_its_lane_is_open_and_counted(redoes):
+    fences, push_in, devices = pushing_in_lanes(redoes=redoes)
     first, second = fences.open_lane(devices), fences.open_lane(devices)
     assert len({first, second, OPEN_LANE}) == 3
     assert [push_in(lane) for lane in (first, first, second)] == [1, 2, 3]
@@ -423,17 +431,56 @@ def test_a_push_is_applied_where_its_lane_is_open_and_counted(redoes):
     assert fences.close_lane(second, devices) == (2,)
 
 
-def test_a_lane_that_is_given_again_is_open_and_empty():
-    counter = local_variable(np.int64(0), trainable=False)
-    devices = changes_of(deltas=[counter]).devices
-    fences = Fences(lock)
-    lane = fences.open_lane(devices)
-    assert fences.close_lane(lane, devices) == (0,)
-    again = next(given for given in iter(lambda: fences.open_lane(devices), None) if given == lane)
-    assert again == lane
-    (((record,),),) = [fences.records([again], devices)]
-    assert (record.total, record.largest, record.counts.any()) == (0, 0, False)
-    assert fences.close_lane(again, devices) == (0,)
+def test_a_lane_that_takes_the_place_of_another_is_open_and_empty():
+    fences, push_in, devices = pushing_in_lanes(num_lanes=3)
+    first, second = fences.open_lane(devices), fences.open_lane(devices)
+    push_in(first)
+    assert fences.close_lane(first, devices) == (1,)
+    fences.give_back(second)
+    fences.give_back(first)
+    # Which was given back first goes first.
+    third, fourth = fences.open_lane(devices), fences.open_lane(devices)
+    assert len({first, second, third, fourth, OPEN_LANE}) == 5
+    (((record,),),) = [fences.records([fourth], devices)]
+    assert (record.applied, record.total, record.largest, record.counts.any()) == (0, 0, 0, False)
+    assert [push_in(lane) for lane in (third, fourth, third)] == [2, 3, 4]
+    # What comes late, in a lane that was closed or only given back, changes nothing.
+    for lane in (first, second):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="a push was refused"):
+            push_in(lane)
+        assert fences.close_lane(lane, devices) == (0,)
+        assert [[record.applied for record in own] for own in fences.records([lane], devices)] == [
+            [0]
+        ]
+    assert push_in(fourth) == 5
+    assert [fences.close_lane(lane, devices) for lane in (third, fourth)] == [(2,), (2,)]
+
+
+def test_no_lane_is_given_to_two_and_none_free_is_an_error():
+    fences, _, devices = pushing_in_lanes(num_lanes=3)
+    first, _ = fences.open_lane(devices), fences.open_lane(devices)
+    with pytest.raises(KeraspsError, match=r"No lane is free.*Received: 2 lanes, all in use"):
+        fences.open_lane(devices)
+    for _ in range(2):  # twice is as good as once
+        fences.give_back(first)
+    again = fences.open_lane(devices)
+    fences.give_back(first)  # of another lane by now
+    with pytest.raises(KeraspsError, match="No lane is free"):
+        fences.open_lane(devices)
+    [record] = fences.retire_lane(again, devices)
+    assert record.applied == 0
+    assert fences.open_lane(devices) not in (first, again)
+
+
+def test_a_place_is_used_until_the_number_of_a_lane_is_no_int32(monkeypatch):
+    monkeypatch.setattr(fences_module, "LANES_END", 3 * NUM_LANES)
+    fences, push_in, devices = pushing_in_lanes(num_lanes=2)
+    for count in (1, 2, 3):
+        lane = fences.open_lane(devices)
+        assert push_in(lane) == count
+        fences.give_back(lane)
+    with pytest.raises(KeraspsError, match="No lane is free"):
+        fences.open_lane(devices)
 
 
 # Staleness

@@ -7,7 +7,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from kerasps.cluster import checked_device_names
+from kerasps.cluster import checked_device_names, compute_devices
 from kerasps.cluster.server import _cpu_devices
 from kerasps.errors import ClusterConfigError, UnsupportedError
 from kerasps.step.replicas import Lockstep
@@ -106,6 +106,28 @@ def test_names_that_are_those_of_no_devices_are_refused(names):
     with pytest.raises(ValueError, match="at least one and each once") as caught:
         checked_device_names(names)
     assert f"Received: worker_devices={names!r}." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "devices"),
+    [
+        (["CPU:0"], None, ("CPU:0",)),
+        (["CPU:0", "CPU:1"], None, ("CPU:0",)),
+        (["CPU:0", "XLA_CPU:0"], None, ("CPU:0",)),
+        (["CPU:0", "GPU:0"], None, ("GPU:0",)),
+        (["CPU:0", "GPU:0", "GPU:1"], None, ("GPU:0", "GPU:1")),
+        (["CPU:0", "GPU:0", "GPU:1"], ("GPU:1",), ("GPU:1",)),
+        (["CPU:0", "GPU:0", "GPU:1"], ("GPU:1", "GPU:0"), ("GPU:1", "GPU:0")),
+        (["CPU:0", "GPU:0"], ("CPU:0",), ("CPU:0",)),
+        # Of a worker that came later: what it has of them, else one device.
+        (["CPU:0", "GPU:0"], ("GPU:0", "GPU:1"), ("GPU:0",)),
+        (["CPU:0"], ("GPU:0", "GPU:1"), ("CPU:0",)),
+        (["CPU:0", "GPU:0", "GPU:1"], ("GPU:2",), ("GPU:0",)),
+        ([], None, ("CPU:0",)),
+    ],
+)
+def test_a_worker_computes_on_its_gpus_or_on_what_was_chosen(names, wanted, devices):
+    assert compute_devices(names, wanted) == devices
 
 
 @pytest.mark.parametrize("value", ["0", "two", "-1", ""])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
+import pickle
+import re
 import socket
 
 import keras
@@ -16,9 +20,11 @@ from kerasps.cluster import AfterTheEnd, ClusterDescription, LocalClusterResolve
 from kerasps.cluster.server import check_can_serve
 from kerasps.step import Header
 from kerasps.variables import PlacementLedger
+from kerasps.worker_driven import estimators
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import _LastingLedger
 from kerasps.worker_driven.strategy import _chief_text, _is_chief, _share_of
+from support.documentation import CHECKOUT
 
 JOBS = {"worker": ["127.0.0.1:3", "127.0.0.1:5"], "ps": ["127.0.0.1:4"]}
 
@@ -191,10 +197,34 @@ def dataset():
             "`save_checkpoints_secs` is not a time",
         ),
         (
-            lambda: kerasps.RunConfig("run", keep_checkpoint_max=0),
+            lambda: kerasps.RunConfig("run", keep_checkpoint_max=-1),
             ValueError,
             "`keep_checkpoint_max` is not a count",
         ),
+        (lambda: kerasps.RunConfig(None), TypeError, "`model_dir` names no path"),
+        (lambda: kerasps.RunConfig(""), ValueError, "`model_dir` names no path"),
+        (lambda: kerasps.RunConfig("run", random_seed="x"), TypeError, "`random_seed` is not a"),
+        (
+            lambda: kerasps.RunConfig("run", save_checkpoints_secs=None),
+            TypeError,
+            "`save_checkpoints_secs` is not a time",
+        ),
+        (
+            lambda: kerasps.TrainSpec(lambda features, mode: dataset()),
+            TypeError,
+            "`input_fn` is a function that wants arguments which it will not get.*input_context",
+        ),
+        (
+            lambda: kerasps.TrainSpec(dataset, callbacks=keras.callbacks.Callback()),
+            TypeError,
+            "`callbacks` is not a list of `keras.callbacks.Callback`",
+        ),
+        (
+            lambda: kerasps.EvalSpec(dataset, exporters=[keras.callbacks.ModelCheckpoint]),
+            TypeError,
+            "`exporters` is not a list of `kerasps.SidecarEvaluatorModelExport`",
+        ),
+        (lambda: kerasps.EvalSpec(dataset, 100, "eval"), TypeError, "`exporters` is not a list"),
         (
             lambda: kerasps.RunConfig("run", strategy=tf.distribute.get_strategy()),
             TypeError,
@@ -205,6 +235,112 @@ def dataset():
 def test_a_spec_says_what_is_wrong_with_it(make, error, message):
     with pytest.raises(error, match=f"Argument {message}.*Received: "):
         make()
+
+
+def test_what_estimators_take_for_nothing_is_nothing():
+    spec = kerasps.EvalSpec(dataset, exporters=None, callbacks=None)
+    assert (spec.exporters, kerasps.TrainSpec(dataset, callbacks=None).callbacks) == (None, None)
+    config = kerasps.RunConfig("run", save_checkpoints_steps=5, save_checkpoints_secs=None)
+    assert config.save_checkpoints_secs is None
+    assert kerasps.RunConfig("run", keep_checkpoint_max=None).keep_checkpoint_max is None
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "advice"),
+    [
+        (lambda **k: kerasps.TrainSpec(dataset, **k), "hooks", "`keras.callbacks.Callback`"),
+        (lambda **k: kerasps.EvalSpec(dataset, **k), "name", "another `log_dir`"),
+        (lambda **k: kerasps.RunConfig("run", **k), "save_summary_steps", "TensorBoard"),
+        (lambda **k: kerasps.RunConfig("run", **k), "tf_random_seed", "Call it `random_seed`"),
+        (lambda **k: kerasps.RunConfig("run", **k), "session_config", "gone, with sessions"),
+        (lambda **k: kerasps.train_and_evaluate(**k), "estimator", "as `model_fn`"),
+    ],
+)
+def test_an_argument_of_estimators_says_where_it_went(make, argument, advice):
+    with pytest.raises(
+        TypeError, match=rf"Argument `{argument}` of TensorFlow's est.*Received: {argument}=\[1\]"
+    ) as caught:
+        make(**{argument: [1]})
+    assert advice in str(caught.value)
+    assert "docs/worker_driven.md" in str(caught.value)
+
+
+def test_the_table_of_estimators_has_every_argument_that_is_named():
+    text = (CHECKOUT / "docs" / "worker_driven.md").read_text()
+    table = text[text.index("| Estimator | here |") :].partition("\n\n")[0]
+    for moved in (
+        estimators.OF_TRAIN_SPEC,
+        estimators.OF_EVAL_SPEC,
+        estimators.OF_RUN_CONFIG,
+        estimators.OF_TRAIN_AND_EVALUATE,
+    ):
+        assert [name for name in moved if not re.search(rf"\b{name}\b", table)] == []
+
+
+def test_a_spec_is_copied_and_shows_its_arguments():
+    spec = kerasps.TrainSpec(dataset, max_steps=3)
+    assert list(inspect.signature(kerasps.TrainSpec).parameters) == [
+        "input_fn",
+        "max_steps",
+        "callbacks",
+    ]
+    assert dataclasses.replace(spec, max_steps=4) == kerasps.TrainSpec(dataset, max_steps=4)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def compiled():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def uncompiled():
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+
+def beside_checkpoints():
+    export = kerasps.SidecarEvaluatorModelExport("run/model.keras")
+    return kerasps.EvalSpec(dataset, exporters=[export])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model_fn": compiled}, None, ""),
+        ({"model_fn": lambda features, labels, mode: None}, TypeError, "wants features, labels"),
+        ({"model_fn": 3}, TypeError, "`model_fn` is not a function that returns a model"),
+        ({"model_fn": lambda: 3}, TypeError, "The `model_fn` returned no model.*Received: 3"),
+        ({"model_fn": uncompiled}, ValueError, "`model_fn` returned is not compiled"),
+        ({"train_spec": kerasps.EvalSpec(dataset)}, TypeError, "is not a `kerasps.TrainSpec`"),
+        ({"eval_spec": None}, TypeError, "`eval_spec` is not a `kerasps.EvalSpec`"),
+        ({"config": "run"}, TypeError, "`config` is not a `kerasps.RunConfig`"),
+        ({"eval_spec": kerasps.EvalSpec(lambda: 3)}, TypeError, "`input_fn` returned no dataset"),
+        (
+            {"eval_spec": beside_checkpoints()},
+            ValueError,
+            r"outside of `RunConfig\(model_dir\)`.*such as 'run/best/model.keras'",
+        ),
+    ],
+)
+def test_train_and_evaluate_says_what_is_wrong_with_its_arguments(
+    monkeypatch, tmp_path, changes, error, message
+):
+    monkeypatch.chdir(tmp_path)
+    task = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": JOBS, "task": task}))
+    arguments = {
+        "model_fn": compiled,
+        "train_spec": kerasps.TrainSpec(dataset),
+        "eval_spec": kerasps.EvalSpec(dataset),
+        "config": kerasps.RunConfig("run"),
+        **changes,
+    }
+    if error is None:  # what is right goes on to wait for checkpoints
+        monkeypatch.setattr(kerasps.SidecarEvaluator, "start", lambda self: "evaluations")
+        assert kerasps.train_and_evaluate(**arguments) == "evaluations"
+        return
+    with pytest.raises(error, match=message):
+        kerasps.train_and_evaluate(**arguments)
 
 
 def test_train_and_evaluate_asks_for_tf_config(monkeypatch):

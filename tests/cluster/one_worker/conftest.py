@@ -2,8 +2,9 @@
 this process.
 
 A process connects once, so what differs between sessions comes from the environment:
-KERASPS_TEST_NUM_PS, KERASPS_TEST_SHARD_LAYOUT and KERASPS_TEST_SPARSE_UPDATES. How variables are
-split is for a test to choose, with `sharded`.
+KERASPS_TEST_NUM_PS, KERASPS_TEST_SHARD_LAYOUT, KERASPS_TEST_SPARSE_UPDATES and KERASPS_TEST_DEVICE,
+the device of the worker that computes. How variables are split is for a test to choose, with
+`sharded`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PARTITIONER = Partitioner()
 @pytest.fixture(scope="session")
 def strategy():
     num_ps = int(os.environ.get("KERASPS_TEST_NUM_PS", "2"))
+    device = os.environ.get("KERASPS_TEST_DEVICE")
     with kerasps.LocalCluster(num_workers=1, num_ps=num_ps) as cluster:
         yield kerasps.ParameterServerStrategy(
             cluster.cluster_resolver,
@@ -30,6 +32,7 @@ def strategy():
             sparse_updates=os.environ.get("KERASPS_TEST_SPARSE_UPDATES", "lazy"),
             # The tables of these tests are small; see `processes/test_small_tables.py` for others.
             table_min_bytes=0,
+            worker_devices=None if device is None else [device],
         )
 
 

@@ -1,0 +1,214 @@
+"""Gives datasets that this process made before it connected the variables that there are after.
+
+A dataset holds the handles of what its functions use. The variables of this process get new handles
+when it connects (`earlier_resources.py`): with the old ones, a dataset would read one variable and
+assign another, and a layer that draws random numbers would draw the same ones for each element. So
+each dataset whose functions use a variable is made again, of the same operation with the same
+functions, and takes the place of the old one in the Python object that the user has. An iterator
+keeps what it was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+
+# TensorFlow's `ExternalStatePolicy.IGNORE`: what is not in the graph is not needed here.
+_IGNORE_STATE = 1
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """The operation that makes a dataset.
+
+    Attributes:
+        dataset: the Python object.
+        graph: its node, with a placeholder for each tensor that it is given, and what leads to
+            its other inputs.
+        output: the name of the dataset in the graph.
+        inputs: the placeholders of the datasets that it is made from.
+        captured: the placeholders of what its functions use, by function.
+    """
+
+    dataset: Any
+    graph: Any
+    output: str
+    inputs: list[str]
+    captured: list[list[str]]
+
+
+class EarlierDatasets:
+    """The datasets of this process that use variables, and how to make each again.
+
+    Call before this process starts its server.
+
+    Args:
+        datasets: all living datasets.
+        variables: the handles of all variables.
+        functions: all compiled functions, which may use datasets.
+    """
+
+    def __init__(
+        self, datasets: Sequence[Any], variables: Sequence[Any], functions: Sequence[Any]
+    ) -> None:
+        self._functions = functions
+        # Several objects may be one dataset, each with another structure of elements.
+        self._objects: dict[int, list[Any]] = {}
+        for own in datasets:
+            self._objects.setdefault(id(own._variant_tensor_attr), []).append(own)
+        datasets = [own for own in datasets if not _is_an_input(own)]
+        self._by_variant = {id(own._variant_tensor_attr): own for own in datasets}
+        self._uses: dict[int, bool] = {}
+        self._variables = {id(handle) for handle in variables}
+        # Kept, so that nothing else gets their `id`s.
+        self._before = [own._variant_tensor_attr for own in datasets]
+        self._remade: dict[int, tf.Tensor] = {}
+        self._recipes: dict[int, _Recipe] = {}
+        # Those that TensorFlow cannot describe.
+        self.lost: list[Any] = []
+        for dataset in datasets:
+            if self._uses_variables(dataset):
+                try:
+                    self._recipes[id(dataset)] = _recipe(dataset)
+                except (tf.errors.OpError, ValueError):
+                    self.lost.append(dataset)
+
+    def _uses_variables(self, dataset: Any) -> bool:
+        if id(dataset) not in self._uses:
+            self._uses[id(dataset)] = False  # while it is looked at
+            self._uses[id(dataset)] = any(map(self._uses_variables, _inputs(dataset))) or any(
+                id(captured) in self._variables or self._is_of_using(captured)
+                for function in _functions(dataset)
+                for captured in function.captured_inputs
+            )
+        return self._uses[id(dataset)]
+
+    def _is_of_using(self, captured: tf.Tensor) -> bool:
+        """Return whether a tensor is a dataset that uses variables."""
+        dataset = self._by_variant.get(id(captured))
+        return dataset is not None and self._uses_variables(dataset)
+
+    def remake(self, renewed: Mapping[int, tf.Tensor]) -> None:
+        """Make them again. Call when this process has its server.
+
+        Args:
+            renewed: the new handle of each variable, by the `id` of the old one.
+        """
+        for recipe in list(self._recipes.values()):
+            self._remake(recipe.dataset, renewed)
+        for function in self._functions:
+            captured = function._captured_inputs
+            if any(id(tensor) in self._remade for tensor in captured):
+                function.set_external_captures([self._remade.get(id(t), t) for t in captured])
+
+    def _remake(self, dataset: Any, renewed: Mapping[int, tf.Tensor]) -> None:
+        recipe = self._recipes.pop(id(dataset), None)
+        if recipe is None:
+            return
+
+        def current(tensor: tf.Tensor) -> tf.Tensor:
+            held = self._by_variant.get(id(tensor))
+            if held is not None:
+                self._remake(held, renewed)
+            return self._remade.get(id(tensor), renewed.get(id(tensor), tensor))
+
+        feeds = {
+            name: current(own._variant_tensor_attr)
+            for name, own in zip(recipe.inputs, _inputs(dataset), strict=True)
+        }
+        for names, function in zip(recipe.captured, _functions(dataset), strict=True):
+            feeds.update(zip(names, map(current, function.captured_inputs), strict=True))
+
+        def make(*given: tf.Tensor) -> tf.Tensor:
+            fed = {f"{name}:0": tensor for name, tensor in zip(feeds, given, strict=True)}
+            return tf.graph_util.import_graph_def(recipe.graph, fed, [recipe.output], name="")[0]
+
+        old = dataset._variant_tensor_attr
+        try:
+            new = tf.function(make, autograph=False)(*feeds.values())
+        except (tf.errors.OpError, ValueError):
+            self.lost.append(dataset)
+        else:
+            self._remade[id(old)] = new
+            for own in self._objects[id(old)]:
+                own._variant_tensor_attr = new
+
+
+def _is_an_input(dataset: Any) -> bool:
+    """Return whether a dataset is one of its inputs, with another structure of elements."""
+    variant = dataset._variant_tensor_attr
+    return any(own._variant_tensor_attr is variant for own in _inputs(dataset))
+
+
+def _inputs(dataset: Any) -> list[Any]:
+    return [own for own in dataset._inputs() if isinstance(own, tf.data.Dataset)]
+
+
+def _functions(dataset: Any) -> list[Any]:
+    return [wrapper.function for wrapper in dataset._functions()]
+
+
+def _recipe(dataset: Any) -> _Recipe:
+    """Return how a dataset is made.
+
+    Raises:
+        tf.errors.OpError: TensorFlow cannot describe it.
+        ValueError: it was made in another way than by one operation on its inputs.
+    """
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor_attr,
+        external_state_policy=_IGNORE_STATE,
+        strip_device_assignment=False,
+    )
+    described = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    nodes = {node.name: node for node in described.node}
+    (output,) = (node.input[0] for node in described.node if node.op == "_Retval")
+    made = nodes[output.partition(":")[0]]
+    graph = tf.compat.v1.GraphDef(versions=described.versions, library=described.library)
+    datasets: list[str] = []
+    captured: list[list[str]] = []
+    position = 0
+    for argument in _compat.op_def_registry.get(made.op).input_arg:
+        dtypes = _dtypes_of(argument, made)
+        names = [f"given/{position + number}" for number in range(len(dtypes))]
+        if argument.name.endswith(("other_arguments", "other_args")):
+            captured.append(names)
+        elif all(dtype == tf.variant.as_datatype_enum for dtype in dtypes):
+            datasets += names
+        else:
+            names = []
+        for number, name in enumerate(names):
+            made.input[position + number] = name
+            placeholder = graph.node.add(name=name, op="Placeholder")
+            placeholder.attr["dtype"].type = dtypes[number]
+        position += len(dtypes)
+    if len(datasets) != len(_inputs(dataset)) or [len(names) for names in captured] != [
+        len(function.captured_inputs) for function in _functions(dataset)
+    ]:
+        raise ValueError(f"{dataset} is not made by one operation on its inputs.")
+    graph.node.extend(_upstream(made, nodes))
+    return _Recipe(dataset, graph, f"{made.name}:0", datasets, captured)
+
+
+def _dtypes_of(argument: Any, node: Any) -> list[int]:
+    """Return the dtypes of the inputs that one argument of a node is made of."""
+    if argument.type_list_attr:
+        return list(node.attr[argument.type_list_attr].list.type)
+    dtype = node.attr[argument.type_attr].type if argument.type_attr else argument.type
+    return [dtype] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
+
+
+def _upstream(node: Any, nodes: Mapping[str, Any]) -> Iterable[Any]:
+    """Return a node and those that its inputs follow from, of `nodes`."""
+    found, pending = {}, [node]
+    while pending:
+        own = pending.pop()
+        found[own.name] = own
+        names = (source.lstrip("^").partition(":")[0] for source in own.input)
+        pending += [nodes[name] for name in names if name in nodes and name not in found]
+    return found.values()

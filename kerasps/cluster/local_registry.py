@@ -1,0 +1,110 @@
+"""The LocalClusters of this process, and the one that it is connected to."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kerasps.cluster.connected import closed_error, connected_strategy
+from kerasps.cluster.description import ClusterDescription
+from kerasps.cluster.forks import is_fork
+from kerasps.cluster.process import TaskProcess
+from kerasps.cluster.restarts import Task
+from kerasps.errors import ClusterConfigError, KeraspsError, PSLostError
+
+if TYPE_CHECKING:
+    from kerasps.cluster.local import LocalCluster
+
+_clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
+# The one that this process is connected to, with the id of the process: a fork is not connected.
+_connected: tuple[LocalCluster, int] | None = None
+
+
+def note_cluster(cluster: LocalCluster) -> None:
+    """Note a cluster that knows its addresses. It is not kept."""
+    _clusters.add(cluster)
+
+
+def note_connected(cluster: LocalCluster) -> None:
+    """Note, and keep, the cluster that this process is connected to."""
+    global _connected
+    _connected = cluster, os.getpid()
+
+
+def connected_cluster() -> LocalCluster | None:
+    """Return the open cluster that this process is connected to, None where there is none."""
+    if _connected is None:
+        return None
+    cluster, process = _connected
+    return cluster if process == os.getpid() and not cluster.is_closed else None
+
+
+def local_cluster_of(description: ClusterDescription) -> LocalCluster | None:
+    """Return the cluster of this process with these tasks, an open one first; None without one."""
+    jobs = {job: description.jobs.get(job) for job in ("chief", "ps")}
+    found = [
+        cluster
+        for cluster in list(_clusters)
+        if all(cluster.description.jobs[job] == addresses for job, addresses in jobs.items())
+    ]
+    return min(found, key=lambda cluster: cluster.is_closed, default=None)
+
+
+def check_is_wanted(
+    arguments: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    processes: Mapping[Task, TaskProcess],
+) -> None:
+    """Check that a further call of the constructor asks for the connected cluster, and it is alive.
+
+    Args:
+        arguments: those of the call.
+        expected: those of the first call.
+        processes: the process of each task of the cluster.
+
+    Raises:
+        ClusterConfigError: an argument differs.
+        PSLostError: a ps has ended.
+    """
+    for name, value in arguments.items():
+        if value != expected[name]:
+            raise ClusterConfigError(
+                f"Argument `{name}` differs from that of the LocalCluster which this process is "
+                f"connected to. Expected: {name}={expected[name]!r}, which gives that cluster "
+                f"back. Received: {name}={value!r}. Give the first value, or restart the process "
+                "(in a notebook, the kernel): TensorFlow connects a process once. `add_worker` "
+                "adds a worker to the cluster that runs."
+            )
+    for (job, index), process in processes.items():
+        if job == "ps" and process.has_ended():
+            raise PSLostError(
+                f"ps {index} of the LocalCluster that this process is connected to has ended "
+                f"({process.describe_exit()}), and its variables with it. Expected: a cluster "
+                "whose ps run. Received: a further call for it. Restart the process (in a "
+                "notebook, the kernel) and load the last checkpoint: TensorFlow connects a "
+                "process once.",
+                task_type="ps",
+                task_index=index,
+            )
+
+
+def check_may_start() -> None:
+    """Raise where this process has been connected: it can use no further cluster.
+
+    Raises:
+        ClusterClosedError: to one that is closed.
+        KeraspsError: to one that is open.
+    """
+    strategy = connected_strategy()
+    if strategy is None or is_fork():
+        return
+    closed = closed_error("a further LocalCluster")
+    if closed is not None:
+        raise closed
+    raise KeraspsError(
+        "This process is connected to a cluster already, and TensorFlow connects a process once. "
+        f"Expected: the use of that cluster, {strategy!r}. Received: a further LocalCluster. Go on "
+        "with the first one, or start another process (in a notebook, restart the kernel)."
+    )

@@ -1,0 +1,36 @@
+"""`ClusterResolver`: what a strategy asks a cluster resolver.
+
+TensorFlow carries no types, so this is what type checkers see of its resolvers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class ClusterResolver(Protocol):
+    """What a strategy asks a `tf.distribute.cluster_resolver.ClusterResolver`, for type checkers.
+
+    TensorFlow's resolvers have it, and so may a class of another scheduler:
+
+    ```python
+    class OfScheduler:
+        task_type, task_id = "chief", 0
+
+        def cluster_spec(self):
+            return tf.train.ClusterSpec({"worker": ["host1:2222"], "ps": ["host2:2222"]})
+
+    resolver: kerasps.ClusterResolver = OfScheduler()
+    ```
+    """
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process; None for the chief."""
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process in its job; None for 0."""
+
+    def cluster_spec(self) -> Any:
+        """Return the `tf.train.ClusterSpec` with the tasks of each job."""

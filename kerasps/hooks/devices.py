@@ -1,0 +1,17 @@
+"""What is called in place of Keras's questions for the devices that there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kerasps.step import Compute
+from kerasps.variables import current_phase
+
+
+def is_gpu_available(original: Any) -> bool:
+    """Keras's `_is_gpu_available`: in a step, whether the step computes on a GPU.
+
+    Keras looks at all devices of the cluster, and takes kernels of cuDNN where it finds a GPU.
+    """
+    phase = current_phase()
+    return phase.has_gpu if isinstance(phase, Compute) else bool(original())

@@ -1,0 +1,164 @@
+"""Hooks a function where it is defined, so that whoever holds it calls the hook.
+
+A library may have put a wrapper on `keras.Model.fit` before the first strategy is made, as
+`mlflow.keras.autolog()` does. The wrapper holds the function that was there before, and may put it
+back some day. So a hook replaces the code of that function, not the attribute that names it. A copy
+of the function has the code that was there; the hook calls it as the original.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# The argument by which the new code gets the hook. It has a default, since a function cannot be
+# given other globals or more free variables.
+_HOOK = "_kerasps_hook"
+
+
+def hook_function(function: types.FunctionType, hook: Callable[..., Any]) -> None:
+    """Have calls of `function` go to `hook`, with a copy of `function` as the first argument.
+
+    Where `function` is a decorator's wrapper, what it wraps is hooked too, for those who hold that.
+    The copy calls a copy of it, so that one call reaches the hook once.
+
+    Args:
+        function: what Keras or TensorFlow defines. Its signature stays what it is.
+        hook: takes the copy, then what the function takes.
+    """
+    signature = inspect.signature(function)
+    for each, original in _copies(function):
+        # The default first: code that is called in between does not know of it.
+        each.__kwdefaults__ = {
+            **(each.__kwdefaults__ or {}),
+            _HOOK: functools.partial(hook, original),
+        }
+        each.__code__ = _code_that_calls_hook(each)
+        each.__signature__ = signature  # type: ignore[attr-defined]
+
+
+def can_be_hooked(function: types.FunctionType) -> bool:
+    """Return whether there is code that can take the place of the function's."""
+    return all(len(each.__code__.co_freevars) <= 1 for each in chain_of(function))
+
+
+def defined_function(owner: Any, name: str) -> types.FunctionType | None:
+    """Return the function that Keras or TensorFlow defines as `owner.name`.
+
+    Of a property it is the getter. Where a user has put another function in its place, it is
+    searched for among all objects of the process.
+
+    Args:
+        owner: a class or module of the two.
+        name: the function's name there.
+
+    Returns:
+        The function, with the decorators of the library around it. None where there is none.
+    """
+    for holder in owner.__mro__ if inspect.isclass(owner) else (owner,):
+        if name not in vars(holder):
+            continue
+        current = _function_of(vars(holder)[name])
+        if current is not None and _is_defined(current, holder, name):
+            return current
+        # The outermost one: what is wrapped is in the chain of its wrapper.
+        found = [each for each in _functions_called(name) if _is_defined(each, holder, name)]
+        if found:
+            return max(found, key=lambda each: len(list(chain_of(each))))
+    return None
+
+
+def chain_of(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    """Yield the function, what it wraps, what that wraps, and so on."""
+    each: Any = function
+    while type(each) is types.FunctionType:
+        yield each
+        each = vars(each).get("__wrapped__")
+
+
+def _function_of(attribute: Any) -> types.FunctionType | None:
+    if isinstance(attribute, property):
+        attribute = attribute.fget
+    return attribute if type(attribute) is types.FunctionType else None
+
+
+def _is_defined(function: types.FunctionType, holder: Any, name: str) -> bool:
+    """Return whether this is the function that the package of `holder` defines as its `name`.
+
+    A wrapper may bear the name of what it wraps, and its module's; its code does not.
+    """
+    folder = _folder_of(holder)
+    *_, innermost = chain = list(chain_of(function))
+    qualified = f"{holder.__qualname__}.{name}" if inspect.isclass(holder) else name
+    return innermost.__code__.co_qualname == qualified and all(
+        each.__code__.co_filename.startswith(folder) for each in chain
+    )
+
+
+def _folder_of(holder: Any) -> str:
+    """Return the folder of the package that defines a class or module, with a `/` at its end."""
+    module = holder.__module__ if inspect.isclass(holder) else holder.__name__
+    file = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None)
+    return f"{Path(file).parent}/" if file else "/"
+
+
+def _functions_called(name: str) -> list[types.FunctionType]:
+    """Return all functions of this process that have a name."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) is types.FunctionType and each.__name__ == name
+    ]
+
+
+def _copies(
+    function: types.FunctionType,
+) -> Iterator[tuple[types.FunctionType, types.FunctionType]]:
+    """Yield each function of the chain with a copy. A wrapper's copy calls the copy of the next."""
+    copies: list[tuple[types.FunctionType, types.FunctionType]] = []
+    for each in reversed(list(chain_of(function))):
+        cells = each.__closure__
+        if copies:
+            wrapped, copy = copies[-1]
+            cells = tuple(
+                types.CellType(copy) if cell.cell_contents is wrapped else cell
+                for cell in cells or ()
+            )
+        new = types.FunctionType(
+            each.__code__, each.__globals__, each.__name__, each.__defaults__, cells
+        )
+        new.__kwdefaults__ = each.__kwdefaults__
+        functools.update_wrapper(new, each)  # also sets `__wrapped__`, which is hooked
+        if copies:
+            new.__wrapped__ = copies[-1][1]  # type: ignore[attr-defined]
+        else:
+            del new.__wrapped__  # type: ignore[attr-defined]
+        copies.append((each, new))
+    return reversed(copies)
+
+
+# The code that takes the place of a function's. Python wants it to have as many free variables.
+
+
+def _without_cells(*args: Any, _kerasps_hook: Callable[..., Any], **kwargs: Any) -> Any:
+    return _kerasps_hook(*args, **kwargs)
+
+
+def _with_a_cell(cell: Any) -> Callable[..., Any]:
+    def calling(*args: Any, _kerasps_hook: Callable[..., Any], **kwargs: Any) -> Any:
+        _ = cell
+        return _kerasps_hook(*args, **kwargs)
+
+    return calling
+
+
+def _code_that_calls_hook(function: types.FunctionType) -> types.CodeType:
+    templates = (_without_cells, _with_a_cell(None))
+    code = templates[len(function.__code__.co_freevars)].__code__
+    return code.replace(co_name=function.__name__, co_qualname=function.__qualname__)

@@ -1,0 +1,26 @@
+"""Kinds of variables, told by what Keras names and marks."""
+
+from __future__ import annotations
+
+import keras
+
+
+def is_metric_state(variable: keras.Variable) -> bool:
+    """Return whether `variable` is the state of a metric.
+
+    Keras marks these, and these alone, as synchronized on read.
+    """
+    return bool(variable.synchronization == "on_read")
+
+
+def is_seed_state(variable: keras.Variable) -> bool:
+    """Return whether `variable` is the state of a `keras.random.SeedGenerator`.
+
+    That is two integers, the seed and a counter.
+    """
+    return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
+
+
+def is_recurrent_state(variable: keras.Variable) -> bool:
+    """Return whether `variable` is a state of a recurrent layer with `stateful=True`."""
+    return bool(variable.name == "rnn_state" and not variable.trainable)
