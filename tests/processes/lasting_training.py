@@ -2,6 +2,7 @@
 test_lasting.py.
 
     python tests/processes/lasting_training.py models --count 100
+    python tests/processes/lasting_training.py varied --count 30
     python tests/processes/lasting_training.py calls --count 1000
     python tests/processes/lasting_training.py steps --count 1000000
 
@@ -13,7 +14,6 @@ tasks grow while they work for the first time.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -25,6 +25,9 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
+
+sys.path.append(str(Path(__file__).parents[1]))
+from support.turns import varied_data, varied_model, wait_until_gone, watch
 
 WIDTH = 32
 
@@ -82,12 +85,41 @@ class Listener(keras.callbacks.Callback):
 def models(strategy, options, sample):
     """Models that are made, trained, evaluated and given up in turn."""
     x, y = np.ones((64, WIDTH), "float32"), np.ones((64, 1), "float32")
-    for number in range(options.warm_up + options.count):
+
+    def train():
         model = compiled_model(strategy, steps_per_execution=10)
         model.fit(kerasps.DatasetCreator(dataset_fn), steps_per_epoch=20, verbose=0)
         model.evaluate(x, y, batch_size=8, verbose=0)
-        del model
-        gc.collect()
+        return watch(model)
+
+    in_turn(train, options, sample)
+
+
+def varied(strategy, options, sample):
+    """Models with tables, bags, lookup layers and checks, as `models`."""
+    x, y = varied_data()
+    words = x["word"]
+
+    def train():
+        with strategy.scope():
+            model = varied_model()
+            model.compile("adam", "mse", steps_per_execution=4)
+            lookup = keras.layers.StringLookup(vocabulary=sorted(set(words.ravel())))
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+        model.fit(
+            data.map(lambda x, y: (x, y + 0.0 * tf.cast(lookup(x["word"]), "float32"))), verbose=0
+        )
+        model.evaluate(x, y, batch_size=8, verbose=0)
+        model.predict(x, batch_size=8, verbose=0)
+        return watch(model)
+
+    in_turn(train, options, sample)
+
+
+def in_turn(train, options, sample):
+    """Call `train` again and again, each time when the model before is gone."""
+    for number in range(options.warm_up + options.count):
+        wait_until_gone(train())
         sample(number + 1)
 
 
@@ -118,11 +150,14 @@ def steps(strategy, options, sample):
     model.fit(data, epochs=epochs, steps_per_epoch=in_epoch, verbose=0, callbacks=callbacks)
 
 
+SCENARIOS = {own.__name__: own for own in (models, varied, calls, steps)}
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("scenario", choices=("models", "calls", "steps"))
+    parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--warm-up", type=int, required=True)
     parser.add_argument(
@@ -155,9 +190,7 @@ def main():
                 samples.append({"done": done} | settled_usage(pids, before))
                 print(json.dumps(samples[-1]), flush=True)
 
-        {"models": models, "calls": calls, "steps": steps}[options.scenario](
-            strategy, options, sample
-        )
+        SCENARIOS[options.scenario](strategy, options, sample)
         print(
             "REPORT " + json.dumps({"samples": samples, "seconds": time.monotonic() - start}),
             flush=True,

@@ -19,11 +19,12 @@ SCRIPT = Path(__file__).with_name("lasting_training.py")
 
 
 @pytest.mark.matrix
-def test_models_in_turn_leave_nothing_that_adds_up():
+@pytest.mark.parametrize("scenario", ["models", "varied"])
+def test_models_in_turn_leave_nothing_that_adds_up(scenario):
     # Each model would leave 3 MB on each worker, 4 on the ps and 10 threads. A worker that meets an
     # execution for the first time grows too, which depends on who was free when: so what counts is
     # by how much a process grows at nearly every model, which is the lower quartile.
-    samples = run_and_report(SCRIPT, "models", "--warm-up", 3, "--count", 8, "--samples", 8)[
+    samples = run_and_report(SCRIPT, scenario, "--warm-up", 3, "--count", 8, "--samples", 8)[
         "samples"
     ]
     assert len(samples) == 9
