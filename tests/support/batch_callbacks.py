@@ -78,7 +78,8 @@ class Scheduled(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if self.moment == "end":
-            self.model.optimizer.learning_rate = RATES[batch + 1]
+            # The last execution counts as if it were whole: its end may be behind all batches.
+            self.model.optimizer.learning_rate = RATES[min(batch + 1, NUM_BATCHES)]
 
 
 class Told(keras.callbacks.Callback):
