@@ -64,8 +64,8 @@ def state(model, history=None, **others):
 
 def fitted(model, x=X, y=Y, **arguments):
     """Fit; the last batch is a part of one, in halves that are not equal."""
-    options = {"batch_size": 32, "verbose": 0, "shuffle": False}
-    return state(model, model.fit(x[:149], y[:149], **options, **arguments))
+    options = {"batch_size": 32, "verbose": 0, "shuffle": False, **arguments}
+    return state(model, model.fit(x[:149], y[:149], **options))
 
 
 def fully_used(model, x=X, y=Y, **arguments):
@@ -245,6 +245,12 @@ def compiled_twice(strategy):
         first = fitted(model)
         model.compile(SGD(0.01), "mae", metrics=["mse"])
     return {**fitted(model), **{f"first {name}": value for name, value in first.items()}}
+
+
+@case("ways")
+def a_first_batch_that_devices_cannot_share(strategy):
+    with strategy.scope():
+        return fitted(dense(), batch_size=31)
 
 
 @case("ways")

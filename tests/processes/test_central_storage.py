@@ -12,9 +12,11 @@ SCRIPT = Path(__file__).with_name("central_storage.py")
 
 # What MirroredStrategy cannot do under Keras 3 either, with the beginning of both errors.
 MEETS_IN_A_BRANCH = ("RuntimeError", "`merge_call` called while defining a new graph")
+ADDS_UP_THE_PARTS = ("InvalidArgumentError", "Inputs to operation AddN")
 FAILING = {
     "optimizer accumulated": (MEETS_IN_A_BRANCH, MEETS_IN_A_BRANCH),
     "optimizer averaged every third step": (MEETS_IN_A_BRANCH, MEETS_IN_A_BRANCH),
+    "a_first_batch_that_devices_cannot_share": (ADDS_UP_THE_PARTS, ADDS_UP_THE_PARTS),
     "compiled_by_xla": (
         ("InvalidArgumentError", "Trying to access resource"),
         ("UnsupportedError", "XLA compiles a step for one device"),
