@@ -205,7 +205,8 @@ def _dtypes_of(argument: Any, node: Any) -> list[int]:
 
 def _upstream(node: Any, nodes: Mapping[str, Any]) -> Iterable[Any]:
     """Return a node and those that its inputs follow from, of `nodes`."""
-    found, pending = {}, [node]
+    found: dict[str, Any] = {}
+    pending = [node]
     while pending:
         own = pending.pop()
         found[own.name] = own

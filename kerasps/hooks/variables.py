@@ -114,7 +114,7 @@ def gradient(
     storages = [_in_shards(source) for source in flat]
     if not any(map(_is_ours, targets)) and all(storage is None for storage in storages):
         return original(self, target, sources, output_gradients, *args, **kwargs)
-    weights = [None] * len(targets)
+    weights: list[Any] = [None] * len(targets)
     if output_gradients is not None:
         weights = tf.nest.flatten(output_gradients)
     # A variable that is a target has the gradient one with respect to itself, and no other.

@@ -26,6 +26,7 @@ from kerasps.training.keras_rules import check_compiled, plain_logs
 from kerasps.training.metrics import merge_once
 from kerasps.training.outputs import concatenated
 from kerasps.training.prepare import prepare
+from kerasps.training.stateful import build_stateful
 from kerasps.training.step_numbers import StepNumbers
 from kerasps.variables import come_to_rest
 
@@ -91,6 +92,7 @@ def _run_on_batch(
     prepare(model)
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
+    build_stateful(model, lambda: keras.utils.unpack_x_y_sample_weight(packed)[0])
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     strategy = model._distribute_strategy
     _note_own_step(strategy, f"`{mode.name}_on_batch`")

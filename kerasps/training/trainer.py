@@ -19,6 +19,7 @@ from kerasps.training.loop import Loop, warn_of_missing_data
 from kerasps.training.outputs import concatenated
 from kerasps.training.predictions import Predictions
 from kerasps.training.prepare import prepare
+from kerasps.training.stateful import build_stateful, first_batch_of
 from kerasps.variables import come_to_rest
 
 
@@ -65,6 +66,7 @@ def fit(
         steps=steps_per_epoch,
         goes_on=True,
     )
+    build_stateful(model, lambda: first_batch_of(x, batch_size, steps_per_epoch))
     function = step_for(model, TRAIN, inputs)
     callbacks = _callback_list(
         model,
@@ -177,6 +179,7 @@ def evaluate(
         batch_size=batch_size,
         steps=steps,
     )
+    build_stateful(model, lambda: first_batch_of(x, batch_size, steps))
     logs = _evaluate(model, inputs, steps, callbacks, verbose)
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
@@ -256,6 +259,7 @@ def predict(
     strategy = model._distribute_strategy
     steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
     inputs = as_input(x, strategy._num_readers, batch_size=batch_size, steps=steps, in_order=True)
+    build_stateful(model, lambda: first_batch_of(x, batch_size, steps))
     function = step_for(model, PREDICT, inputs)
     callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     predictions = Predictions(inputs.num_splits)

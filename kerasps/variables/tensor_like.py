@@ -15,9 +15,6 @@ from kerasps import _compat
 class TensorLike(_compat.InternalTensor):
     """Something in the place of a `tf.Variable`, with a value that is read when it is used."""
 
-    shape: Any
-    dtype: Any
-
     def read_value(self) -> tf.Tensor:
         """Return the value as it is now."""
         raise NotImplementedError

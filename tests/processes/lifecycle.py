@@ -12,6 +12,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import earlier_datasets
 import grpc
 import keras
 import numpy as np
@@ -36,6 +37,12 @@ def make_model():
         ]
     )
     model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def small_model():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile("sgd", "mse")
     return model
 
 
@@ -256,6 +263,7 @@ def check_all():
         lambda: list(tf.data.Dataset.from_tensor_slices(b).map(strings).batch(3)),
         [[2, 1, 0]],
     )
+    earlier_datasets.check_datasets(check)
     check("cached dataset", lambda: list(cached), [0.0, 2.0, 4.0])
     check("function", lambda: function(tf.constant(2.0)), ([2.0, 4.0, 6.0], [1, 2, -1], [1, 2, 0]))
     check(
@@ -294,6 +302,7 @@ def check_all():
 
 
 def check_once():
+    earlier_datasets.check_iterators(check)
     check("iterator", lambda: list(iterator), [2, 0])
     check("next order of a shuffle", lambda: [int(i) for i in shuffled], shuffled_order[1])
     assert first_order == shuffled_order[0]
@@ -433,6 +442,8 @@ def main():
     check("steps with a lookup layer from before", looked_up.optimizer.iterations.numpy, 8)
     check("rows by a lookup layer from before", lambda: looked_up.predict(words[:4], verbose=0),
           looked_up.layers[1].embeddings.numpy()[[2, 1, 0, 2]])  # fmt: skip
+    with strategy.scope():
+        earlier_datasets.check_steps(check, small_model)
     REPORT["ps_bytes"] = strategy.placement().num_bytes
     check_all()
     print("REPORT", json.dumps(REPORT))

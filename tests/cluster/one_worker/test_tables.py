@@ -388,26 +388,34 @@ def test_tied_weights_equal_plain_keras(strategy, sharded):
     assert_equal(plain, ours)
 
 
-class InALoop(keras.Model):
-    """Looks rows up inside a loop, where nothing can know ahead which."""
+class InFunctions(keras.Model):
+    """Looks rows up in a function that TensorFlow calls as it likes."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, call_all, **kwargs):
         super().__init__(**kwargs)
         self.table = keras.layers.Embedding(NUM_ROWS, WIDTH)
         self.out = keras.layers.Dense(1)
+        self.call_all = call_all
 
     def call(self, ids):
-        return self.out(
-            tf.map_fn(
-                lambda row: tf.reduce_mean(self.table(row), 0), ids, fn_output_signature=tf.float32
-            )
-        )
+        return self.out(self.call_all(lambda row: tf.reduce_mean(self.table(row), -2), ids))
 
 
-def test_look_ups_in_a_loop_equal_plain_keras(strategy, sharded):
+CALLS = {
+    "map_fn": lambda call, ids: tf.map_fn(call, ids, fn_output_signature=tf.float32),
+    "vectorized_map": tf.vectorized_map,
+    "recompute_grad": lambda call, ids: tf.recompute_grad(lambda one: call(ids) * one)(1.0),
+}
+
+
+@pytest.mark.parametrize("way", CALLS)
+def test_look_ups_in_functions_equal_plain_keras(strategy, sharded, way):
     sharded(2)
     plain, ours = train_both(
-        strategy, lambda: compiled(InALoop(), "adagrad"), id_data(), sum_repeated_ids=True
+        strategy,
+        lambda: compiled(InFunctions(CALLS[way]), "adagrad"),
+        id_data(),
+        sum_repeated_ids=True,
     )
     assert not is_table(ours, ours.table.embeddings)
     assert_equal(plain, ours)

@@ -1,0 +1,54 @@
+"""Builds models whose recurrent layers keep their states: these need to know the batch size.
+
+A step is traced for batches of any size, and builds what is still to be built. A state has a row
+for each example of a batch, so Keras refuses to make it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps.inputs import DatasetCreator
+
+
+def build_stateful(model: keras.Model, first_batch: Callable[[], Any]) -> None:
+    """Build the model from its first batch, if a layer with `stateful=True` is not built yet.
+
+    Args:
+        model: the model, prepared.
+        first_batch: returns the inputs of a batch, or None where they are not to be had.
+    """
+    layers = model._flatten_layers()
+    if all(own.built for own in layers if getattr(own, "stateful", False)):
+        return
+    batch = first_batch()
+    if batch is not None:
+        specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), batch)
+        with model._distribute_strategy.scope():
+            # Traced and not run, which would move the states on.
+            tf.function(lambda x: model(x), autograph=False).get_concrete_function(specs)
+
+
+def first_batch_of(data: Any, batch_size: int | None, steps: int | None = None) -> Any:
+    """Return the inputs of the first batch of what `fit` is given as x.
+
+    None where to read it would take it away, as from a generator.
+    """
+    if isinstance(data, DatasetCreator):
+        data = data(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
+    if isinstance(data, tf.data.Dataset):
+        first = next(iter(data.take(1)), None)
+    elif isinstance(data, keras.utils.PyDataset):
+        first = data[0]
+    else:
+        leaves = keras.tree.flatten(data)
+        if not leaves or not all(hasattr(leaf, "shape") for leaf in leaves):
+            return None
+        length = leaves[0].shape[0]
+        size = batch_size or (-(-length // steps) if steps else 32)
+        return keras.tree.map_structure(lambda leaf: leaf[:size], data)
+    return keras.utils.unpack_x_y_sample_weight(first)[0]
