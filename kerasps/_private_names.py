@@ -359,6 +359,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "patched: `save_and_return_nodes`, which `tf.saved_model.save` calls, and traces what the "
         "model's functions are",
     ),
+    "saving_api": PrivateName(
+        "keras.src.saving",
+        "saving_api",
+        "`load_model` says of a damaged file that there is none",
+    ),
     "saving_lib": PrivateName(
         "keras.src.saving",
         "saving_lib",

@@ -124,7 +124,7 @@ PATCHES: tuple[Patch, ...] = (
           "each update of a scheduled function is applied once, whichever worker is lost",
           TENSORFLOW),
     # Files.
-    Patch(keras.saving, "load_model", saving.load_whole_model, _DAMAGED, KERAS, "keras.saving"),
+    Patch(_compat.saving_api, "load_model", saving.load_whole_model, _DAMAGED, KERAS),
     Patch(_SAVING, "save_model", saving.save_model, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "save_weights_only", saving.save_weights, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "load_model", saving.load_model, _WHOLE_FILES, KERAS),

@@ -78,13 +78,8 @@ def fit(
     )
     validation = None
     if validation_data is not None:
-        validation = _Validation(
-            model,
-            validation_data,
-            validation_batch_size or batch_size,
-            validation_steps,
-            validation_freq,
-        )
+        size = validation_batch_size or batch_size
+        validation = _Validation(model, validation_data, size, validation_steps, validation_freq)
     strategy._traffic_meter.start(function.traffic)
     strategy._staleness_meter.start(function.devices)
     backups = FitBackups(

@@ -61,7 +61,7 @@ class Traced:
         """Run the step as a step graph does; `ids` are the rows that are there of the one table."""
         inventory, phase = self.inventory, self.phase
         captures = list(self._function.captured_inputs)
-        compute = ComputePhase(self._function, captures, inventory, phase.updates, False)
+        compute = ComputePhase(self._function, captures, inventory, phase.updates, "CPU:0", False)
 
         @tf.function
         def run():

@@ -50,7 +50,7 @@ def test_a_metric_that_is_not_there_cannot_be_monitored(tmp_path):
     [
         ("{checkpoint}/model.keras", "Only the file name of an export can contain fields."),
         ("best/model-{epoch:03d}.keras", "does not know the epoch or the batch"),
-        ("best/model.h6", "must end in `.keras`"),
+        ("best/model.h6", "ends in `.keras`"),
     ],
 )
 def test_an_export_that_cannot_be_named_is_refused(path, message):
