@@ -1,8 +1,11 @@
-"""For all sessions: the tests are in an order that follows from a seed, which is printed."""
+"""For all sessions: the tests are in an order that follows from a seed, which is printed, and no
+test draws by the seed of another.
+"""
 
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -44,3 +47,13 @@ def pytest_collection_modifyitems(config, items):
     for tests in in_order:
         shuffled.shuffle(tests)
     items[:] = [item for tests in in_order for item in tests]
+
+
+@pytest.fixture(autouse=True)
+def no_seed_is_left():
+    """`tf.random.set_seed` and `keras.utils.set_random_seed` are for the whole process, and make
+    what is random in a dataset or a step less so.
+    """
+    yield
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(None)

@@ -27,6 +27,9 @@ from kerasps.variables.names import CALLS, NAMES
 
 _Dtypes = tuple[tf.DType, tf.DType]
 
+# By the `id` of the object that a lookup table ends with, as long as that is there.
+_OF_ORIGINALS: dict[int, _Copies] = {}
+
 
 class LookupTables:
     """The lookup tables that a function captured and of which workers have copies.
@@ -98,25 +101,21 @@ class LookupTables:
 class _Copies:
     """The copies of one lookup table, under one name on every worker.
 
-    They are destroyed when the original is collected. The name is given to another table then,
+    They are destroyed when this object is collected. The name is given to another table then,
     unless a copy may be left: it must not be met again.
 
     Args:
         keys: the keys in the table, which do not change.
         values: the value of each.
-        owner: the object that ends with the original; None where it is not known, and the original
-            ends with its handle, which holds this object.
     """
 
-    def __init__(self, keys: tf.Tensor, values: tf.Tensor, owner: Any) -> None:
+    def __init__(self, keys: tf.Tensor, values: tf.Tensor) -> None:
         self.size = int(keys.shape[0])
         self._key_dtype, self._value_dtype = keys.dtype, values.dtype
         kind = "lookup table", keys.dtype.name, values.dtype.name
         self._name = NAMES.claim(kind)
         self._on_devices: dict[str, tf.Tensor] = {}
-        # A step graph that is kept has handles of tables that are gone.
-        ends_with = self if owner is None else owner
-        weakref.finalize(ends_with, _destroy_all, self._on_devices, kind, self._name).atexit = False
+        weakref.finalize(self, _destroy_all, self._on_devices, kind, self._name).atexit = False
 
     def table(self) -> tf.Tensor:
         """Return the table on the device at hand, empty where it is new."""
@@ -148,10 +147,20 @@ def _copies_of(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
     Raises:
         InputError: the table has no contents yet.
     """
-    # On the handle: all functions that captured the table share the copies.
-    if not hasattr(handle, "copies"):
-        handle.copies = _make_copies(handle, dtypes)
-    copies: _Copies | None = handle.copies
+    # All functions that captured the table share the copies. A step graph that is kept has handles
+    # of tables that are gone, so it is the original that holds them, and whoever fills them.
+    copies: _Copies | None = handle.copies() if hasattr(handle, "copies") else None
+    if copies is None:
+        copies = _make_copies(handle, dtypes)
+        owner = _compat.owner_of(handle)
+        if copies is None:
+            return None
+        if owner is None:
+            handle.copies = lambda: copies
+        else:
+            handle.copies = weakref.ref(copies)
+            _OF_ORIGINALS[id(owner)] = copies
+            weakref.finalize(owner, _OF_ORIGINALS.pop, id(owner), None).atexit = False
     return copies
 
 
@@ -179,7 +188,7 @@ def _make_copies(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None
             continue  # another kind of resource, or other dtypes
         # An empty copy could not be told from one that is to be filled.
         return (
-            _Copies(keys, values, owner)
+            _Copies(keys, values)
             if keys.shape.rank == values.shape.rank == 1 and keys.shape[0]
             else None
         )

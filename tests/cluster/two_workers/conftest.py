@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 
 import pytest
-import tensorflow as tf
 
 import kerasps
 
@@ -21,12 +20,3 @@ def strategy():
             kerasps.FixedShardsPartitioner(2, min_bytes=100_000),
             table_min_bytes=0,
         )
-
-
-@pytest.fixture(autouse=True)
-def no_seed_is_left():
-    """`keras.utils.set_random_seed` is for the whole process, and makes what is random in a dataset
-    less so.
-    """
-    yield
-    tf.random.set_seed(None)

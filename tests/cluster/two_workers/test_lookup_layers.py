@@ -4,6 +4,8 @@ what the tables hold now.
 
 from __future__ import annotations
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -127,6 +129,34 @@ def test_a_lookup_in_the_data_asks_a_copy(strategy, given, made_in_scope):
     data = in_dataset(lookup).batch(4) if given == "dataset" else kerasps.DatasetCreator(dataset_fn)
     logs = model.evaluate(data, verbose=0, return_dict=True)
     assert (logs["examples"], logs["loss"]) == (203, 0.0)
+
+
+def test_a_table_that_nobody_has_but_the_data_is_no_other_table_on_the_workers(strategy):
+    def dataset_fn(context):
+        # It is made while TensorFlow traces this, and collected in a while.
+        return in_dataset(lookup_layer()).batch(4).repeat()
+
+    with strategy.scope():
+        layers = [
+            keras.layers.Reshape((1,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+        ]
+        model = keras.Sequential([keras.Input(()), *layers])
+        model.compile(keras.optimizers.SGD(0.0), "mae")
+    x, y = words()
+    lookup = lookup_layer(WORDS[::-1])  # of the same size
+    other = lookup_model(strategy, lookup)
+
+    class ReadOther(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            gc.collect()
+            np.testing.assert_array_equal(other.predict(x, verbose=0), 39 - y)
+
+    data = kerasps.DatasetCreator(dataset_fn)
+    losses = model.fit(
+        data, steps_per_epoch=20, epochs=3, verbose=0, callbacks=[ReadOther()]
+    ).history["loss"]
+    assert losses == [0.0] * 3
 
 
 def test_a_table_without_contents_is_an_error_in_words(strategy):
