@@ -220,7 +220,7 @@ def _serve(args: argparse.Namespace) -> int:
             flush=True,
         )
 
-    def coordinator_gone() -> NoReturn:
+    def coordinator_gone(port: int) -> NoReturn:
         print(
             f"kerasps serve: the coordinator at {description.jobs['chief'][0]} is gone; "
             f"{description.task_type} {description.task_index} starts anew, without what it held "
@@ -228,7 +228,7 @@ def _serve(args: argparse.Namespace) -> int:
             file=sys.stderr,
             flush=True,
         )
-        start_anew()
+        start_anew(port)
 
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning

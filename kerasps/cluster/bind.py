@@ -8,6 +8,8 @@ is turned into one of the given address. Any other goes on to the system as it c
 has started the library is as it was before. This module runs Python, and what TensorFlow does
 later is not to wait for Python's lock. (A coordinator's start holds that lock. It binds in the
 thread that has it, and waits for no other.)
+
+A server whose port is kept for it (`kerasps.cluster.held_port`) is let in there by the same way.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from kerasps.cluster.held_port import HeldPort, share
 from kerasps.cluster.linkage import UnknownLayoutError, find_slots
 from kerasps.cluster.listen_address import BIND_VARIABLE, may_listen_on_all
 from kerasps.errors import TaskStartError
@@ -45,7 +48,11 @@ _FUNCTION = ctypes.CFUNCTYPE(
 
 @contextmanager
 def listening_on(
-    address: str | None, port: int, libraries: re.Pattern[str] = _LIBRARIES
+    address: str | None,
+    port: int,
+    libraries: re.Pattern[str] = _LIBRARIES,
+    *,
+    held: HeldPort | None = None,
 ) -> Iterator[None]:
     """Have the server that starts within this context listen on `address` alone.
 
@@ -56,6 +63,8 @@ def listening_on(
         port: the port that the server is told to listen on.
         libraries: what the names of the libraries that start a server match. Default: those of
             TensorFlow.
+        held: what keeps the port for the server. None (default) for nothing. Where the library
+            cannot let the server in beside it, it is closed before the server binds.
 
     Raises:
         TaskStartError: the library is laid out otherwise than expected, so the server would listen
@@ -64,17 +73,19 @@ def listening_on(
     Warns:
         RuntimeWarning: the same, where KERASPS_BIND says that it may.
     """
-    if address is None:
+    if address is None and not held:
         yield
         return
-    redirection = _Redirection(address, port)
+    redirection = _Redirection(address, port, is_held=bool(held))
     with _lock, ExitStack() as stack:
         stack.enter_context(redirection)
         num_slots, reasons = _redirect(libraries, stack)
-        if not num_slots and not may_listen_on_all():
+        if not num_slots and address is not None and not may_listen_on_all():
             raise _cannot_be_held(address, port, "; ".join(reasons))
+        if not num_slots and held:
+            held.close()
         yield
-    if not redirection.num_binds:
+    if address is not None and not redirection.num_binds:
         error = _cannot_be_held(
             address, port, "; ".join(reasons) or "the server did not call it, and listens now"
         )
@@ -84,9 +95,15 @@ def listening_on(
 
 
 class _Redirection:
-    """What is made of binds to all addresses: one of a single address."""
+    """What is made of binds to all addresses: one of a single address, where there is one."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, address: str | None, port: int, *, is_held: bool) -> None:
+        self._port = struct.pack("!H", port)
+        self._is_held = is_held
+        self._is_for_all = address is None
+        self.num_binds = 0
+        if address is None:
+            return
         # Numbers only, so nobody is asked.
         family, _, _, _, place = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -94,8 +111,6 @@ class _Redirection:
         self._ip = ipaddress.ip_address(str(place[0]).partition("%")[0]).packed
         self._scope = struct.pack("=I", place[3]) if len(place) == 4 else None
         self._is_ipv4 = family == socket.AF_INET
-        self._port = struct.pack("!H", port)
-        self.num_binds = 0
 
     def __enter__(self) -> None:
         global _current
@@ -105,13 +120,17 @@ class _Redirection:
         global _current
         _current = None
 
+    def shares(self, given: bytes) -> bool:
+        """Return whether a socket that is bound to an address shares it with what keeps it."""
+        return self._is_held and given[2:4] == self._port
+
     def applied(self, given: bytes) -> bytes | None:
         """Return the address to bind to in place of a given one; None where it has none.
 
         Args:
             given: what `bind` is given, at least 28 bytes of it where it has as many.
         """
-        if given[2:4] != self._port:
+        if given[2:4] != self._port or self._is_for_all:
             return given
         family = int.from_bytes(given[:2], "little")
         if family == socket.AF_INET and len(given) >= _IPV4_BYTES and given[4:8] == _ANY_IPV4:
@@ -144,6 +163,8 @@ def _bind(descriptor: int, pointer: int | None, length: int) -> int:
             # Never on all addresses instead. gRPC tries a socket of the other family.
             ctypes.set_errno(errno.EADDRNOTAVAIL)
             return -1
+        if redirection.shares(given):
+            share(descriptor)
         if applied is given:
             return int(_real_bind(descriptor, pointer, length))
         buffer = ctypes.create_string_buffer(applied, len(applied))

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from kerasps.cluster import held_port
 from kerasps.cluster.description import split_address
 from kerasps.cluster.probe import connection_error
 
@@ -127,8 +128,13 @@ def connections_to(port: int) -> set[str]:
     return found
 
 
-def start_anew() -> NoReturn:
-    """Let this process begin again, with the same arguments, environment and process id."""
+def start_anew(port: int) -> NoReturn:
+    """Let this process begin again, with the same arguments, environment and process id.
+
+    Args:
+        port: the port that it listens on, and which nobody else can take meanwhile.
+    """
+    held_port.hold(port)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -30,6 +30,7 @@ from kerasps.cluster.bind import listening_on
 from kerasps.cluster.description import ClusterDescription, read_tf_config, split_address
 from kerasps.cluster.first_context import open_first_context
 from kerasps.cluster.grpc_options import set_grpc_options
+from kerasps.cluster.held_port import taken_over
 from kerasps.cluster.listen_address import listen_address
 from kerasps.errors import ClusterConfigError, KeraspsError
 
@@ -56,7 +57,7 @@ def serve(
     bind: str | None = None,
     on_ready: Callable[[int, str | None], None] | None = None,
     watch_parent: bool = False,
-    on_coordinator_gone: Callable[[], NoReturn] | None = None,
+    on_coordinator_gone: Callable[[int], NoReturn] | None = None,
     until: renewal.AfterTheEnd | None = None,
 ) -> NoReturn:
     """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
@@ -73,8 +74,8 @@ def serve(
         on_ready: called once the server accepts connections, with its port and the address that it
             listens on, None for all.
         watch_parent: exit also when stdin ends or the parent process changes. Default False.
-        on_coordinator_gone: called when the coordinator that this task served was killed. None
-            (default) leaves what it made on the task, for ten minutes.
+        on_coordinator_gone: called with the port when the coordinator that this task served has
+            ended, or was killed. None (default) leaves what it made on the task, for ten minutes.
         until: says when to end without a signal. Default None: never.
 
     Raises:
@@ -98,7 +99,7 @@ def serve(
     if _LEAVING.is_set():
         leaving.leave(port)
     elif watch is not None and on_coordinator_gone is not None:
-        on_coordinator_gone()
+        on_coordinator_gone(port)
     _exit()
 
 
@@ -155,8 +156,9 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
         config.device_count["GPU"] = 0
     else:
         config.device_count["CPU"] = _cpu_devices()
+    held = taken_over(port)
     try:
-        with listening_on(listens_on, port):
+        with listening_on(listens_on, port, held=held):
             server = server_lib.Server(
                 spec,
                 job_name=description.task_type,
@@ -175,6 +177,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
         ) from exc
     reachable = listens_on or "127.0.0.1"
     _wait_until_listening(reachable, port)
+    held.close()
     if description.task_type == "ps":
         open_first_context(server.server_def, reachable, port)
     return server, port

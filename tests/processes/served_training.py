@@ -1,8 +1,11 @@
-"""Trains on the served tasks that TF_CONFIG names, for as long as it is left alone; run by
-test_renewal.py.
+"""Trains on the served tasks that TF_CONFIG names; run by test_serve.py. The argument is how often,
+or it trains for as long as it is left alone.
 """
 
 from __future__ import annotations
+
+import itertools
+import sys
 
 import keras
 import numpy as np
@@ -24,6 +27,6 @@ with strategy.scope():
     model.compile("sgd", "mse")
 x, y = np.arange(64).reshape(64, 1), np.ones((64, 1), "float32")
 print("TRAINS", flush=True)
-while True:
+for _ in range(int(sys.argv[1])) if len(sys.argv) > 1 else itertools.count():
     model.fit(x, y, batch_size=4, verbose=0)
     print("STEPS", int(model.optimizer.iterations), flush=True)

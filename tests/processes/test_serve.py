@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -29,18 +33,25 @@ from support.process_checks import (
 pytestmark = pytest.mark.timeout(120)
 
 TRAINING = Path(__file__).with_name("served_training.py")
+STARTING_ANEW = Path(__file__).with_name("starting_anew.py")
 
 
 @pytest.fixture
-def cluster():
-    """The addresses of a cluster whose ports nothing else can take."""
+def reserved():
+    """Three ports that nothing else can take: the sockets that keep them, and their addresses."""
     reserved = [reserved_address() for _ in range(3)]
-    yield {
+    yield reserved
+    for holder, _ in reserved:
+        holder.close()
+
+
+@pytest.fixture
+def cluster(reserved):
+    """The addresses of a cluster whose ports nothing else can take."""
+    return {
         job: [address]
         for job, (_, address) in zip(("chief", "worker", "ps"), reserved, strict=True)
     }
-    for holder, _ in reserved:
-        holder.close()
 
 
 @pytest.fixture
@@ -82,9 +93,9 @@ def wait_until_ready(process):
     pytest.fail(f"the task ended with {process.wait()}: {''.join(seen)}")
 
 
-def start_training(start):
+def start_training(start, *arguments):
     """A coordinator that trains, and its lines from then on."""
-    process = start("chief", program=[str(TRAINING)], KERAS_BACKEND="tensorflow")
+    process = start("chief", program=[str(TRAINING), *arguments], KERAS_BACKEND="tensorflow")
     assert process.stdout.readline() == "TRAINS\n", process.communicate()
     return process
 
@@ -169,6 +180,73 @@ def test_what_a_killed_coordinator_left_is_gone_before_the_next_one_comes(start)
         assert task.poll() is None
     assert megabytes(tasks["ps"]) < empty + 50
     assert steps_after(start_training(start), 2) == 32
+
+
+@contextlib.contextmanager
+def taking(port):
+    """Tries all the time to bind the port, in each way that a server may; yields what succeeded."""
+    taken, is_over = [], threading.Event()
+    ways = itertools.product(("127.0.0.1", "0.0.0.0"), (0, 1))
+
+    def try_to_take():
+        for host, reuse in itertools.cycle(ways):
+            if is_over.is_set():
+                return
+            with socket.socket() as taker, contextlib.suppress(OSError):
+                taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                taker.bind((host, port))
+                taken.append((host, reuse))
+
+    thread = threading.Thread(target=try_to_take)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.timeout(240)
+def test_a_task_whose_coordinator_ended_is_empty_and_never_leaves_its_port(
+    start, cluster, reserved
+):
+    tasks = {job: start(job) for job in ("ps", "worker")}
+    for task in tasks.values():
+        wait_until_ready(task)
+    empty = settled_megabytes(tasks["ps"])
+    # From here on, nobody but the tasks themselves keeps the ports.
+    for holder, _ in reserved:
+        holder.close()
+    coordinator = start_training(start, "2")
+    assert steps_after(coordinator, 2) == 32
+    with taking(split_address(cluster["ps"][0])[1]) as taken:
+        assert coordinator.wait() == 0
+        for job, task in tasks.items():
+            assert f"is gone; {job} 0 starts anew" in task.stderr.readline()
+            wait_until_ready(task)
+    assert taken == []
+    assert megabytes(tasks["ps"]) < empty + 50
+    coordinator = start_training(start, "1")
+    assert steps_after(coordinator, 1) == 16
+    assert coordinator.wait() == 0
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
+def test_a_task_that_starts_anew_keeps_its_port_each_time(start, reserved, bind):
+    holder, address = reserved[2]
+    process = start("ps", program=[str(STARTING_ANEW), bind])
+    assert process.stdout.readline() == "SERVES\n", process.communicate()
+    holder.close()
+    with taking(split_address(address)[1]) as taken:
+        # One that has started anew has to keep its port as the first one did.
+        for _ in range(2):
+            process.send_signal(signal.SIGUSR1)
+            assert process.stdout.readline() == "SERVES\n", process.communicate()
+    assert taken == []
+    assert is_listening(address)
+    process.kill()
+    process.wait()
+    assert is_free(address)
 
 
 def test_a_port_that_is_taken_is_named(start, cluster):
