@@ -67,8 +67,10 @@ def defined_function(owner: Any, name: str) -> types.FunctionType | None:
         current = _function_of(vars(holder)[name])
         if current is not None and _is_defined(current, holder, name):
             return current
-        # The outermost one: what is wrapped is in the chain of its wrapper.
         found = [each for each in _functions_called(name) if _is_defined(each, holder, name)]
+        # Other modules of the package may have a function of that name.
+        found = [each for each in found if _is_of_module(each, holder)] or found
+        # The outermost one: what is wrapped is in the chain of its wrapper.
         if found:
             return max(found, key=lambda each: len(list(chain_of(each))))
     return None
@@ -99,6 +101,13 @@ def _is_defined(function: types.FunctionType, holder: Any, name: str) -> bool:
     return innermost.__code__.co_qualname == qualified and all(
         each.__code__.co_filename.startswith(folder) for each in chain
     )
+
+
+def _is_of_module(function: types.FunctionType, holder: Any) -> bool:
+    """Return whether a function is defined in the module of `holder`, or that `holder` is."""
+    module = sys.modules.get(holder.__module__) if inspect.isclass(holder) else holder
+    *_, innermost = chain_of(function)
+    return innermost.__code__.co_filename == getattr(module, "__file__", None)
 
 
 def _folder_of(holder: Any) -> str:
