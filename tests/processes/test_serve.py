@@ -196,6 +196,7 @@ def taking(port):
                 taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
                 taker.bind((host, port))
                 taken.append((host, reuse))
+            is_over.wait(0.0002)  # leaves the processor to the task
 
     thread = threading.Thread(target=try_to_take)
     thread.start()
