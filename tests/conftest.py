@@ -4,12 +4,13 @@ test draws by the seed of another.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 
 import pytest
 
-OPTION = "--order-seed"
+OPTION, VARIABLE = "--order-seed", "KERASPS_TEST_ORDER_SEED"
 
 
 def pytest_addoption(parser):
@@ -22,10 +23,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Before pytest-xdist starts its processes, which are given the options of this one: all must
-    # have the tests in one order.
+    # The processes of pytest-xdist inherit the environment: all must have the tests in one order.
     if config.getoption(OPTION) is None:
-        config.option.order_seed = random.SystemRandom().randrange(1, 1_000_000)
+        drawn = str(random.SystemRandom().randrange(1, 1_000_000))
+        config.option.order_seed = int(os.environ.setdefault(VARIABLE, drawn))
 
 
 def pytest_report_header(config):
