@@ -1,10 +1,10 @@
-"""Notices in a served task that its coordinator was killed, and starts the task's process anew.
+"""Notices in a served task that its coordinator is gone, and starts the task's process anew.
 
-A coordinator that ends as it should takes its variables, functions and iterators off the tasks. One
-that was killed leaves them. TensorFlow then keeps them for ten minutes, in which the next
-coordinator may find no room for its own tables. Nor can that one ask for them: nobody else knows
-under which number TensorFlow keeps them. So the task, which can use them no more, lets its whole
-process begin again.
+A coordinator that ends as it should takes its variables, functions and iterators off the tasks; the
+memory that they took comes back to the system with the new beginning. One that was killed leaves
+them. TensorFlow then keeps them for ten minutes, in which the next coordinator may find no room for
+its own tables. Nor can that one ask for them: nobody else knows under which number TensorFlow keeps
+them. So the task, which can use them no more, lets its whole process begin again.
 
 The task must be sure, since a ps holds the only copy of its variables. A process that is asleep,
 stopped or out of reach still has its sockets. So two things must come together. A connection to
