@@ -23,7 +23,7 @@ def build_stateful(model: keras.Model, first_batch: Callable[[], Any]) -> None:
         first_batch: returns the inputs of a batch, or None where they are not to be had.
     """
     layers = model._flatten_layers()
-    if all(own.built for own in layers if getattr(own, "stateful", False)):
+    if all(layer.built for layer in layers if getattr(layer, "stateful", False)):
         return
     batch = first_batch()
     if batch is not None:
