@@ -349,7 +349,9 @@ class Loop:
         if not self._listens:
             limit = EXECUTIONS_PER_WORKER * dispatcher.num_workers
             return self._wants_more and dispatcher.num_in_flight < limit
-        # What callbacks have not been told of, be it in flight or back.
+        # What callbacks have not been told of, be it in flight or back; but for what was predicted
+        # and waits for what is in front of it. Splits that do not fit together (see
+        # `Predictions.end`) leave gaps, so to wait until all is told could be to wait for ever.
         ahead = self._asked - self._done
         if not self._wants_more:
             # A batch whose begin they were told of is done, as in Keras, if they stop there.

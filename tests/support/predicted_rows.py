@@ -47,6 +47,8 @@ INPUTS = {
         FIRST,
     ),
 }
+# Those of which nobody knows beforehand how many batches they have.
+UNKNOWN_LENGTH = {"unknown length", "generator", "DatasetCreator"}
 
 
 class Outputs(keras.callbacks.Callback):
@@ -91,7 +93,12 @@ def check_predict(model, name, *, steps=None, stop_after=None):
     assert numbers == list(range(expected))
     num_batches = -(-(expected - first) // BATCH_SIZE) + 1
     begins = range(0, num_batches, size)
-    assert callback.batches == [batch for begin in begins for batch in (begin, begin + size - 1)]
+    told = [batch for begin in begins for batch in (begin, begin + size - 1)]
+    if steps is None and stop_after is None and name in UNKNOWN_LENGTH:
+        # As in plain Keras, the end of the data may be found behind the begin of a batch.
+        assert callback.batches in (told, [*told, begins[-1] + size])
+    else:
+        assert callback.batches == told
     if stop_after is None:
         arguments, _ = INPUTS[name]()
         assert numbers_of(model.predict(**arguments, steps=steps, verbose=0)) == numbers
