@@ -4,7 +4,6 @@ lifecycle.py, which connects meanwhile.
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 
 import keras
@@ -192,20 +191,12 @@ def check_iterators(check):
 
 
 def check_steps(check, make_model):
-    """Check that a model of the strategy takes all examples of all datasets.
+    """Check that a model of the strategy takes all examples of datasets that draw or look up.
 
     Args:
         check: as for `check_datasets`.
         make_model: returns a compiled model of the strategy, of four features and one output.
     """
-    sums = make_model()
-    sums.layers[-1].kernel.assign(np.ones((4, 1)))
-    together = list(itertools.accumulate(FIXED.values(), tf.data.Dataset.concatenate))[-1]
-    check(
-        "steps on all datasets",
-        lambda: np.round(sums.predict(together.batch(8), verbose=0)[:, 0], 3),
-        np.round([element.sum() for name in FIXED for element in BEFORE[name]], 3),
-    )
     for name, dataset in [*RANDOM.items(), ("anonymous table", FIXED["anonymous table"])]:
         labelled = dataset.map(lambda x: (x, x[:1])).batch(4)
         trained = make_model()
@@ -215,4 +206,3 @@ def check_steps(check, make_model):
             return trained.optimizer.iterations.numpy()
 
         check(f"steps: {name}", fit, len(list(labelled)))
-    directory.cleanup()

@@ -386,8 +386,7 @@ def changed():
     worker_devices.compute_devices = lambda names, wanted: tuple(names[-1:])
 
     def takes_device(worker):
-        if worker == 1:
-            LocalCluster.cpu_devices = (2, 1)
+        cluster.processes["worker", worker]._env[CPU_DEVICES] = "1"
 
     LocalCluster.cpu_devices = (2, 2)
     with LocalCluster(num_workers=2, num_ps=2) as cluster:
@@ -396,7 +395,9 @@ def changed():
         )
         before = strategy._devices_of_workers()
         killed = fit_killed(cluster, strategy, steps_per_execution=4, before_restart=takes_device)
-        return {"devices": [before, strategy._devices_of_workers()], **killed}
+        after = strategy._devices_of_workers()
+        kinds = fit_killed(cluster, strategy, steps_per_execution=4, kills=False)["kinds"]
+        return {"devices": [before, after], **killed, "kinds": kinds}
 
 
 def fit_killed(
