@@ -263,6 +263,15 @@ def mean_logs(returned: Sequence[Returned]) -> list[tf.Tensor]:
     ]
 
 
+class OnlyReplica(tf.distribute.ReplicaContext):
+    """The replica context of a step on one device: a sum or mean over replicas is the value."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """Return the value, as TensorFlow does for one replica."""
+        del reduce_op, options
+        return tf.nest.map_structure(tf.identity, value)
+
+
 class _ReplicaOfSeveral(tf.distribute.ReplicaContext):
     """The replica context of one of several replicas, which meet in their optimizers alone."""
 

@@ -29,7 +29,7 @@ from kerasps.step.plan import StepPlan
 from kerasps.step.pull import PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.push_message import StepChanges
-from kerasps.step.replicas import Replicas, mean_logs
+from kerasps.step.replicas import OnlyReplica, Replicas, mean_logs
 from kerasps.step.returned import MetricResult, Returned
 from kerasps.step.scalars import place_scalars
 from kerasps.step.seed_draw import SeedDraw
@@ -280,7 +280,7 @@ class Tracer:
         """Call the method, in `phase`."""
         with (
             self._strategy.scope(),
-            tf.distribute.ReplicaContext(self._strategy, 0),
+            OnlyReplica(self._strategy, 0),
             entering(phase),
         ):
             return self._method.call(batch)
