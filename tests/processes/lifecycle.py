@@ -448,6 +448,7 @@ def main():
         earlier_datasets.check_steps(check, small_model)
     REPORT["ps_bytes"] = strategy.placement().num_bytes
     check_all()
+    earlier_datasets.directory.cleanup()
     print("REPORT", json.dumps(REPORT))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -16,6 +17,9 @@ import tensorflow as tf
 import kerasps
 import kerasps.worker_driven.strategy as driven
 from kerasps.cluster import compute_devices
+
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
 from support.partitioner import Partitioner
 from support.placed import ACCELERATOR, CPU, placed_graphs, placed_kinds, writing_graphs
 
