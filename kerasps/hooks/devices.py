@@ -1,4 +1,4 @@
-"""What is called in place of Keras's questions for the devices that there are."""
+"""Answers Keras's questions for the devices that there are."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def first_batch_of(data: Any, batch_size: int | None, steps: int | None = None) 
         first = data[0]
     else:
         leaves = keras.tree.flatten(data)
-        if not leaves or not all(hasattr(leaf, "shape") for leaf in leaves):
-            return None
+        if not leaves or not all(len(getattr(leaf, "shape", ())) for leaf in leaves):
+            return None  # no arrays of examples: who reads them says so
         length = leaves[0].shape[0]
         size = batch_size or (-(-length // steps) if steps else 32)
         return keras.tree.map_structure(lambda leaf: leaf[:size], data)
