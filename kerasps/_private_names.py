@@ -384,9 +384,6 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "ShardedH5IOStore",
         "not so its subclass, which has a file open at a time",
     ),
-    "GLOBAL_SEED_GENERATOR": PrivateName(
-        "keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR", "the name of that generator"
-    ),
     "global_seed_generator": PrivateName(
         "keras.src.random.seed_generator",
         "global_seed_generator",

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -271,8 +271,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._has_left = False
         if self._local_cluster is not None:
             # Also where what follows fails.
-            addresses = self._description.server_addresses
-            self._local_cluster.before_close(functools.partial(_disconnect, addresses))
+            self._local_cluster.before_close(self._disconnect)
         self._choose_devices()
         for_num_ps = getattr(variable_partitioner, "for_num_ps", None)
         if for_num_ps is not None:
@@ -314,8 +313,16 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         note_closed(closed_by)
         self._leave(is_closed=True)
         # Before calls are cancelled: tasks would be told to delete what these were to return.
-        disconnect(self._description.server_addresses)
+        self._disconnect(closed_by)
         self._end_calls()
+
+    def _disconnect(self, closed_by: str) -> None:
+        """Have this process forget the tasks, where it goes on without them."""
+        if self._local_cluster is not None and self._local_cluster.process_ends:
+            # TensorFlow would say of each function on the tasks that it cannot be released.
+            hooks.leave_remote_functions()
+        else:
+            disconnect(self._description.server_addresses)
 
     # What another strategy of the family does in its own way.
 
@@ -585,10 +592,6 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def __repr__(self) -> str:
         return f"<ParameterServerStrategy num_workers={self.num_workers} num_ps={self.num_ps}>"
-
-
-def _disconnect(addresses: Mapping[tuple[str, int], str], closed_by: str) -> None:
-    disconnect(addresses)
 
 
 def _tasks(description: ClusterDescription) -> str:

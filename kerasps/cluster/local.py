@@ -141,6 +141,7 @@ class LocalCluster:
         # How many `with` statements it is in.
         self._num_entered = 0
         self._closed_by = ""
+        self._process_ends = False
         self._closed = self._ended = False
         try:
             self._description = ClusterDescription(
@@ -293,7 +294,7 @@ class LocalCluster:
         """
         note_connected(self)
         supervise_here(self._watch.end_hung)
-        atexit.register(self._end, "this process ends")
+        atexit.register(self._end_with_process)
 
     def close(self) -> None:
         """End all processes and remove the temporary log directory. A second call does nothing.
@@ -352,6 +353,15 @@ class LocalCluster:
         jobs = self._description.jobs
         state = "closed" if self._closed else "open"
         return f"<LocalCluster num_workers={len(jobs['worker'])} num_ps={len(jobs['ps'])} {state}>"
+
+    @property
+    def process_ends(self) -> bool:
+        """Whether the cluster ends because this process does."""
+        return self._process_ends
+
+    def _end_with_process(self) -> None:
+        self._process_ends = True
+        self._end("this process ends")
 
     def _end(self, how: str) -> list[TaskProcess]:
         """Call the callbacks, and end all processes; return the tasks that had died.

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 # Lines of the source files that deal with other tasks, and what they print below such a line.
 _OF_TASKS = re.compile(
     rb"^[IWE]\d{4} .*\b(context|remote_\w+|destroy_tensor_handle_node|eager_executor"
-    rb"|rpc_rendezvous_mgr|grpc_\w+|cluster_function_library_runtime)\.(cc|h):\d+\]"
+    rb"|rpc_rendezvous_mgr|grpc_\w+|cluster_function_library_runtime|kernel_and_device)\.(cc|h):\d+\]"
     rb"|^Additional GRPC error information from remote target|^:[A-Z_]+:Error received from peer"
     rb"|^This could happen if the remote target has been disconnected"
     rb"|^\s+Encountered when executing an operation using EagerExecutor"

@@ -15,6 +15,8 @@ from kerasps.variables import ParameterServerVariable, is_seed_state
 
 # Goes up when a record of before could be misread.
 VERSION = 1
+# The name under which Keras keeps its own seed generator; a constant of Keras's from 3.13 on.
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +105,7 @@ def seed_states_of(
 
 def global_seed_state() -> np.ndarray | None:
     """Return the state of Keras's own seed generator; None where nothing was drawn from it."""
-    generator = _compat.get_global_attribute(_compat.GLOBAL_SEED_GENERATOR)
+    generator = _compat.get_global_attribute(_GLOBAL_SEED_GENERATOR)
     return None if generator is None else np.asarray(generator.state)
 
 
