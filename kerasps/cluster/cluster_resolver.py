@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from kerasps.cluster.addresses import split_address
 from kerasps.cluster.description import (
     ClusterDescription,
     checked_cluster,
@@ -20,7 +21,6 @@ from kerasps.cluster.description import (
     read_tf_config,
     reject,
     require_chief,
-    split_address,
 )
 from kerasps.cluster.local import LocalCluster
 from kerasps.cluster.protocol import ClusterResolver

@@ -24,8 +24,9 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster.addresses import split_address
 from kerasps.cluster.bind import listening_on
-from kerasps.cluster.description import ClusterDescription, split_address
+from kerasps.cluster.description import ClusterDescription
 from kerasps.cluster.devices import COORDINATOR_JOB
 from kerasps.cluster.earlier_resources import EarlierResources
 from kerasps.cluster.grpc_options import hang_limit, set_grpc_options

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kerasps.checks import count
+from kerasps.cluster.addresses import MAX_DIGITS, split_address
 from kerasps.errors import ClusterConfigError
 
 TASK_TYPES = ("chief", "worker", "ps")
 # The side-car evaluator reads the same TF_CONFIG but is no part of the cluster: no other task ever
 # connects to it.
 EVALUATOR = "evaluator"
-# More than any index has; Python refuses to read a number of thousands.
-_MAX_DIGITS = 20
 
 _EXAMPLE = (
     '{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}, '
@@ -160,7 +159,7 @@ def read_tf_config(text: str | None = None, *, needs_chief: bool = True) -> Clus
             repr(config["rpc_layer"]),
         )
     index = task.get("index", 0)
-    if isinstance(index, str) and index.isdecimal() and len(index) < _MAX_DIGITS:
+    if isinstance(index, str) and index.isdecimal() and len(index) < MAX_DIGITS:
         # Schedulers fill the index in from an environment variable, which leaves it in quotes;
         # TensorFlow accepts that too.
         index = int(index)
@@ -220,27 +219,6 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split `"host:port"` or `"[ipv6]:port"` into its host, without brackets, and its port.
-
-    Raises:
-        ValueError: the address is neither.
-    """
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    is_port = (
-        port.isascii() and port.isdecimal() and len(port) < _MAX_DIGITS and 0 < int(port) < 65536
-    )
-    is_host = (
-        host
-        and not any(character.isspace() for character in host)
-        and (":" not in host or bracketed)
-    )
-    if not colon or not is_port or not is_host:
-        raise ValueError(f"not an address: {address!r}")
-    return (host[1:-1] if bracketed else host), int(port)
 
 
 def checked_cluster(

@@ -14,7 +14,8 @@ import os
 import socket
 from typing import Any
 
-from kerasps.cluster.description import ClusterDescription, is_loopback, split_address
+from kerasps.cluster.addresses import split_address
+from kerasps.cluster.description import ClusterDescription, is_loopback
 from kerasps.errors import ClusterConfigError
 
 # A family, and what `bind` takes for it.

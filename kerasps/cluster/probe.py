@@ -13,7 +13,7 @@ import time
 from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
-from kerasps.cluster.description import split_address
+from kerasps.cluster.addresses import split_address
 
 _Task = TypeVar("_Task", bound=Hashable)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kerasps.cluster import held_port
-from kerasps.cluster.description import split_address
+from kerasps.cluster.addresses import split_address
 from kerasps.cluster.probe import connection_error
 
 # How often the task looks at its connections, in milliseconds. A script takes longer to import

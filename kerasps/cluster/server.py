@@ -26,8 +26,9 @@ from typing import Any, NoReturn
 
 from kerasps import _compat
 from kerasps.cluster import leaving, renewal
+from kerasps.cluster.addresses import split_address
 from kerasps.cluster.bind import listening_on
-from kerasps.cluster.description import ClusterDescription, read_tf_config, split_address
+from kerasps.cluster.description import ClusterDescription, read_tf_config
 from kerasps.cluster.first_context import open_first_context
 from kerasps.cluster.grpc_options import set_grpc_options
 from kerasps.cluster.held_port import taken_over

@@ -13,43 +13,32 @@ these.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.step.compute_messages import (
-    ComputeInputs,
-    ComputeOutputs,
-    InputNames,
-    Update,
-)
+from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, InputNames
 from kerasps.step.found_rows import GradientSums, rows_found
-from kerasps.step.identity import ByIdentity, IdentitySet
-from kerasps.step.inventory import Inventory, ScratchKey, spec_of
+from kerasps.step.identity import ByIdentity
+from kerasps.step.inventory import Inventory
 from kerasps.step.row_requests import LookupIds, checked
+from kerasps.step.step_values import StepValues, zeros_of
+from kerasps.step.update import Update
 from kerasps.step.update_recorder import UpdateRecorder
 from kerasps.step.value_reads import ValueReads
 from kerasps.variables import (
     ParameterServerVariable,
     from_start,
-    is_metric_state,
-    is_recurrent_state,
-    is_seed_state,
 )
-
-if TYPE_CHECKING:
-    from kerasps.step.replicas import Replicas
-
-# Seeds to keep between two steps for a generator that draws inside a loop, where the number of
-# draws is unknown.
-SEEDS_PER_STEP_OF_A_LOOP = 2**20
 
 _IN_ANOTHER_WAY = "the step does not only look rows up, or does so inside a loop or a condition"
 
 # Regularizers that are a sum over elements, of which a table's rows have theirs.
 _SUMS_OVER_ELEMENTS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+ApplyTogether = Callable[["Compute", Callable[[Any], None], Sequence[Any]], None]
 
 
 class Compute:
@@ -63,15 +52,15 @@ class Compute:
         inputs: the arguments of the graph that is traced; of it, this replica's.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
         has_gpu: whether it computes on a GPU, and may use kernels that a GPU alone has.
-        replicas: all replicas of the step. Default: this is the only one.
+        apply_together: applies an optimizer once for all replicas of the step. Default: this is the
+            only one.
 
     Attributes:
         has_gpu: as given.
         inputs: the names of those arguments.
         whole: the variables that this trace read whole, and why that was.
         lookups: the look-ups, by the table.
-        draws: how many seeds the step draws from each generator.
-        changed: the variables that were given another value since this was last cleared.
+        values: the values of variables that it has whole.
         sums: makes gradients of tables dense.
         value_reads: the values that were handed out and of which rows may be all that is wanted.
     """
@@ -85,52 +74,45 @@ class Compute:
         *,
         trains_bare: bool = False,
         has_gpu: bool = False,
-        replicas: Replicas | None = None,
+        apply_together: ApplyTogether | None = None,
     ) -> None:
         self.has_gpu = has_gpu
-        self._graph = tf.compat.v1.get_default_graph()
         self.inventory = inventory
         self.trains_bare = trains_bare
         self.inputs = InputNames.of(inputs, inventory)
-        self._initial = inputs.values(inventory)
+        self.values = StepValues(inventory, inputs)
         self._tables = inputs.tables_of(inventory)
         self.sums = GradientSums(self._tables)
-        self._values = {_value_of(v): value for v, value in self._initial.items()}
-        self._scratch = dict(zip(inventory.scratch, inputs.scratch, strict=True))
-        self._scratch_reads: dict[ScratchKey, dict[Any, tf.Tensor]] = {}
-        self._assigned: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._recorder = UpdateRecorder(self)
-        self._replicas = replicas
+        self._apply_together = apply_together
         self.whole: ByIdentity[ParameterServerVariable, str] = ByIdentity()
         self.lookups: ByIdentity[ParameterServerVariable, list[LookupIds]] = ByIdentity()
-        self.draws: ByIdentity[ParameterServerVariable, int] = ByIdentity()
-        self.changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.value_reads = ValueReads()
 
     # What variables resolve to
 
     def read(self, variable: ParameterServerVariable) -> tf.Tensor:
         if _compat.in_symbolic_scope():
-            return _zeros(variable)
+            return zeros_of(variable)
         if not self._may_be_read_by_rows(variable):
             return self.read_whole(variable)
         if self.is_table(variable):
-            value = _zeros(variable)
-        elif self._is_known(variable):
-            value = self._current(_value_of(variable))
+            value = zeros_of(variable)
+        elif self.values.has(variable):
+            value = self.values.current(variable)
         else:
             self.inventory.add_value(variable)
-            value = _zeros(variable)
+            value = zeros_of(variable)
         return self.value_reads.hand_out(variable, value)
 
     def _may_be_read_by_rows(self, variable: ParameterServerVariable) -> bool:
         """Return whether a value may be asked for to look rows up in it, which is told later."""
         return (
             self.inventory.may_be_table(variable)
-            and not self.in_control_flow()
-            and variable not in self._assigned
+            and not self.values.in_control_flow()
+            and variable not in self.values.assigned
             and variable not in self._recorder.updated
-            and _value_of(variable) not in self._scratch
+            and not self.values.is_in_scratch(variable)
         )
 
     def settle_reads(self) -> None:
@@ -146,11 +128,11 @@ class Compute:
         self._look_ahead(variable)
         if self.is_table(variable):
             self.inventory.read_whole(variable, _IN_ANOTHER_WAY)
-            return _zeros(variable)
-        if not self._is_known(variable):
+            return zeros_of(variable)
+        if not self.values.has(variable):
             self.inventory.add(variable)
-            return _zeros(variable)
-        return self._current(_value_of(variable))
+            return zeros_of(variable)
+        return self.values.current(variable)
 
     def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
         return variable.storage.shape
@@ -158,7 +140,7 @@ class Compute:
     def source(self, variable: ParameterServerVariable) -> tf.Tensor:
         if self.is_table(variable):
             return self._tables[variable].rows
-        return self._current(_value_of(variable)) if self._is_known(variable) else _zeros(variable)
+        return self.values.current(variable) if self.values.has(variable) else zeros_of(variable)
 
     def take(
         self, variable: ParameterServerVariable, ids: tf.Tensor, *, from_end: bool
@@ -170,13 +152,13 @@ class Compute:
         number = len(self.lookups.setdefault(variable, []))
         self.lookups[variable].append(LookupIds(ids, from_end))
         self._look_ahead(variable)
-        if not self.is_table(variable) and self._is_known(variable):
-            if self.in_control_flow():
+        if not self.is_table(variable) and self.values.has(variable):
+            if self.values.in_control_flow():
                 self.whole.setdefault(variable, _IN_ANOTHER_WAY)
-            value = self._current(_value_of(variable))
+            value = self.values.current(variable)
             ids = from_start(ids, variable.shape[0]) if from_end else ids
             return self.value_reads.gather(value, checked(ids, variable))
-        if self.in_control_flow():
+        if self.values.in_control_flow():
             # Ids that only a loop or a condition knows cannot be found ahead of the step.
             self.inventory.read_whole(variable, _IN_ANOTHER_WAY)
         elif not self.is_table(variable) or number >= len(self._tables[variable].positions):
@@ -187,7 +169,7 @@ class Compute:
 
     def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
         is_sum = type(regularizer) in _SUMS_OVER_ELEMENTS
-        if is_sum and (self.is_table(variable) or _value_of(variable) in self._values):
+        if is_sum and (self.is_table(variable) or self.values.has_tensor(variable)):
             self._look_ahead(variable)
             return lambda _: regularizer(self.value_reads.apart(self.source(variable)))
         return regularizer
@@ -198,27 +180,14 @@ class Compute:
                 f"A new value must have the variable's shape. Expected: {tuple(variable.shape)} "
                 f"for variable '{variable.path}'. Received: {value.shape}."
             )
-        key = _value_of(variable)
-        if key not in self._values:
+        if not self.values.has_tensor(variable):
             self.inventory.add(variable)
         self.whole.setdefault(variable, _IN_ANOTHER_WAY)
         self._look_ahead(variable)
-        self._assigned.add(variable)
-        self.changed.add(variable)
-        if is_seed_state(variable):
-            self._count_draw(variable)
-        self._set(key, spec_of(variable), value)
+        self.values.assign(variable, value)
 
     def assign_add(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
         self.assign(variable, self.read_whole(variable) + value)
-
-    def _count_draw(self, variable: ParameterServerVariable) -> None:
-        # A generator assigns its state once for each seed that it gives. One that draws in a loop
-        # has a scratch resource, and how often it draws is unknown.
-        in_loop = _value_of(variable) in self._scratch
-        self.draws[variable] = (
-            SEEDS_PER_STEP_OF_A_LOOP if in_loop else self.draws.get(variable, 0) + 1
-        )
 
     # Tables
 
@@ -240,81 +209,9 @@ class Compute:
             self.inventory.read_whole(variable, reason)
         return self.is_table(variable)
 
-    # Values of the step
-
-    def set_ahead(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        """Give `variable` the value that an update on the ps will give it; it is not pushed."""
-        spec = spec_of(variable)
-        if variable in self._assigned:
-            # What the step itself has changed before is pushed all the same.
-            self._set(_pending_of(variable), spec, self.difference(variable))
-        self.changed.add(variable)
-        value = tf.stop_gradient(value)  # an assignment, to a GradientTape
-        self._set(_value_of(variable), spec, value)
-        self._set(_base_of(variable), spec, value)
-
-    def difference(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return what the step has added to `variable`, beside the updates of optimizers."""
-        if variable not in self._initial:  # met in this trace, so there will be another
-            return _zeros(variable)
-        base = self._current(_base_of(variable), self._initial[variable])
-        difference = self._current(_value_of(variable)) - base
-        pending = _pending_of(variable)
-        if pending in self._values or pending in self._scratch:
-            return difference + self._current(pending)
-        return difference
-
     def _look_ahead(self, variable: ParameterServerVariable) -> None:
         if variable in self._recorder.updated:
             self.inventory.look_ahead(variable)
-
-    def _is_known(self, variable: ParameterServerVariable) -> bool:
-        return _value_of(variable) in self._values or _value_of(variable) in self._scratch
-
-    def _set(self, key: ScratchKey, spec: tf.TensorSpec, value: tf.Tensor) -> None:
-        if key in self._scratch or self.in_control_flow():
-            self.keep(key, spec, value)
-        else:
-            self._values[key] = value
-
-    def _current(self, key: ScratchKey, default: tf.Tensor | None = None) -> tf.Tensor:
-        return self.kept(key) if key in self._scratch else self._values.get(key, default)
-
-    # Scratch: what is assigned inside control flow
-
-    def in_control_flow(self) -> bool:
-        """Return whether a condition, a loop or a function inside the step is being traced."""
-        return tf.compat.v1.get_default_graph() is not self._graph
-
-    def in_while_loop(self) -> bool:
-        """Return whether that is inside a `tf.while_loop`."""
-        graph = tf.compat.v1.get_default_graph()
-        while graph is not self._graph:
-            if "While" in type(graph).__name__:
-                return True
-            graph = graph.outer_graph
-        return False
-
-    def keep(self, key: ScratchKey, spec: tf.TensorSpec, value: tf.Tensor) -> None:
-        """Assign `value` to a scratch resource, or note that one is needed."""
-        if key in self._scratch:
-            tf.raw_ops.AssignVariableOp(resource=self._scratch[key], value=value)
-            self._scratch_reads.pop(key, None)
-        else:
-            self.inventory.add_scratch(key, spec)
-
-    def kept(self, key: ScratchKey) -> tf.Tensor:
-        """Read what was kept; zeros where it is news that anything is."""
-        spec = self.inventory.scratch[key]
-        if key not in self._scratch:
-            return tf.zeros([d or 0 for d in spec.shape], spec.dtype)
-        # As long as nothing is assigned, one tensor: a GradientTape knows a variable by it.
-        graph = tf.compat.v1.get_default_graph()
-        reads = self._scratch_reads.setdefault(key, {})
-        if graph not in reads:
-            reads[graph] = tf.raw_ops.ReadVariableOp(resource=self._scratch[key], dtype=spec.dtype)
-            reads[graph].set_shape(spec.shape)
-        return reads[graph]
 
     # Optimizers (called by the hooks)
 
@@ -329,10 +226,10 @@ class Compute:
             apply: applies it to gradients.
             gradients: those of this replica.
         """
-        if self._replicas is None:
+        if self._apply_together is None:
             apply(gradients)
         else:
-            self._replicas.apply(self, apply, gradients)
+            self._apply_together(self, apply, gradients)
 
     def share_updates(self, first: Compute) -> None:
         """Have the first replica record what is applied for all of them."""
@@ -366,63 +263,15 @@ class Compute:
         Call once, at the end of the trace, in the graph of the step.
         """
         self._recorder.finish()
-        deltas, assigned = self.state_changes()
+        deltas, assigned = self.values.state_changes()
         return ComputeOutputs(
             metrics=[self.read_whole(v) for v in self.inventory.metrics],
             updates=[update.tensors for update in self.updates],
-            deltas=[self.difference(v) for v in deltas],
-            assigned=[self._current(_value_of(v), self._initial.get(v)) for v in assigned],
+            deltas=[self.values.difference(v) for v in deltas],
+            assigned=[self.values.current(v) for v in assigned],
             logs=[],
             predicted=[],
         )
-
-    def state_changes(self) -> tuple[list[ParameterServerVariable], list[ParameterServerVariable]]:
-        """Return the variables that are pushed as a difference, and those pushed as a value.
-
-        A difference loses nothing when two workers push at once: counters, and the state of layers.
-        The scalar state of an optimizer (a loss scale that is halved) does not add up, nor does the
-        state of a recurrent layer, which a step replaces; so there the last value stands.
-        """
-        deltas, assigned = [], []
-        for variable in self._assigned:
-            if is_metric_state(variable) or is_seed_state(variable):
-                continue
-            if (
-                variable.storage.dtype == tf.bool
-                or variable in self.inventory.optimizer_state
-                or is_recurrent_state(variable)
-            ):
-                assigned.append(variable)
-            else:
-                deltas.append(variable)
-        return deltas, assigned
-
-
-def _value_of(variable: ParameterServerVariable) -> ScratchKey:
-    return ScratchKey("value", id(variable))
-
-
-def _base_of(variable: ParameterServerVariable) -> ScratchKey:
-    return ScratchKey("base", id(variable))
-
-
-def _pending_of(variable: ParameterServerVariable) -> ScratchKey:
-    return ScratchKey("pending", id(variable))
-
-
-def start_values(
-    values: ByIdentity[ParameterServerVariable, tf.Tensor],
-) -> dict[ScratchKey, tf.Tensor]:
-    """Return what scratch resources begin a step with, where that is not zeros."""
-    return {
-        key: value
-        for variable, value in values.items()
-        for key in (_value_of(variable), _base_of(variable))
-    }
-
-
-def _zeros(variable: ParameterServerVariable) -> tf.Tensor:
-    return tf.zeros(variable.storage.shape, variable.storage.dtype)
 
 
 def _no_rows(variable: ParameterServerVariable, ids: tf.Tensor) -> tf.Tensor:

@@ -7,16 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.step.compute import start_values
-from kerasps.step.compute_messages import (
-    ComputeInputs,
-    ComputeOutputs,
-    TableRows,
-    Update,
-    UpdateTensors,
-)
+from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, TableRows
 from kerasps.step.inventory import Inventory
 from kerasps.step.phases import ReplicaInputs, StepContext
+from kerasps.step.step_values import start_values
+from kerasps.step.update import Update, UpdateTensors
 from kerasps.variables import call_with
 
 # Of the operations of the phase, in the graphs that workers run.

@@ -21,9 +21,9 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.cluster import fetch, persist
-from kerasps.step.compute_messages import Update
 from kerasps.step.identity import ByIdentity
 from kerasps.step.optimizers import has_uniform_updates
+from kerasps.step.update import Update
 from kerasps.variables import NamedVariable, ParameterServerVariable, Shard, shards_in, slots_of
 
 # An update of more elements takes longer than it takes to start, and fused variables take memory.

@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.cluster import COORDINATOR_CPU, fetch, persist, sent
-from kerasps.step.compute_messages import Update
 from kerasps.step.fused import MAX_BYTES_OF_A_VARIABLE
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.step.packing import Packing
+from kerasps.step.update import Update
 from kerasps.variables import (
     NamedVariable,
     ParameterServerVariable,

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.step.compute_messages import Update
-from kerasps.step.inventory import rows_spec
 from kerasps.step.optimizers import has_uniform_updates, may_update_rows
+from kerasps.step.specs import rows_spec
+from kerasps.step.update import Update
 from kerasps.variables import ParameterServerVariable, PooledRows, Shard, held_by, slots_of
 
 

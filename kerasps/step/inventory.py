@@ -8,18 +8,15 @@ trace notes here what it met and, if that was news, is done again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from kerasps.step.coupled import CoupledUpdate
 from kerasps.step.identity import ByIdentity, IdentitySet
 from kerasps.variables import ParameterServerVariable, is_metric_state, is_seed_state
-
-if TYPE_CHECKING:
-    from kerasps.step.compute import Compute
 
 # A table that is read whole all the same costs its size in each step; below this nobody would
 # notice.
@@ -58,7 +55,7 @@ class Inventory:
     Attributes:
         optimizers: those that the step applies.
         optimizer_state: their variables but the iterations: pushed in a way of its own (see
-            `Compute.state_changes`).
+            `StepValues.state_changes`).
         ahead: variables that the step reads again after their update.
         pulled: variables that are read whole.
         metrics: the states of metrics.
@@ -185,17 +182,22 @@ class Inventory:
             self.read_whole(variable, _READ_AGAIN)
             self.grew = True
 
-    def settle(self, phase: Compute) -> None:
-        """Replace what the first trace presumed by what it saw.
+    def settle(
+        self,
+        whole: Mapping[ParameterServerVariable, str],
+        lookups: Mapping[ParameterServerVariable, Sequence[Any]],
+    ) -> None:
+        """Replace what the first trace presumed by what it saw. Does nothing after later ones.
 
-        Of later traces, values alone are settled: what each was used for.
+        Args:
+            whole: the variables that the trace read whole, and why.
+            lookups: its look-ups, by the table.
         """
-        phase.settle_reads()
         if not self._presumes:
             return
         self._presumes = False
         for table, presumed in list(self.tables.items()):
-            number = len(phase.lookups.get(table, []))
+            number = len(lookups.get(table, []))
             if number == 0:
                 del self.tables[table]
                 self._unused.add(table)
@@ -204,11 +206,11 @@ class Inventory:
                 self.tables[table] = number
                 self.grew = True
         for variable in self.pulled:
-            if variable in phase.whole:
-                if variable in phase.lookups:
-                    self.read_whole(variable, phase.whole[variable])
-            elif variable in phase.lookups:
-                self.add_table(variable, len(phase.lookups[variable]))
+            if variable in whole:
+                if variable in lookups:
+                    self.read_whole(variable, whole[variable])
+            elif variable in lookups:
+                self.add_table(variable, len(lookups[variable]))
             else:
                 self.pulled.discard(variable)
                 self._unused.add(variable)
@@ -223,14 +225,3 @@ class Inventory:
 
 def _num_bytes(variable: ParameterServerVariable) -> int:
     return int(variable.storage.shape.num_elements() * variable.storage.dtype.size)
-
-
-def spec_of(variable: ParameterServerVariable) -> tf.TensorSpec:
-    """Return the `tf.TensorSpec` of a variable's storage."""
-    return tf.TensorSpec(variable.storage.shape, variable.storage.dtype)
-
-
-def rows_spec(table: ParameterServerVariable) -> tf.TensorSpec:
-    """Return the `tf.TensorSpec` of some rows of a table."""
-    spec = spec_of(table)
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)

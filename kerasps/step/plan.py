@@ -14,12 +14,13 @@ from kerasps.step.compute_messages import InputNames
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
 from kerasps.step.gathered import GatheredVariables
-from kerasps.step.inventory import Inventory, spec_of
+from kerasps.step.inventory import Inventory
 from kerasps.step.packing import Packing
 from kerasps.step.phases import StepPhase
 from kerasps.step.pull import PullPhase
 from kerasps.step.push import PushPhase
 from kerasps.step.seed_draw import SeedDraw
+from kerasps.step.specs import spec_of
 from kerasps.step.state import StepState
 from kerasps.step.traffic import StepTraffic, TableTraffic
 from kerasps.variables import Lookup, LookupTables, ParameterServerVariable, Shard

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasps.step.compute_messages import ComputeOutputs, Update, UpdateTensors
+from kerasps.step.compute_messages import ComputeOutputs
 from kerasps.step.coupled import CoupledUpdate, Sent
 from kerasps.step.fused import FusedVariable
 from kerasps.step.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.identity import ByIdentity, IdentitySet
-from kerasps.step.inventory import rows_spec
 from kerasps.step.optimizers import may_update_rows
 from kerasps.step.packing import specs_of
 from kerasps.step.phases import StepContext
+from kerasps.step.specs import rows_spec
+from kerasps.step.update import Update, UpdateTensors
 from kerasps.step.updating import Scalars
 from kerasps.variables import ParameterServerVariable, Shard, shards_in
 

@@ -351,7 +351,7 @@ class HoistedIterator:
 
     def _hoisted(self, read: Callable[[], Any]) -> Any:
         phase: Any = current_phase()
-        if phase is not None and phase.in_control_flow():
+        if phase is not None and phase.values.in_control_flow():
             return read()  # nobody can know ahead whether it is
         if self._next == len(self._read):
             with self._graph.as_default():

@@ -174,7 +174,9 @@ class Replicas:
         self._news: list[tuple[ParameterServerVariable, tf.Tensor]] = []
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.phases = [
-            Compute(inventory, own, trains_bare=trains_bare, has_gpu=has_gpu, replicas=self)
+            Compute(
+                inventory, own, trains_bare=trains_bare, has_gpu=has_gpu, apply_together=self._apply
+            )
             for own in inputs
         ]
         for phase in self.phases[1:]:
@@ -203,7 +205,9 @@ class Replicas:
         )
         return self._lockstep.run()
 
-    def apply(self, phase: Compute, apply: Callable[[Any], None], gradients: Sequence[Any]) -> None:
+    def _apply(
+        self, phase: Compute, apply: Callable[[Any], None], gradients: Sequence[Any]
+    ) -> None:
         """Apply an optimizer to the sums of what all replicas give. Thread: that of a replica.
 
         Args:
@@ -214,7 +218,7 @@ class Replicas:
         if self._is_applying:  # one within another, such as that which scales losses
             apply(gradients)
             return
-        if phase.in_control_flow():
+        if phase.values.in_control_flow():
             raise UnsupportedError(
                 "An optimizer was applied inside a `tf.cond` or a loop of `train_step`, and the "
                 "worker has several devices, whose gradients meet there. Expected: "
@@ -223,15 +227,17 @@ class Replicas:
             )
         given = self._lockstep.meet([_dense(gradient) for gradient in gradients])
         if phase is self.phases[0]:
-            phase.changed.clear()
+            phase.values.changed.clear()
             self._is_applying = True
             apply([_sum(of_variable) for of_variable in zip(*given, strict=True)])
             self._is_applying = False
-            self._news = [(variable, phase.read_whole(variable)) for variable in phase.changed]
-            self._changed |= phase.changed
+            self._news = [
+                (variable, phase.read_whole(variable)) for variable in phase.values.changed
+            ]
+            self._changed |= phase.values.changed
             return
         for variable, value in self._news:
-            phase.set_ahead(variable, value)
+            phase.values.set_ahead(variable, value)
 
     def outputs(self) -> ComputeOutputs:
         """Return what leaves the step, but logs and predictions. Call once, after `call`.
@@ -240,16 +246,16 @@ class Replicas:
         """
         first = self.phases[0]
         outputs = first.outputs()
-        deltas, _ = first.state_changes()
+        deltas, _ = first.values.state_changes()
         return outputs._replace(
             metrics=[
                 tf.add_n([phase.read_whole(v) for phase in self.phases])
                 for v in first.inventory.metrics
             ],
             deltas=[
-                first.difference(v)
+                first.values.difference(v)
                 if v in self._changed
-                else _aggregated(v, [phase.difference(v) for phase in self.phases])
+                else _aggregated(v, [phase.values.difference(v) for phase in self.phases])
                 for v in deltas
             ],
         )

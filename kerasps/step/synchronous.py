@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kerasps.errors import UnsupportedError
-from kerasps.step.compute_messages import Update
 from kerasps.step.inventory import Inventory
+from kerasps.step.update import Update
 
 
 def check_synchronous(

@@ -15,7 +15,7 @@ from kerasps.cluster import FIRST_CPU, ps_device
 from kerasps.errors import KeraspsError, UnsupportedError
 from kerasps.inputs import has_loops, python_calls
 from kerasps.step.compute import Compute
-from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, Update
+from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.fused import FusedVariables
 from kerasps.step.gathered import GatheredVariables
@@ -34,6 +34,7 @@ from kerasps.step.returned import MetricResult, Returned
 from kerasps.step.scalars import place_scalars
 from kerasps.step.seed_draw import SeedDraw
 from kerasps.step.synchronous import check_synchronous
+from kerasps.step.update import Update
 from kerasps.variables import (
     Lookup,
     LookupTables,
@@ -224,7 +225,8 @@ class Tracer:
         ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory) * len(devices))
         phases, returned = traced[-1]  # TensorFlow traces twice where variables are made
         phase = phases[0]
-        inventory.settle(phase)
+        phase.settle_reads()
+        inventory.settle(phase.whole, phase.lookups)
         for own in phases[1:]:
             own.settle_reads()
         graph_def = function.graph.as_graph_def()
@@ -297,10 +299,10 @@ class Tracer:
         single: StepPlan | None,
     ) -> StepPlan:
         inventory, extended, phase = self._inventory, self._strategy.extended, phases[0]
-        deltas, assigned = phase.state_changes()
+        deltas, assigned = phase.values.state_changes()
         # What lies end to end, whoever does a step.
         fused = known.fused if known is not None else self._fuse(phase)
-        draws = [phase.draws.get(generator, 0) for generator in inventory.seeds]
+        draws = [phase.values.draws.get(generator, 0) for generator in inventory.seeds]
         draw = None
         if self._method.has_states_away:
             ps = _first_device(phase.updates, [*deltas, *assigned])
@@ -371,7 +373,7 @@ class Tracer:
         """Return what is on another ps in flight; nothing where variables stay what they are."""
         if not self._fused:
             return GatheredVariables([], [], [], [], [], 0)
-        deltas, assigned = (IdentitySet(own) for own in phase.state_changes())
+        deltas, assigned = (IdentitySet(own) for own in phase.values.state_changes())
         return GatheredVariables(
             phase.updates,
             self._inventory.pulled,
@@ -382,7 +384,7 @@ class Tracer:
         )
 
     def _fuse(self, phase: Compute) -> FusedVariables:
-        deltas, assigned = phase.state_changes()
+        deltas, assigned = phase.values.state_changes()
         return FusedVariables(
             phase.updates if self._fused else [],
             self._inventory.pulled,

@@ -9,23 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
-from kerasps.step.compute_messages import Update, UpdateTensors
 from kerasps.step.coupled import CoupledUpdate, Sent
+from kerasps.step.found_rows import GradientSums
 from kerasps.step.identity import ByIdentity, IdentitySet
-from kerasps.step.inventory import ScratchKey
+from kerasps.step.inventory import Inventory, ScratchKey
 from kerasps.step.optimizers import is_known_to_treat_rows_alone
 from kerasps.step.packing import filled, leaves_of, specs_of
+from kerasps.step.step_values import StepValues
 from kerasps.step.traced_update import trace_update
+from kerasps.step.update import Update, UpdateTensors
 from kerasps.step.updating import Scalars, UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable, check_optimizer, shared_state
 
-if TYPE_CHECKING:
-    from kerasps.step.compute import Compute
+
+class RecordingPhase(Protocol):
+    """What the recorder needs of the phase that traces the step."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """What traces have met."""
+
+    @property
+    def values(self) -> StepValues:
+        """The values of variables that the trace has whole."""
+
+    @property
+    def sums(self) -> GradientSums:
+        """What makes gradients of tables dense."""
+
+    def read_whole(self, variable: ParameterServerVariable) -> tf.Tensor:
+        """Return the value of `variable` for what needs all of it."""
+
+    def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        """Take the new value of `variable`."""
+
+    def is_table(self, variable: ParameterServerVariable) -> bool:
+        """Return whether the trace has the variable by rows."""
+
+    def rows(self, table: ParameterServerVariable) -> tf.Tensor:
+        """Return the rows of a table that the step asked for."""
+
+    def needs_whole(self, variable: ParameterServerVariable, reason: str) -> bool:
+        """Note that an update needs the whole `variable`; True where the trace is done again."""
 
 
 class _Ahead(UpdatePhase):
@@ -35,22 +65,22 @@ class _Ahead(UpdatePhase):
     changes here are tensors of the step: of the variable, and of its slots.
     """
 
-    def __init__(self, compute: Compute, update: Update) -> None:
+    def __init__(self, phase: RecordingPhase, update: Update) -> None:
         super().__init__(update.optimizer, update.tensors.scalars, update.shared)
-        self._compute = compute
+        self._phase = phase
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return the value of `variable` as it stands in the step."""
-        return self._compute.read_whole(variable)
+        return self._phase.read_whole(variable)
 
     def held(self, variable: ParameterServerVariable) -> ValueOf:
         return ValueOf(self, variable)
 
     def assign_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        self._compute.set_ahead(variable, value)
+        self._phase.values.set_ahead(variable, value)
 
     def add_to_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        self._compute.set_ahead(variable, self.current(variable) + value)
+        self._phase.values.set_ahead(variable, self.current(variable) + value)
 
 
 @dataclass(frozen=True)
@@ -76,18 +106,19 @@ class UpdateRecorder:
     """Stands in for the optimizers of a step while it is traced.
 
     Args:
-        compute: the phase that traces the step.
+        phase: the phase that traces the step.
 
     Attributes:
         updates: what the ps are to do. Complete after `finish`.
         updated: the variables that an update changes, as far as the trace has come.
     """
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, phase: RecordingPhase) -> None:
         self.updates: list[Update] = []
         self.updated: IdentitySet[ParameterServerVariable] = IdentitySet()
-        self._compute = compute
-        self._inventory = compute.inventory
+        self._phase = phase
+        self._inventory = phase.inventory
+        self._values = phase.values
         self._pending: dict[int, _Pending] = {}
         self._arguments: _Arguments | None = None
 
@@ -109,7 +140,7 @@ class UpdateRecorder:
             optimizer, arguments, shared, Scalars(learning_rate, after, clip_scale)
         )
         self._record(update)
-        ahead = _Ahead(self._compute, update)
+        ahead = _Ahead(self._phase, update)
         for gradient, variable in zip(update.tensors.gradients, update.variables, strict=True):
             if variable in self._inventory.ahead:
                 finish(ahead, variable, gradient, clip_scale)
@@ -132,8 +163,8 @@ class UpdateRecorder:
 
         Returns what it called that with, and the shared state that its updates are to see.
         """
-        compute, steps = self._compute, optimizer.gradient_accumulation_steps
-        before = [compute.read_whole(v) for v in shared]
+        phase, steps = self._phase, optimizer.gradient_accumulation_steps
+        before = [phase.read_whole(v) for v in shared]
         optimizer._backend_update_step(gradients, list(trainable), optimizer.learning_rate)
         arguments, self._arguments = self._arguments, None
         if arguments is None:
@@ -143,14 +174,14 @@ class UpdateRecorder:
                 f"whose `update_step` updates one variable. Received: {type(optimizer).__name__}. "
                 "Move the update into `update_step`, or call `super()._backend_update_step`."
             )
-        after = [compute.read_whole(v) for v in shared]
+        after = [phase.read_whole(v) for v in shared]
         if steps:
             # State that the optimizer moves with each update moves when the accumulated gradients
             # are applied.
-            is_update = tf.equal((compute.read_whole(optimizer._iterations) + 1) % steps, 0)
+            is_update = tf.equal((phase.read_whole(optimizer._iterations) + 1) % steps, 0)
             for variable, old, new in zip(shared, before, after, strict=True):
                 if new is not old:
-                    compute.assign(variable, tf.where(is_update, new, old))
+                    phase.assign(variable, tf.where(is_update, new, old))
         return arguments, after
 
     def _update(
@@ -168,11 +199,11 @@ class UpdateRecorder:
         addends: list[list[tf.Tensor]] = [[] for _ in variables]
         tensors = UpdateTensors(scalars, gradients, [], addends=addends)
         update = Update(optimizer, variables, shared, ByIdentity(), tensors)
-        if not self._compute.in_control_flow():
+        if not self._values.in_control_flow():
             for i, (gradient, variable) in enumerate(
                 zip(arguments.gradients, variables, strict=True)
             ):
-                known = self._compute.sums.addends(gradient, variable)
+                known = self._phase.sums.addends(gradient, variable)
                 if known is not None:
                     update.lookups[variable], addends[i] = known
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -187,7 +218,7 @@ class UpdateRecorder:
     ) -> CoupledUpdate | None:
         """Return the update of `variable`, cut in two, where it may couple rows."""
         optimizer = update.optimizer
-        in_rows = variable.sharding is not None or self._compute.is_table(variable)
+        in_rows = variable.sharding is not None or self._phase.is_table(variable)
         if not in_rows or is_known_to_treat_rows_alone(optimizer, variable):
             return None
         specs = specs_of(update.tensors.scalars)
@@ -209,14 +240,14 @@ class UpdateRecorder:
             f"optimizer {update.optimizer.name!r}, or its constraint, couples its rows, which are "
             "in shards"
         )
-        if self._compute.needs_whole(variable, why):
+        if self._phase.needs_whole(variable, why):
             return Sent([], [])
-        values = ByIdentity((v, self._compute.read_whole(v)) for v in coupled.pulled)
+        values = ByIdentity((v, self._phase.read_whole(v)) for v in coupled.pulled)
         return coupled.sent(gradient, update.tensors.scalars, values)
 
     def _gradient_shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
-        if self._compute.is_table(variable):
-            return self._compute.rows(variable).shape
+        if self._phase.is_table(variable):
+            return self._phase.rows(variable).shape
         return variable.storage.shape
 
     def _accumulated_clip_scale(
@@ -225,7 +256,7 @@ class UpdateRecorder:
         # The norm is over all variables and so over all ps tasks: the worker, which has every
         # gradient, works it out.
         for variable in trainable:
-            if self._compute.needs_whole(
+            if self._phase.needs_whole(
                 variable, "`global_clipnorm` needs the norm of its accumulated gradient"
             ):
                 return tf.ones([])
@@ -242,11 +273,11 @@ class UpdateRecorder:
     # Updates inside conditions
 
     def _record(self, update: Update) -> None:
-        compute, number = self._compute, len(self.updates)
+        values, number = self._values, len(self.updates)
         self.updates.append(update)
-        if not compute.in_control_flow():
+        if not values.in_control_flow():
             return
-        if compute.in_while_loop():
+        if values.in_while_loop():
             raise UnsupportedError(
                 "An optimizer was applied inside a `tf.while_loop` of `train_step`, and a "
                 "step pushes its gradients once. Expected: `optimizer.apply` outside loops. "
@@ -258,7 +289,7 @@ class UpdateRecorder:
         leaves = leaves_of(tensors)
         keys = [ScratchKey("update", number, index) for index in range(len(leaves))]
         for key, tensor in zip(keys, leaves, strict=True):
-            compute.keep(key, tf.TensorSpec(tensor.shape, tensor.dtype), tensor)
+            values.keep(key, tf.TensorSpec(tensor.shape, tensor.dtype), tensor)
         self._pending[number] = _Pending(filled(tensors, keys))
 
     def finish(self) -> None:
@@ -266,7 +297,7 @@ class UpdateRecorder:
         for number, pending in self._pending.items():
             update = self.updates[number]
             tensors = tf.nest.map_structure(
-                lambda key: None if key is None else self._compute.kept(key), pending.keys
+                lambda key: None if key is None else self._values.kept(key), pending.keys
             )
             tensors = tensors._replace(gradients=self._fitted(update, tensors))
             self.updates[number] = replace(update, tensors=tensors)
@@ -281,9 +312,9 @@ class UpdateRecorder:
             tf.cond(
                 tensors.applied,
                 lambda g=gradient: g,
-                lambda v=variable: tf.zeros_like(self._compute.rows(v)),
+                lambda v=variable: tf.zeros_like(self._phase.rows(v)),
             )
-            if self._compute.is_table(variable)
+            if self._phase.is_table(variable)
             else gradient
             for variable, gradient in zip(update.variables, tensors.gradients, strict=True)
         ]

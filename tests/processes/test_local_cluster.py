@@ -19,7 +19,7 @@ import pytest
 
 import kerasps
 from kerasps.cluster import Notice, server, task_watch_of
-from kerasps.cluster.description import split_address
+from kerasps.cluster.addresses import split_address
 from kerasps.cluster.reachability import wait_until_reachable
 from kerasps.errors import TaskStartError
 from support.process_checks import (

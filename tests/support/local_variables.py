@@ -11,17 +11,12 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.step.compute import Compute
-from kerasps.step.compute_messages import (
-    ComputeInputs,
-    ComputeOutputs,
-    InputNames,
-    Update,
-    UpdateTensors,
-)
+from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, InputNames
 from kerasps.step.coupled import Sent
 from kerasps.step.identity import ByIdentity
 from kerasps.step.inventory import Inventory
 from kerasps.step.row_requests import LookupIds
+from kerasps.step.update import Update, UpdateTensors
 from kerasps.step.updating import Scalars
 from kerasps.variables import ParameterServerVariable, current_phase, shared_state
 from kerasps.variables.sharding import ShardedStorage, Sharding

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cluster.description import split_address
+from kerasps.cluster.addresses import split_address
 from kerasps.cluster.process import child_environment
 
 # Inherited by every process that a test starts, so that those which it left can be found whoever

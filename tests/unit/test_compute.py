@@ -8,12 +8,13 @@ import pytest
 import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
-from kerasps.step.compute import SEEDS_PER_STEP_OF_A_LOOP, Compute
+from kerasps.step.compute import Compute
 from kerasps.step.compute_messages import ComputeInputs
 from kerasps.step.compute_phase import ComputePhase
 from kerasps.step.identity import ByIdentity
 from kerasps.step.inventory import Inventory
 from kerasps.step.phases import ReplicaInputs, StepContext
+from kerasps.step.step_values import SEEDS_PER_STEP_OF_A_LOOP
 from kerasps.variables import anonymous_handle, entering
 from support.local_variables import local_variable, make_optimizer_local, patch_optimizers
 
@@ -39,7 +40,8 @@ class Traced:
             self.inventory.grew = False
             self.inventory.add_optimizers(optimizers)
             self._function = self._trace(body)
-            self.inventory.settle(self.phase)
+            self.phase.settle_reads()
+            self.inventory.settle(self.phase.whole, self.phase.lookups)
             if not self.inventory.grew:
                 return
         raise AssertionError("The traces never settle.")
@@ -163,7 +165,7 @@ def test_a_counter_is_pushed_as_a_difference_and_a_flag_as_a_value():
         return [counter.value]
 
     step = Traced(body, tf.constant(2, tf.int64))
-    deltas, assigned = step.phase.state_changes()
+    deltas, assigned = step.phase.values.state_changes()
     assert (deltas, assigned) == ([counter], [flag])
     outputs = step.run()
     assert outputs.logs[0] == 84
@@ -198,7 +200,7 @@ def test_seeds_are_counted_and_other_assignments_are_not():
 
     step = Traced(body, 0)
     assert list(step.inventory.seeds) == [seeds]
-    assert list(step.phase.draws.items()) == [(seeds, 2)]
+    assert list(step.phase.values.draws.items()) == [(seeds, 2)]
     np.testing.assert_array_equal(step.run().logs[0], [1, 2])
 
 
@@ -212,7 +214,7 @@ def test_a_generator_that_draws_in_a_loop_is_given_many_seeds():
         return [number + 1]
 
     step = Traced(lambda batch: tf.while_loop(lambda n: n < batch, draw, [0]), 3)
-    assert step.phase.draws[seeds] == SEEDS_PER_STEP_OF_A_LOOP
+    assert step.phase.values.draws[seeds] == SEEDS_PER_STEP_OF_A_LOOP
 
 
 def test_a_value_of_another_shape_is_refused():

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cluster import as_resolver, check_cluster_resolver, connected_strategy
-from kerasps.cluster.description import split_address
+from kerasps.cluster.addresses import split_address
 from support.greeters import greeter
 
 # Far more than it takes to find that a port is closed, on any machine.
