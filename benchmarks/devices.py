@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 import kerasps
-from kerasps.cluster.gpus import visible_gpus
+from kerasps.cluster.processes.gpus import visible_gpus
 
 STEPS_PER_EXECUTION, BATCHES = 10, 200
 

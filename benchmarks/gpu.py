@@ -23,7 +23,7 @@ from typing import Any
 
 import run
 from gpu_models import GPU_BENCHMARKS
-from kerasps.cluster.gpus import visible_gpus
+from kerasps.cluster.processes.gpus import visible_gpus
 
 HEADER = ["model", "workers", "peer", "ms a step", "of plain", "GPU busy", "to GPU", "from GPU"]
 

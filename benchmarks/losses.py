@@ -103,7 +103,7 @@ def address_of(pid):
 
 def answers_at(run, address):
     """Wait until a server answers at an address; return when."""
-    from kerasps.cluster.probe import Answer, ask_servers
+    from kerasps.runtime.probe import Answer, ask_servers
 
     return run.wait_for(lambda: ask_servers({0: address}, 0.2)[0] is Answer.SERVES)
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kerasps.callbacks import BackupAndRestore, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
-    from kerasps.cluster import (
-        ClusterDescription,
-        ClusterResolver,
-        LocalCluster,
-        TaskProcess,
-        WorkerInfo,
-    )
+    from kerasps.cluster.description.cluster_description import ClusterDescription
+    from kerasps.cluster.description.protocol import ClusterResolver
+    from kerasps.cluster.local.local_cluster import LocalCluster
+    from kerasps.cluster.members.membership import WorkerInfo
+    from kerasps.cluster.processes.process import TaskProcess
     from kerasps.errors import (
         CheckpointError,
         ClusterClosedError,
@@ -33,24 +31,15 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerLostError,
     )
-    from kerasps.evaluator import (
-        Evaluation,
-        SidecarEvaluator,
-        SidecarEvaluatorModelExport,
-        TrainingEndMarker,
-    )
+    from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
+    from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
+    from kerasps.evaluator.training_end import TrainingEndMarker
     from kerasps.inputs import DatasetCreator
-    from kerasps.step import LoadReport, TaskLoad
+    from kerasps.step.tracing.traffic import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
     from kerasps.training import Staleness, WorkerStaleness
-    from kerasps.variables import (
-        FixedShardsPartitioner,
-        LookedUp,
-        MaxSizePartitioner,
-        MinSizePartitioner,
-        Placement,
-        TaskPlacement,
-    )
+    from kerasps.variables import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
+    from kerasps.variables.placement import LookedUp, Placement, TaskPlacement
     from kerasps.worker_driven import (
         EvalSpec,
         RunConfig,
@@ -110,31 +99,31 @@ __version__ = "0.1.0"
 _MODULES = {
     "BackupAndRestore": "callbacks",
     "CentralStorageStrategy": "central_storage",
-    "ClusterDescription": "cluster",
-    "ClusterResolver": "cluster",
+    "ClusterDescription": "cluster.description.cluster_description",
+    "ClusterResolver": "cluster.description.protocol",
     "DatasetCreator": "inputs",
     "EvalSpec": "worker_driven",
-    "Evaluation": "evaluator",
+    "Evaluation": "evaluator.sidecar",
     "FixedShardsPartitioner": "variables",
-    "LoadReport": "step",
-    "LocalCluster": "cluster",
-    "LookedUp": "variables",
+    "LoadReport": "step.tracing.traffic",
+    "LocalCluster": "cluster.local.local_cluster",
+    "LookedUp": "variables.placement",
     "MaxSizePartitioner": "variables",
     "MinSizePartitioner": "variables",
     "ParameterServerStrategy": "strategy",
-    "Placement": "variables",
+    "Placement": "variables.placement",
     "RunConfig": "worker_driven",
-    "SidecarEvaluator": "evaluator",
-    "SidecarEvaluatorModelExport": "evaluator",
+    "SidecarEvaluator": "evaluator.sidecar",
+    "SidecarEvaluatorModelExport": "evaluator.best_model",
     "Staleness": "training",
     "StalenessLogger": "callbacks",
-    "TaskLoad": "step",
-    "TaskPlacement": "variables",
-    "TaskProcess": "cluster",
+    "TaskLoad": "step.tracing.traffic",
+    "TaskPlacement": "variables.placement",
+    "TaskProcess": "cluster.processes.process",
     "TrainSpec": "worker_driven",
-    "TrainingEndMarker": "evaluator",
+    "TrainingEndMarker": "evaluator.training_end",
     "WorkerDrivenStrategy": "worker_driven",
-    "WorkerInfo": "cluster",
+    "WorkerInfo": "cluster.members.membership",
     "WorkerStaleness": "training",
     "train_and_evaluate": "worker_driven",
 }

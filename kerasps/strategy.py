@@ -13,40 +13,38 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat, checks, hooks, training
-from kerasps.cluster import (
-    FIRST_CPU,
+from kerasps.cluster.connection.connect import connect_to_tasks
+from kerasps.cluster.connection.disconnection import disconnect
+from kerasps.cluster.connection.tf_info import without_info
+from kerasps.cluster.description.cluster_description import (
     ClusterDescription,
-    ClusterResolver,
-    LocalCluster,
-    Membership,
-    WorkerDevices,
-    WorkerInfo,
-    as_resolver,
-    check_cluster_resolver,
-    check_not_closed,
-    checked_device_names,
-    connect_to_tasks,
-    connected_strategy,
-    disconnect,
-    local_cluster_of,
-    note_closed,
     read_tf_config,
-    remember_connected,
     require_chief,
-    take_note_of_forks,
-    wait_until_reachable,
-    without_info,
 )
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.worker_devices import (
+    FIRST_CPU,
+    WorkerDevices,
+    checked_device_names,
+)
+from kerasps.cluster.local.cluster_resolver import as_resolver, check_cluster_resolver
+from kerasps.cluster.local.local_cluster import LocalCluster
+from kerasps.cluster.local.local_registry import local_cluster_of
+from kerasps.cluster.members.membership import Membership, WorkerInfo
+from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.errors import KeraspsError
 from kerasps.inputs import Input, as_input, makes_quickly_deleted, quickly_deleted
-from kerasps.step import (
-    DEFAULT_TABLE_MIN_BYTES,
-    LoadReport,
-    Mode,
-    TracedStep,
-    TrafficMeter,
-    run_in_graph,
+from kerasps.runtime.connected import (
+    check_not_closed,
+    connected_strategy,
+    note_closed,
+    remember_connected,
 )
+from kerasps.runtime.forks import take_note_of_forks
+from kerasps.step import Mode, TracedStep
+from kerasps.step.contract.inventory import DEFAULT_TABLE_MIN_BYTES
+from kerasps.step.running.replica_run import run_in_graph
+from kerasps.step.tracing.traffic import LoadReport, TrafficMeter
 from kerasps.strategy_arguments import (
     ShardLayout,
     SparseUpdates,
@@ -56,7 +54,11 @@ from kerasps.strategy_arguments import (
     check_update_mode,
     checked_staleness,
 )
-from kerasps.variables import AwayStates, Extended, Placement, RowPools, wait_for_flights
+from kerasps.variables.away import AwayStates
+from kerasps.variables.flights import wait_for_flights
+from kerasps.variables.placement import Placement
+from kerasps.variables.placing import Extended
+from kerasps.variables.row_pools import RowPools
 
 # For steps in flight when the cluster is closed: they fail at once, unless a worker computes.
 _LANDING_S = 2.0

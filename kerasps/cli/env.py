@@ -9,7 +9,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from kerasps import __version__
-from kerasps.cluster import read_tf_config, unreachable
+from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.members.reachability import unreachable
 from kerasps.errors import ClusterConfigError
 
 # A person waits for it; tasks that are there answer within milliseconds.

@@ -35,18 +35,14 @@ from kerasps.cli.run_state import (
 )
 from kerasps.cli.signals import FORWARDED, EndedBySignal, Signals, end_with, signal_handlers
 from kerasps.cli.worker_run import WorkerRun
-from kerasps.cluster import (
-    DEFAULT_MAX_RESTARTS,
-    Death,
-    LocalCluster,
-    LocalPS,
-    SupervisorPipe,
-    child_environment,
-    end_with_parent,
-    processes_listening_on,
-    task_watch_of,
-)
-from kerasps.evaluator import EvaluatorProcess
+from kerasps.cluster.local.local_cluster import LocalCluster, task_watch_of
+from kerasps.cluster.local.local_ps import LocalPS
+from kerasps.cluster.members.listeners import processes_listening_on
+from kerasps.cluster.processes.process import child_environment, end_with_parent
+from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
+from kerasps.cluster.processes.task_watch import Death
+from kerasps.evaluator.process import EvaluatorProcess
+from kerasps.runtime.supervision import SupervisorPipe
 
 # How often the launcher looks at tasks and script: a person does not notice it, and neither does
 # the processor.

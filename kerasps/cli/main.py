@@ -15,7 +15,8 @@ from typing import Any, NoReturn, TypeVar
 
 from kerasps import __version__
 from kerasps.checks import count, seconds
-from kerasps.cluster import DEFAULT_MAX_RESTARTS, read_tf_config
+from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
 
 _T = TypeVar("_T")
@@ -205,7 +206,8 @@ def _refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from kerasps.cluster import serve, start_anew
+    from kerasps.cluster.server import serve
+    from kerasps.cluster.serving.renewal import start_anew
 
     bind = _setting(args.parser, args.bind, "KERASPS_BIND", str, None)
     mode = _setting(args.parser, args.mode, "KERASPS_MODE", _mode, MODES[0])

@@ -13,7 +13,9 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kerasps.cluster import Notice, Restart, RestartBudget, describe_exit_code
+from kerasps.cluster.processes.process import describe_exit_code
+from kerasps.cluster.processes.restarts import Restart, RestartBudget
+from kerasps.runtime.supervision import Notice
 
 # What a script that failed because of a ps may have to do still, such as saving what it holds.
 END_GRACE_S = 10.0

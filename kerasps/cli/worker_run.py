@@ -11,16 +11,13 @@ import time
 from collections.abc import Sequence
 
 from kerasps.cli.signals import FORWARDED, Signals
-from kerasps.cluster import (
-    Death,
-    LocalPS,
-    RestartBudget,
-    describe_exit_code,
-    end_with_parent,
-    open_log,
-    task_watch_of,
-)
-from kerasps.evaluator import EvaluatorProcess
+from kerasps.cluster.local.local_cluster import task_watch_of
+from kerasps.cluster.local.local_ps import LocalPS
+from kerasps.cluster.processes.logs import open_log
+from kerasps.cluster.processes.process import describe_exit_code, end_with_parent
+from kerasps.cluster.processes.restarts import RestartBudget
+from kerasps.cluster.processes.task_watch import Death
+from kerasps.evaluator.process import EvaluatorProcess
 
 # How often the launcher looks at the workers: a person does not notice it, and neither does the
 # processor.

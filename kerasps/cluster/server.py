@@ -25,15 +25,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kerasps import _compat
-from kerasps.cluster import leaving, renewal
-from kerasps.cluster.addresses import split_address
-from kerasps.cluster.bind import listening_on
-from kerasps.cluster.description import ClusterDescription, read_tf_config
-from kerasps.cluster.first_context import open_first_context
-from kerasps.cluster.grpc_options import set_grpc_options
-from kerasps.cluster.held_port import taken_over
-from kerasps.cluster.listen_address import listen_address
+from kerasps.cluster.description.cluster_description import ClusterDescription, read_tf_config
+from kerasps.cluster.serving import leaving, renewal
+from kerasps.cluster.serving.bind import listening_on
+from kerasps.cluster.serving.first_context import open_first_context
+from kerasps.cluster.serving.held_port import taken_over
+from kerasps.cluster.serving.listen_address import listen_address
 from kerasps.errors import ClusterConfigError, KeraspsError
+from kerasps.runtime.addresses import split_address
+from kerasps.runtime.grpc_options import set_grpc_options
 
 REPORT_FD_FLAG = "--report-fd"
 WATCH_PARENT_FLAG = "--watch-parent"

@@ -12,14 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from kerasps.cluster import (
-    EVALUATOR,
-    ClusterDescription,
-    child_environment,
-    describe_exit_code,
-    end_with_parent,
-    open_log,
-)
+from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
+from kerasps.cluster.processes.logs import open_log
+from kerasps.cluster.processes.process import child_environment, describe_exit_code, end_with_parent
 
 # Set to 1 for a process whose stdin ends when the training does; nothing is ever written to it. A
 # pipe leaves nothing behind and ends with the launcher, however that ends.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kerasps import _compat, training
-from kerasps.cluster import check_not_closed, connected_strategy, translated_errors
 from kerasps.hooks.thread_state import left_as_found
 from kerasps.inputs import per_worker_dataset, quickly_deleted
+from kerasps.runtime.connected import check_not_closed, connected_strategy
+from kerasps.runtime.errors import translated_errors
 from kerasps.variables import come_to_rest
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import naming_closed, tasks_lock
+from kerasps.cluster.connection.connect import tasks_lock
+from kerasps.runtime.errors import naming_closed
 from kerasps.step import Compute
-from kerasps.variables import current_phase, is_outside_replica
+from kerasps.variables import current_phase
+from kerasps.variables.phase import is_outside_replica
 
 
 def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,13 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import saving, training
-from kerasps.cluster import check_not_closed, connected_strategy, translated_errors
+from kerasps import training
 from kerasps.errors import InputError
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.hooks.thread_state import left_as_found
 from kerasps.inputs import DatasetCreator
-from kerasps.variables import adopt_model, strategy_of
+from kerasps.runtime.connected import check_not_closed, connected_strategy
+from kerasps.runtime.errors import translated_errors
+from kerasps.saving.saved_model import exporting
+from kerasps.variables.adoption import adopt_model, strategy_of
 
 
 def compile_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +104,7 @@ def distribute_strategy(original: Any, self: Any) -> Any:
 
 def exported(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Whatever traces functions for a SavedModel: read our variables as a SavedModel can."""
-    with saving.exporting():
+    with exporting():
         return original(*args, **kwargs)
 
 

@@ -9,18 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat, training
-from kerasps.cluster import connected_strategy
 from kerasps.hooks.patch import scope_of_ours
-from kerasps.step import Compute, UpdatePhase
-from kerasps.variables import (
-    ParameterServerVariable,
-    adopt_optimizer,
-    check_replica,
-    current_phase,
-    entering,
-    keras_variable_of,
-    unsharded,
-)
+from kerasps.runtime.connected import connected_strategy
+from kerasps.step import Compute
+from kerasps.step.updates.updating import UpdatePhase
+from kerasps.variables import ParameterServerVariable, current_phase, entering
+from kerasps.variables.adoption import adopt_optimizer, keras_variable_of, unsharded
+from kerasps.variables.phase import check_replica
 
 
 def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:

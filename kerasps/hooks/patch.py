@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import connected_strategy
 from kerasps.hooks.in_place import can_be_hooked, defined_function, hook_function
+from kerasps.runtime.connected import connected_strategy
 
 # The earliest versions that the tests run with (`tox -e oldest`).
 KERAS = "Keras 3.12"

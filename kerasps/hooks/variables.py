@@ -8,17 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import connected_strategy
+from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
-from kerasps.variables import (
-    ParameterServerVariable,
-    ShardedStorage,
-    Sharding,
-    adopt_variable,
-    current_phase,
-    held_by,
-    make_parameter_server_variable,
-)
+from kerasps.variables import ParameterServerVariable, current_phase
+from kerasps.variables.adoption import adopt_variable
+from kerasps.variables.pooled_rows import held_by
+from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.variable import make_parameter_server_variable
 
 
 def make_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:

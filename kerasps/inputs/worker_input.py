@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import GraphOptimizer, fetch, optimizing, sent
 from kerasps.errors import InputError
 from kerasps.inputs.array_batches import gather_batches, with_gathered_batches
 from kerasps.inputs.array_shards import cut_arrays
@@ -23,6 +22,8 @@ from kerasps.inputs.dataset_graphs import (
 from kerasps.inputs.dataset_order import leaves_order_open
 from kerasps.inputs.pass_order import EpochOrder, PassOrder, key_from_json, key_to_json
 from kerasps.inputs.source import NextBatches, OpenDataset
+from kerasps.runtime.fetching import fetch, sent
+from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
 from kerasps.variables import LookupTables, call_with
 
 # Operations after which a dataset ends where it did before; beside those that map, batch and

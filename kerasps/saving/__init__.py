@@ -22,12 +22,10 @@ from kerasps.saving.keras_files import (
     save_weights,
     set_entry,
 )
-from kerasps.saving.saved_model import exporting
 
 __all__ = [
     "BackupStore",
     "back_up",
-    "exporting",
     "get_entry",
     "is_memory_sufficient",
     "load_model",

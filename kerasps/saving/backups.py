@@ -11,16 +11,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps.cluster import apart, check_ps_of
+from kerasps.runtime.calls import apart
+from kerasps.runtime.errors import check_ps_of
 from kerasps.saving.backup_files import Backup, BackupDirectory
 from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
-from kerasps.variables import (
-    ParameterServerVariable,
-    is_metric_state,
-    is_seed_state,
-    optimizers_of,
-    worker_timeout,
-)
+from kerasps.variables import ParameterServerVariable, is_seed_state
+from kerasps.variables.flights import worker_timeout
+from kerasps.variables.kinds import is_metric_state
+from kerasps.variables.slots import optimizers_of
 
 _PROBE = "probe"
 

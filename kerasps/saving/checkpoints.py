@@ -18,18 +18,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, connected_strategy, lost_ps, persist
+from kerasps.runtime.calls import persist
+from kerasps.runtime.connected import connected_strategy
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.errors import lost_ps
 from kerasps.saving.damage import naming_damaged_checkpoint
-from kerasps.variables import (
-    CHUNK_BYTES,
-    ShardedStorage,
-    WholeValue,
-    chunks_of,
-    come_to_rest,
-    read_rows,
-    row_bytes,
-    write_rows,
-)
+from kerasps.variables import come_to_rest
+from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, row_bytes, write_rows
+from kerasps.variables.sharding import ShardedStorage, WholeValue
 
 # As many ps have work at a time. Each costs the coordinator a thread that waits, and few clusters
 # have more ps.

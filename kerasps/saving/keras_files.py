@@ -23,25 +23,14 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import (
-    COORDINATOR_CPU,
-    check_not_closed,
-    check_ps_of,
-    translated_errors,
-)
+from kerasps.runtime.connected import check_not_closed
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.errors import check_ps_of, translated_errors
 from kerasps.saving.damage import naming_damaged_file
-from kerasps.variables import (
-    CHUNK_BYTES,
-    ParameterServerVariable,
-    StoredRows,
-    chunks_of,
-    come_to_rest,
-    current_phase,
-    is_ours,
-    num_bytes,
-    read_rows,
-    strategy_of,
-)
+from kerasps.variables import ParameterServerVariable, come_to_rest, current_phase
+from kerasps.variables.adoption import strategy_of
+from kerasps.variables.chunks import CHUNK_BYTES, StoredRows, chunks_of, num_bytes, read_rows
+from kerasps.variables.placing import is_ours
 
 # The attribute of a weights file in which `BackupAndRestore` finds what training it belongs to.
 _METADATA = "kerasps_training_metadata"

@@ -11,16 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, check_not_closed
-from kerasps.variables import (
-    NamedVariable,
-    ParameterServerVariable,
-    ShardedStorage,
-    WholeValue,
-    current_phase,
-    entering,
-    from_start,
-)
+from kerasps.runtime.connected import check_not_closed
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.variables import NamedVariable, ParameterServerVariable, current_phase, entering
+from kerasps.variables.sharding import ShardedStorage, WholeValue, from_start
 
 
 class _StandIn(NamedVariable):

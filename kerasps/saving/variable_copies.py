@@ -19,17 +19,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, apart, call_apart, fetch, persist
+from kerasps.runtime.calls import apart, call_apart, persist
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.fetching import fetch
 from kerasps.saving.backup_files import Backup
 from kerasps.saving.checkpoints import sees
-from kerasps.variables import (
-    ParameterServerVariable,
-    PooledRows,
-    ShardedStorage,
-    assign_rows,
-    num_bytes,
-    row_bytes,
-)
+from kerasps.variables import ParameterServerVariable
+from kerasps.variables.chunks import num_bytes, row_bytes
+from kerasps.variables.pooled_rows import PooledRows, assign_rows
+from kerasps.variables.sharding import ShardedStorage
 
 # A disk takes a fraction of a second for it, and the coordinator has memory for it.
 PART_BYTES = 64 << 20

@@ -8,37 +8,16 @@ somebody else builds.
 
 from __future__ import annotations
 
-from kerasps.step.compute import Compute
-from kerasps.step.inventory import DEFAULT_TABLE_MIN_BYTES
-from kerasps.step.make_step import explaining, step_for, step_function
-from kerasps.step.mode import PREDICT, TEST, TRAIN, Mode
-from kerasps.step.replica_run import CallTicket, PushCounts, run_in_graph
-from kerasps.step.state import Header, Ticket
-from kerasps.step.timing import StepTiming
-from kerasps.step.traced_step import ExecutionResult, TracedStep
-from kerasps.step.traffic import LoadReport, TaskLoad, TrafficMeter
-from kerasps.step.updating import UpdatePhase
+from kerasps.step.compute.compute import Compute
+from kerasps.step.records.mode import PREDICT, TEST, TRAIN, Mode
+from kerasps.step.running.traced_step import ExecutionResult, TracedStep
 
 __all__ = [
-    "DEFAULT_TABLE_MIN_BYTES",
     "PREDICT",
     "TEST",
     "TRAIN",
-    "CallTicket",
     "Compute",
     "ExecutionResult",
-    "Header",
-    "LoadReport",
     "Mode",
-    "PushCounts",
-    "StepTiming",
-    "TaskLoad",
-    "Ticket",
     "TracedStep",
-    "TrafficMeter",
-    "UpdatePhase",
-    "explaining",
-    "run_in_graph",
-    "step_for",
-    "step_function",
 ]

@@ -6,23 +6,23 @@ exactly, whichever workers are lost; variables are at rest whenever user code ca
 
 from __future__ import annotations
 
-from kerasps.training.backup import running_fit
-from kerasps.training.coordinator_port import CoordinatorPort
-from kerasps.training.dispatcher import Dispatcher
-from kerasps.training.dispatching import Dispatching
-from kerasps.training.eager import (
+from kerasps.training.backup.backup_callback import running_fit
+from kerasps.training.epoch.dispatching import Dispatching
+from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
+from kerasps.training.epoch.metrics import MetricTotals
+from kerasps.training.epoch.staleness import Staleness, StalenessMeter, WorkerStaleness
+from kerasps.training.methods.eager import (
     StrategyOfLoop,
     is_running_eagerly,
     run_eagerly,
     runs_eagerly,
     without_current,
 )
-from kerasps.training.epoch_events import Execution, Report, SplitPosition
-from kerasps.training.metrics import MetricTotals
-from kerasps.training.on_batch import predict_on_batch, test_on_batch, train_on_batch
-from kerasps.training.scheduled import Parts, ScheduledCalls
-from kerasps.training.staleness import Staleness, StalenessMeter, WorkerStaleness
-from kerasps.training.trainer import evaluate, fit, predict
+from kerasps.training.methods.on_batch import predict_on_batch, test_on_batch, train_on_batch
+from kerasps.training.methods.trainer import evaluate, fit, predict
+from kerasps.training.sessions.coordinator_port import CoordinatorPort
+from kerasps.training.sessions.dispatcher import Dispatcher
+from kerasps.training.sessions.scheduled import Parts, ScheduledCalls
 
 __all__ = [
     "CoordinatorPort",

@@ -22,8 +22,8 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import connected_strategy
 from kerasps.errors import UnsupportedError
+from kerasps.runtime.connected import connected_strategy
 from kerasps.variables.phase import creating_under, entering
 from kerasps.variables.slots import optimizers_of
 from kerasps.variables.variable import ParameterServerVariable

@@ -17,7 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import call_apart, fetch, naming_lost_ps, persist
+from kerasps.runtime.calls import call_apart, persist
+from kerasps.runtime.errors import naming_lost_ps
+from kerasps.runtime.fetching import fetch
 from kerasps.variables.kinds import is_seed_state
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.phase import entering

@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU, check_not_forked
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.forks import check_not_forked
 from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, write_rows
 from kerasps.variables.named import on_own_task
 from kerasps.variables.phase import creating_strategy, entering, strategy_of_new_variables

@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.cluster import call_apart, fetch, persist, sent
 from kerasps.errors import KeraspsError
+from kerasps.runtime.calls import call_apart, persist
+from kerasps.runtime.fetching import fetch, sent
 from kerasps.variables.lane_table import (
     LANES_END,
     NUM_LANES,

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kerasps.checks import time_limit
-from kerasps.cluster import tell_supervisor
 from kerasps.errors import WorkerLostError
+from kerasps.runtime.supervision import tell_supervisor
 
 # How often a flight looks whether its owner is still there, and who waits for one whether it has
 # landed without telling. Neither is the ordinary way, which a queue tells at once.

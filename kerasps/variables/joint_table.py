@@ -2,7 +2,7 @@
 
 A *joint* is one synchronous update: each worker that takes part comes to it with one push. What
 they bring is set aside; the push that completes the joint applies the mean. Joints are numbered.
-Here the coming and going is counted; `step/joints.py` holds what is set aside.
+Here the coming and going is counted; `step/phases/joints.py` holds what is set aside.
 
 The table is one int64 vector: the state of the joint, and behind it an entry for each lane.
 """

@@ -20,8 +20,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import fetch
 from kerasps.errors import InputError
+from kerasps.runtime.fetching import fetch
 from kerasps.variables.named import destroy
 from kerasps.variables.names import CALLS, NAMES
 

@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import comes_from_worker, is_fork, lost_ps, naming_lost_ps, persist
+from kerasps.runtime.calls import persist
+from kerasps.runtime.errors import comes_from_worker, lost_ps, naming_lost_ps
+from kerasps.runtime.forks import is_fork
 from kerasps.variables.names import CALLS, NAMES
 
 _Returned = TypeVar("_Returned")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from kerasps.cluster import check_not_forked
+from kerasps.runtime.forks import check_not_forked
 from kerasps.variables import flights
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 
 import tensorflow as tf
 
-from kerasps.cluster import ps_device
+from kerasps.runtime.devices import ps_device
 
 
 @dataclass(frozen=True)

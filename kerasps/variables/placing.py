@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, ps_device
+from kerasps.runtime.devices import COORDINATOR_CPU, ps_device
 from kerasps.variables.fences import Fences
 from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
 from kerasps.variables.phase import current_phase, num_replicas

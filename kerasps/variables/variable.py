@@ -21,8 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import COORDINATOR_CPU, fetch, naming_lost_ps, persist
 from kerasps.errors import InputError, UnsupportedError
+from kerasps.runtime.calls import persist
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.errors import naming_lost_ps
+from kerasps.runtime.fetching import fetch
 from kerasps.variables.chunks import StoredRows, chunks_of, write_rows
 from kerasps.variables.creation import InitialShard, create_copy, create_storage
 from kerasps.variables.initialization import RowInitializer

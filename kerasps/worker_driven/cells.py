@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.cluster import fetch, naming_lost_ps
+from kerasps.runtime.errors import naming_lost_ps
+from kerasps.runtime.fetching import fetch
 
 
 class Cell:

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster import COORDINATOR_CPU
 from kerasps.inputs import Input, OpenDataset
+from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.step import ExecutionResult, TracedStep
 from kerasps.training import Execution, MetricTotals, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews

@@ -18,8 +18,8 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.checks import time_limit
-from kerasps.cluster import ps_device
 from kerasps.errors import TaskUnreachableError
+from kerasps.runtime.devices import ps_device
 from kerasps.worker_driven.cells import Cell, SharedSum
 
 _LOGGER = logging.getLogger("kerasps")

@@ -10,8 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import ps_device
-from kerasps.variables import Extended, NamedVariable, PlacementLedger, shards_in
+from kerasps.runtime.devices import ps_device
+from kerasps.variables import NamedVariable, shards_in
+from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.placing import Extended
 from kerasps.worker_driven.run import Run
 
 

@@ -12,7 +12,8 @@ import keras
 import tensorflow as tf
 
 from kerasps.checks import count, path, seconds
-from kerasps.evaluator import SidecarEvaluatorModelExport, check_list
+from kerasps.evaluator.arguments import check_list
+from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
 from kerasps.worker_driven.estimators import (
     OF_EVAL_SPEC,
     OF_RUN_CONFIG,

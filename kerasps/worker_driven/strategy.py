@@ -12,24 +12,23 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import (
-    COORDINATOR_TASK,
+from kerasps.cluster.connection.connect import connect_to_tasks as connect
+from kerasps.cluster.description.cluster_description import (
     EVALUATOR,
     ClusterDescription,
-    ClusterResolver,
-    LocalCluster,
-    LocalClusterResolver,
-    WorkerInfo,
-    as_resolver,
-    compute_devices,
-    describe_resolver,
-    devices_of_task,
     read_tf_config,
 )
-from kerasps.cluster import connect_to_tasks as connect
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.worker_devices import compute_devices, devices_of_task
+from kerasps.cluster.local.cluster_resolver import as_resolver, describe_resolver
+from kerasps.cluster.local.local_cluster import LocalCluster
+from kerasps.cluster.local.resolver import LocalClusterResolver
+from kerasps.cluster.members.membership import WorkerInfo
 from kerasps.errors import ClusterConfigError, UnsupportedError
 from kerasps.inputs import DatasetCreator, Input, as_input
-from kerasps.step import DEFAULT_TABLE_MIN_BYTES, TRAIN, Mode, TracedStep
+from kerasps.runtime.devices import COORDINATOR_TASK
+from kerasps.step import TRAIN, Mode, TracedStep
+from kerasps.step.contract.inventory import DEFAULT_TABLE_MIN_BYTES
 from kerasps.strategy import ParameterServerStrategy
 from kerasps.strategy_arguments import ShardLayout, SparseUpdates
 from kerasps.training import Dispatching

@@ -12,15 +12,17 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import EVALUATOR, AfterTheEnd, ClusterDescription, read_tf_config, serve
-from kerasps.evaluator import (
-    Evaluation,
-    SidecarEvaluator,
-    TrainingEnd,
-    TrainingEndMarker,
-    check_exports,
-    newest_checkpoint,
+from kerasps.cluster.description.cluster_description import (
+    EVALUATOR,
+    ClusterDescription,
+    read_tf_config,
 )
+from kerasps.cluster.server import serve
+from kerasps.cluster.serving.renewal import AfterTheEnd
+from kerasps.evaluator.arguments import check_exports
+from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
+from kerasps.evaluator.training_end import TrainingEnd, TrainingEndMarker
+from kerasps.evaluator.watched import newest_checkpoint
 from kerasps.inputs import DatasetCreator
 from kerasps.worker_driven.estimators import OF_TRAIN_AND_EVALUATE, refusing_moved
 from kerasps.worker_driven.specs import EvalSpec, RunConfig, TrainSpec, check_takes_nothing

@@ -6,7 +6,8 @@ import zlib
 
 import pytest
 
-from kerasps.variables import RowPools, row_pools
+from kerasps.variables import row_pools
+from kerasps.variables.row_pools import RowPools
 from support.spread import keep_spread
 
 

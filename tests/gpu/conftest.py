@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-from kerasps.cluster.gpus import visible_gpus
+from kerasps.cluster.processes.gpus import visible_gpus
 from support.partitioner import Partitioner
 
 PARTITIONER = Partitioner()

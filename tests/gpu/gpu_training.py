@@ -40,7 +40,7 @@ class LocalCluster(kerasps.LocalCluster):
 
 def connected(cluster, **options):
     if IS_REHEARSAL:
-        from kerasps.cluster import worker_devices
+        from kerasps.cluster.description import worker_devices
 
         worker_devices.compute_devices = lambda names, wanted: tuple(names[-1:])
     return kerasps.ParameterServerStrategy(cluster.cluster_resolver, **options)

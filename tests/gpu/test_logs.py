@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cluster.gpus import visible_gpus
+from kerasps.cluster.processes.gpus import visible_gpus
 from support.process_checks import run_and_report
 
 SCRIPT = Path(__file__).with_name("placed_training.py")

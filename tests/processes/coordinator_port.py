@@ -13,8 +13,8 @@ import time
 import tensorflow as tf
 
 import kerasps
-from kerasps.training.coordinator_port import CoordinatorPort
-from kerasps.training.worker_recovery import TryAgain, WorkerAway
+from kerasps.training.sessions.coordinator_port import CoordinatorPort
+from kerasps.training.sessions.worker_recovery import TryAgain, WorkerAway
 
 
 def tell(**answers):

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-from kerasps.training.dispatcher import Dispatcher
+from kerasps.training.sessions.dispatcher import Dispatcher
 
 NUM_EXAMPLES = 2000
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 import kerasps
 from kerasps import _compat
-from kerasps.cluster import fetch
-from kerasps.training.session import sending_through
+from kerasps.runtime.fetching import fetch
+from kerasps.training.sessions.session import sending_through
 
 STOPPED_S = 3.0
 

@@ -18,8 +18,8 @@ import keras
 import numpy as np
 
 import kerasps
-from kerasps.cluster import bind
-from kerasps.cluster.linkage import find_slots
+from kerasps.cluster.serving import bind
+from kerasps.cluster.serving.linkage import find_slots
 from support.process_checks import listening_addresses
 
 

@@ -24,8 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-from kerasps.cluster import TaskProcess, child_environment
-from kerasps.cluster.description import ClusterDescription
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.processes.process import TaskProcess, child_environment
 
 STEPS, BATCH = 4000, 2
 SAYS_WHAT_IS_MADE_READY = {

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-from kerasps.cluster.probe import break_connections
+from kerasps.runtime.probe import break_connections
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))

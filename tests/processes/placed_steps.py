@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import kerasps
 import kerasps.worker_driven.strategy as driven
-from kerasps.cluster import compute_devices
+from kerasps.cluster.description.worker_devices import compute_devices
 
 # `tests` is on the path of pytest, and not of a script.
 sys.path.append(str(Path(__file__).parents[1]))

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-from kerasps.cluster import worker_devices
+from kerasps.cluster.description import worker_devices
 from kerasps.cluster.server import CPU_DEVICES
 
 # `tests` is on the path of pytest, and not of a script.

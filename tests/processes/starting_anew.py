@@ -7,9 +7,10 @@ from __future__ import annotations
 import signal
 import sys
 
-from kerasps.cluster import read_tf_config, start_anew
-from kerasps.cluster.listen_address import listen_address
+from kerasps.cluster.description.cluster_description import read_tf_config
 from kerasps.cluster.server import start_server
+from kerasps.cluster.serving.listen_address import listen_address
+from kerasps.cluster.serving.renewal import start_anew
 
 # A signal that comes while it starts waits, also across the new beginning.
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

@@ -18,10 +18,12 @@ from pathlib import Path
 import pytest
 
 import kerasps
-from kerasps.cluster import Notice, server, task_watch_of
-from kerasps.cluster.addresses import split_address
-from kerasps.cluster.reachability import wait_until_reachable
+from kerasps.cluster import server
+from kerasps.cluster.local.local_cluster import task_watch_of
+from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.errors import TaskStartError
+from kerasps.runtime.addresses import split_address
+from kerasps.runtime.supervision import Notice
 from support.process_checks import (
     environment_of,
     is_alive,

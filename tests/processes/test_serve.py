@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cluster.addresses import split_address
+from kerasps.runtime.addresses import split_address
 from support.process_checks import (
     is_free,
     is_listening,

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cluster import LocalPS, child_environment
+from kerasps.cluster.local.local_ps import LocalPS
+from kerasps.cluster.processes.process import child_environment
 from support.launched import Launch
 from support.process_checks import wait_for
 

@@ -14,7 +14,9 @@ import pytest
 import tensorflow as tf
 
 from kerasps.errors import KeraspsError
-from kerasps.step import TRAIN, compute_phase, step_function
+from kerasps.step import TRAIN
+from kerasps.step.phases import compute_phase
+from kerasps.step.running.make_step import step_function
 from support.compare import assert_equal, regression_data, train_both
 from support.models import Examples, counting_model, ids_data
 from support.optimizers import OPTIMIZERS

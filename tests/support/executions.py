@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kerasps.training import execution_size
-from kerasps.training.dispatcher import Dispatcher
+from kerasps.training.loop import execution_size
+from kerasps.training.sessions.dispatcher import Dispatcher
 
 
 def sent_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -10,16 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.step.compute import Compute
-from kerasps.step.compute_messages import ComputeInputs, ComputeOutputs, InputNames
-from kerasps.step.coupled import Sent
-from kerasps.step.identity import ByIdentity
-from kerasps.step.inventory import Inventory
-from kerasps.step.row_requests import LookupIds
-from kerasps.step.update import Update, UpdateTensors
-from kerasps.step.updating import Scalars
-from kerasps.variables import ParameterServerVariable, current_phase, shared_state
+from kerasps.step.compute.compute import Compute
+from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs, InputNames
+from kerasps.step.contract.inventory import Inventory
+from kerasps.step.records.identity import ByIdentity
+from kerasps.step.rows.row_requests import LookupIds
+from kerasps.step.updates.coupled import Sent
+from kerasps.step.updates.update import Update, UpdateTensors
+from kerasps.step.updates.updating import Scalars
+from kerasps.variables import ParameterServerVariable, current_phase
 from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.slots import shared_state
 
 
 def make_local(variable, sharding=None):

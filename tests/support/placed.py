@@ -15,7 +15,7 @@ from pathlib import Path
 from google.protobuf import text_format
 from tensorflow.core.framework import graph_pb2
 
-from kerasps.step.compute_phase import NAME_SCOPE
+from kerasps.step.phases.compute_phase import NAME_SCOPE
 
 CPU, ACCELERATOR = "CPU:0", os.environ.get("KERASPS_TEST_ACCELERATOR", "CPU:1")
 # What may be in the compute phase and yet is no work for a GPU.

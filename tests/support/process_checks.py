@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cluster.addresses import split_address
-from kerasps.cluster.process import child_environment
+from kerasps.cluster.processes.process import child_environment
+from kerasps.runtime.addresses import split_address
 
 # Inherited by every process that a test starts, so that those which it left can be found whoever
 # their parent is by then.

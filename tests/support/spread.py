@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kerasps.step import gathered
+from kerasps.step.layout import gathered
 
 
 def spread() -> None:

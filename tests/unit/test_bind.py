@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from kerasps.cluster import bind, linkage
-from kerasps.cluster.bind import listening_on
-from kerasps.cluster.description import ClusterDescription
-from kerasps.cluster.linkage import Slot, UnknownLayoutError, find_slots
-from kerasps.cluster.listen_address import coordinator_listen_address, listen_address
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.serving import bind, linkage
+from kerasps.cluster.serving.bind import listening_on
+from kerasps.cluster.serving.linkage import Slot, UnknownLayoutError, find_slots
+from kerasps.cluster.serving.listen_address import coordinator_listen_address, listen_address
 from kerasps.errors import ClusterConfigError, TaskStartError
 
 # Where Python's sockets are: a module of its own, or within the interpreter.

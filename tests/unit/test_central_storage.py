@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.cluster import connected_strategy
+from kerasps.runtime.connected import connected_strategy
 from support.conversions import conversions, small_variables
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -14,9 +14,9 @@ import pytest
 from kerasps.cli import env as environment
 from kerasps.cli import launch as launcher
 from kerasps.cli import main as cli
-from kerasps.cluster import process
-from kerasps.cluster.gpus import visible_gpus, worker_gpus
-from kerasps.cluster.local import LocalCluster
+from kerasps.cluster.local.local_cluster import LocalCluster
+from kerasps.cluster.processes import process
+from kerasps.cluster.processes.gpus import visible_gpus, worker_gpus
 
 JOBS = {"chief": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2223"], "ps": ["127.0.0.1:2224"]}
 
@@ -381,8 +381,8 @@ def test_a_child_finds_this_kerasps_without_shadowing_the_standard_library():
 
 
 def test_a_process_that_was_not_started_has_no_pid(tmp_path):
-    from kerasps.cluster.description import read_tf_config
-    from kerasps.cluster.process import TaskProcess
+    from kerasps.cluster.description.cluster_description import read_tf_config
+    from kerasps.cluster.processes.process import TaskProcess
 
     description = read_tf_config(json.dumps({"cluster": JOBS, "task": {"type": "ps", "index": 0}}))
     task = TaskProcess(description, log_file=tmp_path / "log", env={})

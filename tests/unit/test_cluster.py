@@ -16,12 +16,14 @@ import pytest
 
 import kerasps
 from kerasps.checks import time_limit
-from kerasps.cluster import connection, grpc_options, probe, reachability
-from kerasps.cluster import description as cluster
-from kerasps.cluster.cluster_resolver import check_cluster_resolver
-from kerasps.cluster.description import ClusterDescription, read_tf_config
-from kerasps.cluster.reachability import wait_until_reachable
+from kerasps.cluster.connection import connect as connection
+from kerasps.cluster.description import cluster_description as cluster
+from kerasps.cluster.description.cluster_description import ClusterDescription, read_tf_config
+from kerasps.cluster.local.cluster_resolver import check_cluster_resolver
+from kerasps.cluster.members import reachability
+from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.errors import ClusterConfigError, TaskUnreachableError
+from kerasps.runtime import grpc_options, probe
 from support.greeters import greeter
 
 JOBS = {"chief": ["host0:2222"], "worker": ["host1:2222", "host2:2222"], "ps": ["host3:2222"]}
@@ -518,8 +520,8 @@ def test_a_probe_tells_refusal_from_silence():
 
 def test_importing_the_process_layer_does_not_import_tensorflow():
     modules = (
-        "kerasps.cli.main, kerasps.cli.launch, kerasps.cluster.description, kerasps.cluster.local, "
-        "kerasps.cluster.process, kerasps.cluster.server"
+        "kerasps.cli.main, kerasps.cli.launch, kerasps.cluster.local.local_cluster, "
+        "kerasps.cluster.processes.process, kerasps.cluster.server"
     )
     code = f"import sys, {modules}; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
-from kerasps.step.compute import Compute
-from kerasps.step.compute_messages import ComputeInputs
-from kerasps.step.compute_phase import ComputePhase
-from kerasps.step.identity import ByIdentity
-from kerasps.step.inventory import Inventory
-from kerasps.step.phases import ReplicaInputs, StepContext
-from kerasps.step.step_values import SEEDS_PER_STEP_OF_A_LOOP
+from kerasps.step.compute.compute import Compute
+from kerasps.step.compute.step_values import SEEDS_PER_STEP_OF_A_LOOP
+from kerasps.step.contract.compute_messages import ComputeInputs
+from kerasps.step.contract.inventory import Inventory
+from kerasps.step.phases.compute_phase import ComputePhase
+from kerasps.step.phases.step_context import ReplicaInputs, StepContext
+from kerasps.step.records.identity import ByIdentity
 from kerasps.variables import anonymous_handle, entering
 from support.local_variables import local_variable, make_optimizer_local, patch_optimizers
 

@@ -15,7 +15,7 @@ import pytest
 
 import kerasps
 from kerasps.cli.main import _parser
-from kerasps.step import TrafficMeter
+from kerasps.step.tracing.traffic import TrafficMeter
 from support.documentation import CHECKOUT, RECORDS, code_blocks, examples, public_classes
 
 CLASSES = public_classes()

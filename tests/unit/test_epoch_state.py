@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasps.training.epoch_events import (
+from kerasps.training.epoch.epoch_events import (
     Collect,
     EpochBegan,
     Execution,
@@ -32,8 +32,8 @@ from kerasps.training.epoch_events import (
     WorkerLost,
     WorkersJoined,
 )
-from kerasps.training.epoch_state import EpochState
-from kerasps.training.splits import SplitStatus
+from kerasps.training.epoch.epoch_state import EpochState
+from kerasps.training.epoch.splits import SplitStatus
 
 AHEAD = 3
 NUM_PS = 2

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.cluster import tf_errors as failures
-from kerasps.training import session_failures
-from kerasps.training.session_failures import Verdict
+from kerasps.runtime import errors as failures
+from kerasps.training.sessions import session_failures
+from kerasps.training.sessions.session_failures import Verdict
 
 
 class Members:

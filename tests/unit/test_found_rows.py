@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.compute_messages import TableRows
-from kerasps.step.found_rows import GradientSums, rows_found
-from kerasps.step.identity import ByIdentity
+from kerasps.step.compute.found_rows import GradientSums, rows_found
+from kerasps.step.contract.compute_messages import TableRows
+from kerasps.step.records.identity import ByIdentity
 
 TABLE = "the table"
 ROWS = np.arange(8, dtype=np.float32).reshape(4, 2)

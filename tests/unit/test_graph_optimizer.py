@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster import GraphOptimizer, optimizing
+from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
 
 
 def rewrite_options():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from kerasps.step.identity import ByIdentity, IdentitySet
+from kerasps.step.records.identity import ByIdentity, IdentitySet
 
 
 class Equal:

@@ -8,7 +8,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kerasps.training.epoch_events import (
+from kerasps.training.epoch.epoch_events import (
     AllAsked,
     Collect,
     EpochBegan,
@@ -30,8 +30,8 @@ from kerasps.training.epoch_events import (
     WorkerJoined,
     WorkerLost,
 )
-from kerasps.training.epoch_state import EpochState
-from kerasps.training.joint_ledger import JointLedger
+from kerasps.training.epoch.epoch_state import EpochState
+from kerasps.training.epoch.joint_ledger import JointLedger
 
 AHEAD = 3
 

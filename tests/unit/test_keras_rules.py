@@ -18,8 +18,8 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 from keras.src.utils.python_utils import pythonify_logs
 
 from kerasps.inputs.class_weights import sample_weights, weighing
-from kerasps.training.keras_rules import check_compiled, is_validated, plain_logs
-from kerasps.training.outputs import concatenated
+from kerasps.training.loop.outputs import concatenated
+from kerasps.training.methods.keras_rules import check_compiled, is_validated, plain_logs
 from kerasps.variables.keras_random import drawn_seed, fans
 
 WEIGHTS = {0: 0.5, 2: 3.0}

@@ -16,13 +16,14 @@ PACKAGE = Path(kerasps.__file__).parent
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
-    *("errors", "_private_names", "_private_attributes", "_compat", "checks", "_doors"),
-    *("cluster", "variables", "inputs", "step", "training", "saving"),
+    *("errors", "_private_names", "_private_attributes", "_compat", "checks"),
+    *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     *("hooks", "strategy_arguments", "strategy", "central_storage"),
     *("callbacks", "evaluator", "worker_driven"),
     *("__init__", "cli"),
 ]
 WINGS = [
+    "runtime",
     "cluster",
     "variables",
     "inputs",
@@ -35,13 +36,32 @@ WINGS = [
     "cli",
 ]
 
+# The rooms of a wing, from the ground up: a module may import from rooms before its own, for types
+# too. What belongs to no room is above all of them.
+ROOMS = {
+    "cluster": ["description", "serving", "connection", "processes", "members", "local"],
+    "step": [
+        *("records", "updates", "contract", "layout", "rows"),
+        *("compute", "phases", "tracing", "running"),
+    ],
+    "training": ["epoch", "sessions", "loop", "backup", "methods"],
+}
+# A task's server has its module at the door: `python -m kerasps.cluster.server` starts it. The
+# processes of tasks are started with its arguments.
+WITHOUT_ROOM = {"cluster": ["server"]}
+MAX_MODULES_IN_ROOM = 10
+# A door is a contract. What few others need they import from the module that has it.
+MAX_NAMES_AT_DOOR = 15
+
 # Imports within a function, with what they put off. Everything else is imported where it is seen.
 LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
     ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
     ("cli.main", "kerasps.cli.launch"): "as above",
-    ("cli.main", "kerasps.cluster"): "as above",
-    ("cluster.local", "kerasps.cluster.resolver"): "a cluster is started without TensorFlow",
+    ("cli.main", "kerasps.cluster.server"): "as above",
+    ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
+    ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
+    "without TensorFlow",
 }
 
 MAX_FUNCTION_LINES = 75
@@ -123,23 +143,37 @@ def upward(imports: list[Import]) -> list[Import]:
     return wrong
 
 
-def through_walls(imports: list[Import]) -> list[Import]:
-    """Imports of another wing's module, past its door. Types of public names come through too."""
-    return [
-        found
-        for found in imports
-        if place(target(found)) in WINGS
-        and place(found.module) != place(target(found))
-        and "." in target(found)
-    ]
+def room(module: str) -> str:
+    """The room of a module in a wing that has rooms; empty for what is in none."""
+    wing, *below = module.split(".")
+    return below[0] if wing in ROOMS and len(below) > 1 else ""
+
+
+def against_rooms(imports: list[Import]) -> list[Import]:
+    """Imports of a module from a room above its own, within a wing."""
+    wrong = []
+    for found in imports:
+        end = target(found)
+        wing = place(found.module)
+        if wing not in ROOMS or place(end) != wing or not room(found.module):
+            continue
+        order = ROOMS[wing]
+        if not room(end):  # the wing's own door is above all rooms
+            is_wrong = end.partition(".")[2] not in WITHOUT_ROOM.get(wing, ())
+        else:
+            is_wrong = order.index(room(end)) > order.index(room(found.module))
+        if is_wrong:
+            wrong.append(found)
+    return wrong
 
 
 def circles(imports: list[Import]) -> list[list[str]]:
-    """Modules of one wing that import each other in a circle, when they are loaded."""
+    """Modules of one wing that import each other in a circle."""
     edges: dict[str, set[str]] = {}
     for found in imports:
         end = target(found)
-        if place(found.module) == place(end) and not found.late and not found.for_types:
+        may_be_circular = (found.late or found.for_types) and not room(found.module)
+        if place(found.module) == place(end) and not may_be_circular:
             edges.setdefault(found.module, set()).add(end)
     found_circles = []
 
@@ -178,8 +212,19 @@ def test_imports_go_down():
     assert upward(all_imports()) == []
 
 
-def test_wings_are_entered_by_their_doors():
-    assert through_walls(all_imports()) == []
+def test_rooms_are_entered_from_above():
+    assert against_rooms(all_imports()) == []
+
+
+@pytest.mark.parametrize("wing", ROOMS)
+def test_every_module_of_a_wing_has_its_room(wing):
+    modules = [module for module in TREES if place(module) == wing]
+    inside = [module.split(".")[1:] for module in modules if module != f"{wing}.__init__"]
+    assert {path[0] for path in inside if len(path) > 1} == set(ROOMS[wing])
+    assert [path[0] for path in inside if len(path) == 1] == WITHOUT_ROOM.get(wing, [])
+    for name in ROOMS[wing]:
+        files = [path for path in inside if path[0] == name and path[-1] != "__init__"]
+        assert len(files) <= MAX_MODULES_IN_ROOM
 
 
 def test_no_modules_of_a_wing_import_each_other():
@@ -193,12 +238,14 @@ def test_only_what_keeps_a_start_fast_is_imported_late():
 @pytest.mark.parametrize(
     ("module", "source", "finds"),
     [
-        ("cluster.local", "from kerasps.variables import Placement", upward),
+        ("cluster.local.resolver", "from kerasps.variables import Placement", upward),
         ("errors", "import kerasps.strategy", upward),
-        ("step.push", "def f():\n    from kerasps import training", upward),
-        ("training.loop", "from kerasps.step.push import build", through_walls),
-        ("strategy", "import kerasps.step.push", through_walls),
-        ("cli.main", "from kerasps.cluster import local", through_walls),
+        ("step.phases.push", "def f():\n    from kerasps import training", upward),
+        ("step.rows.groups", "from kerasps.step.phases.pull import PullPhase", against_rooms),
+        ("step.rows.groups", "import kerasps.step.phases.pull", against_rooms),
+        ("step.rows.groups", "from kerasps.step.phases import pull", against_rooms),
+        ("step.running.timing", "from kerasps.step import Compute", against_rooms),
+        ("cluster.members.presence", "from kerasps.cluster.local import local_ps", against_rooms),
     ],
 )
 def test_a_wrong_import_is_found(module, source, finds):
@@ -207,11 +254,11 @@ def test_a_wrong_import_is_found(module, source, finds):
 
 def test_a_circle_is_found():
     sources = {
-        "step.push": "from kerasps.step.pull import a",
-        "step.pull": "import kerasps.step.push",
+        "step.phases.push": "from kerasps.step.phases.pull import a",
+        "step.phases.pull": "import kerasps.step.phases.push",
     }
     found = [i for module, text in sources.items() for i in imports_of(module, ast.parse(text))]
-    assert circles(found) == [["step.pull", "step.push", "step.pull"]]
+    assert circles(found) == [["step.phases.pull", "step.phases.push", "step.phases.pull"]]
 
 
 def door(wing: str) -> ast.Module:
@@ -219,7 +266,7 @@ def door(wing: str) -> ast.Module:
 
 
 def offered(wing: str) -> list[str]:
-    return importlib.import_module(f"kerasps.{wing}").__all__
+    return getattr(importlib.import_module(f"kerasps.{wing}"), "__all__", [])
 
 
 @pytest.mark.parametrize("wing", WINGS)
@@ -232,26 +279,13 @@ def test_a_door_is_sorted_and_offers_what_it_imports(wing):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"kerasps.{wing}.")
         for alias in node.names
     }
-    if imported:  # a lazy door imports for type checkers only, and opens by its map
-        assert set(imported) == set(names)
-    else:
-        assert names == ["main"]
-        assert wing == "cli"
-    assert lazy_map(wing) in (
-        {},
-        {name: module.removeprefix(f"kerasps.{wing}.") for name, module in imported.items()},
-    )
+    assert set(imported) == set(names) - {"main"}
+    assert len(names) <= MAX_NAMES_AT_DOOR
 
 
-def lazy_map(wing: str) -> dict[str, str]:
-    for node in ast.walk(door(wing)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "opened_when_used":
-            return ast.literal_eval(node.args[1])
-    return {}
-
-
-def test_the_wings_that_a_server_starts_with_open_when_they_are_used():
-    assert [wing for wing in WINGS if lazy_map(wing)] == ["cluster", "evaluator"]
+def test_what_a_server_imports_has_a_door_that_imports_nothing():
+    # A task's server starts without Keras, and without most of TensorFlow.
+    assert [wing for wing in WINGS if not offered(wing)] == ["runtime", "cluster", "evaluator"]
 
 
 @pytest.mark.parametrize("wing", WINGS)
@@ -273,9 +307,9 @@ def test_a_door_offers_what_somebody_needs(wing):
     assert set(offered(wing)) - known == set()
 
 
-@pytest.mark.parametrize("wing", WINGS)
-def test_a_wing_says_what_its_contract_is(wing):
-    text = ast.get_docstring(door(wing)) or ""
+@pytest.mark.parametrize("place", [*WINGS, *(f"{w}.{r}" for w in ROOMS for r in ROOMS[w])])
+def test_a_wing_and_a_room_say_what_their_contract_is(place):
+    text = ast.get_docstring(door(place)) or ""
     assert any(paragraph.startswith("Contract: ") for paragraph in text.split("\n\n")), text
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kerasps.step import traffic as load
-from kerasps.step.traffic import StepTraffic, TableTraffic, TrafficMeter
+from kerasps.step.tracing import traffic as load
+from kerasps.step.tracing.traffic import StepTraffic, TableTraffic, TrafficMeter
 
 TRAFFIC = StepTraffic(
     {0: 400, 1: 100},

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kerasps.cluster.logs import make_log_dir, open_log
+from kerasps.cluster.processes.logs import make_log_dir, open_log
 from support.process_checks import mode_of
 
 

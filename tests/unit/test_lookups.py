@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.groups import TableGroup, grouping
-from kerasps.step.lookups import MustReadWhole, plan_rounds
-from kerasps.step.row_requests import LookupIds, RowRequest, ask
+from kerasps.step.rows.groups import TableGroup, grouping
+from kerasps.step.rows.lookups import MustReadWhole, plan_rounds
+from kerasps.step.rows.row_requests import LookupIds, RowRequest, ask
 from support.local_variables import compute_graph, inventory_of, local_variable
 
 BATCH = tf.TensorSpec([None], tf.int64)

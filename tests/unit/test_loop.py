@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kerasps.step import StepTiming
-from kerasps.training.execution_size import ExecutionSize, executions_at_once, unlooped
+from kerasps.step.running.timing import StepTiming
+from kerasps.training.loop.execution_size import ExecutionSize, executions_at_once, unlooped
 
 
 @pytest.mark.parametrize(

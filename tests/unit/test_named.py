@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.variables import CALLS, NamedVariable
+from kerasps.variables import NamedVariable
+from kerasps.variables.names import CALLS
 
 FROM_WORKER = (
     "Additional GRPC error information from remote target /job:worker/replica:0/task:0 while "

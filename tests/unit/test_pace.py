@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kerasps.training.pace import Pace
+from kerasps.training.epoch.pace import Pace
 
 WORKERS = st.integers(0, 3)
 EVENTS = st.lists(

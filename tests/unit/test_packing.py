@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.packing import Packing
+from kerasps.step.records.packing import Packing
 
 DTYPES = ["float32", "int64", "int32", "uint32", "bool", "float16", "bfloat16", "float64"]
 SHAPES = [(3, 2), (), (5,), (0, 4), (1, 1, 2)]

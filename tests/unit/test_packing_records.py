@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.packing import Packing, filled, leaves_of, specs_of
+from kerasps.step.records.packing import Packing, filled, leaves_of, specs_of
 
 DTYPES = ["float32", "int64", "int32", "uint32", "bool", "float16", "bfloat16", "float64", "uint8"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kerasps
-from kerasps.cluster.devices import ps_device, ps_index
+from kerasps.runtime.devices import ps_device, ps_index
 from kerasps.variables.placement import PlacementLedger
 
 

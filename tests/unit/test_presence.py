@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kerasps.cluster.presence import Presence, Status
-from kerasps.cluster.probe import Answer
+from kerasps.cluster.members.presence import Presence, Status
+from kerasps.runtime.probe import Answer
 
 WORKER, OTHER, PS = ("worker", 0), ("worker", 1), ("ps", 0)
 ADDRESSES = {WORKER: "host0:1", OTHER: "host1:1", PS: "host2:1"}

@@ -10,19 +10,20 @@ import pytest
 import tensorflow as tf
 
 from kerasps.errors import KeraspsError
-from kerasps.step.fused import FusedVariables
-from kerasps.step.groups import grouping
-from kerasps.step.identity import ByIdentity, IdentitySet
-from kerasps.step.lookups import Round, plan_rounds
-from kerasps.step.packing import Packing
-from kerasps.step.phases import ReplicaInputs, StepContext, batch_inputs
-from kerasps.step.places import RowPlaces
-from kerasps.step.pull import PullMessage, PullPhase
-from kerasps.step.push import PushPhase
-from kerasps.step.push_message import StepChanges
-from kerasps.variables import NO_LANE, NUM_BINS, OPEN_LANE, Fences, Shard, read_clock, shards_in
+from kerasps.step.layout.fused import FusedVariables
+from kerasps.step.phases.pull import PullMessage, PullPhase
+from kerasps.step.phases.push import PushPhase
+from kerasps.step.phases.push_message import StepChanges
+from kerasps.step.phases.step_context import ReplicaInputs, StepContext, batch_inputs
+from kerasps.step.records.identity import ByIdentity, IdentitySet
+from kerasps.step.records.packing import Packing
+from kerasps.step.rows.groups import grouping
+from kerasps.step.rows.lookups import Round, plan_rounds
+from kerasps.step.rows.row_places import RowPlaces
+from kerasps.variables import Shard, shards_in
 from kerasps.variables import fences as fences_module
-from kerasps.variables.lane_table import NUM_LANES
+from kerasps.variables.fences import OPEN_LANE, Fences
+from kerasps.variables.lane_table import NO_LANE, NUM_BINS, NUM_LANES, read_clock
 from support.local_variables import (
     compute_graph,
     inventory_of,

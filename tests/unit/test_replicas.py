@@ -7,10 +7,10 @@ import threading
 import pytest
 import tensorflow as tf
 
-from kerasps.cluster import checked_device_names, compute_devices
+from kerasps.cluster.description.worker_devices import checked_device_names, compute_devices
 from kerasps.cluster.server import _cpu_devices
 from kerasps.errors import ClusterConfigError, UnsupportedError
-from kerasps.step.replicas import Lockstep
+from kerasps.step.compute.replicas import Lockstep
 
 
 def in_graph(function):

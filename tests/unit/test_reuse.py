@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from kerasps.step import kept_graphs
-from kerasps.step.kept_graphs import KeptGraphs
-from kerasps.step.message_texts import OtherWords
+from kerasps.step.running import kept_graphs
+from kerasps.step.running.kept_graphs import KeptGraphs
+from kerasps.step.running.message_texts import OtherWords
 from kerasps.variables.names import Names
 
 
@@ -221,7 +221,7 @@ def test_the_executions_used_last_are_kept(monkeypatch):
     first, second = traced(factor=10.0), traced(factor=11.0)
     size = sum(len(function.node_def) for function in first.graph.as_graph_def().library.function)
     size += len(first.graph.as_graph_def().node)
-    monkeypatch.setattr("kerasps.step.kept_graphs.MAX_OPERATIONS_KEPT", 2 * size)
+    monkeypatch.setattr("kerasps.step.running.kept_graphs.MAX_OPERATIONS_KEPT", 2 * size)
     shared(executions, first)
     shared(executions, second)
     assert shared(executions, traced(factor=10.0)) is first

@@ -20,7 +20,7 @@ from kerasps.cli.run_state import (
     ToldToEnd,
     WorkerDied,
 )
-from kerasps.cluster import Notice
+from kerasps.runtime.supervision import Notice
 
 
 class Played:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.packing import Packing
-from kerasps.step.state import Header, StepState, Ticket, WorkerVariables
+from kerasps.step.records.packing import Packing
+from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
 
 SPECS = StepState(
     steps=tf.TensorSpec([], tf.int64),

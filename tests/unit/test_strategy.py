@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.cluster import as_resolver, check_cluster_resolver, connected_strategy
-from kerasps.cluster.addresses import split_address
+from kerasps.cluster.local.cluster_resolver import as_resolver, check_cluster_resolver
+from kerasps.runtime.addresses import split_address
+from kerasps.runtime.connected import connected_strategy
 from support.greeters import greeter
 
 # Far more than it takes to find that a port is closed, on any machine.

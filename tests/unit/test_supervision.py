@@ -10,16 +10,18 @@ import time
 
 import pytest
 
-from kerasps.cluster import Notice, RestartBudget, SupervisorPipe
-from kerasps.cluster.process import child_environment
-from kerasps.cluster.supervision import (
+from kerasps.cluster.processes.process import child_environment
+from kerasps.cluster.processes.restarts import RestartBudget
+from kerasps.runtime.supervision import (
     SUPERVISOR_FD,
+    Notice,
+    SupervisorPipe,
     supervise_here,
     supervise_no_more,
     tell_supervisor,
 )
 
-TELL = "from kerasps.cluster.supervision import tell_supervisor; tell_supervisor('hung', 'ps', 3)"
+TELL = "from kerasps.runtime.supervision import tell_supervisor; tell_supervisor('hung', 'ps', 3)"
 # A process that the script starts has all that it has, and is no coordinator of this cluster.
 TELL_IN_CHILD = f"""
 import subprocess, sys

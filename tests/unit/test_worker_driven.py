@@ -16,10 +16,12 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cli.main import main
-from kerasps.cluster import AfterTheEnd, ClusterDescription, LocalClusterResolver, read_tf_config
+from kerasps.cluster.description.cluster_description import ClusterDescription, read_tf_config
+from kerasps.cluster.local.resolver import LocalClusterResolver
 from kerasps.cluster.server import check_can_serve
-from kerasps.step import Header
-from kerasps.variables import PlacementLedger
+from kerasps.cluster.serving.renewal import AfterTheEnd
+from kerasps.step.tracing.state import Header
+from kerasps.variables.placement import PlacementLedger
 from kerasps.worker_driven import estimators
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import _LastingLedger

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.training.session import Session
+from kerasps.training.sessions.session import Session
 from support.compare import assert_equal, regression_data, train_both
 from support.executions import sent_sizes
 

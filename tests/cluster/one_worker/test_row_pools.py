@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.variables import NAMES, ParameterServerVariable, PooledRows, row_pools
+from kerasps.variables import ParameterServerVariable, row_pools
+from kerasps.variables.names import NAMES
+from kerasps.variables.pooled_rows import PooledRows
 from support.compare import assert_equal, assert_identical, train_both
 from support.tables import EXACT, WIDTH, compiled
 

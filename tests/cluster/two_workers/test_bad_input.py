@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.step.traced_step import TracedStep
+from kerasps.step.running.traced_step import TracedStep
 from support.models import ids_data
 
 X, Y = ids_data(64)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from kerasps.training.dispatcher import Dispatcher
+from kerasps.training.sessions.dispatcher import Dispatcher
 from support.batch_callbacks import (
     NUM_BATCHES,
     Scheduled,

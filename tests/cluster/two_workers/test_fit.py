@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-import kerasps.training.batch_callbacks
-from kerasps.training.dispatcher import Dispatcher
+import kerasps.training.loop.batch_callbacks
+from kerasps.training.sessions.dispatcher import Dispatcher
 from support.executions import sent_sizes
 from support.models import Batches, counting_model, endless, ids_data
 
@@ -68,7 +68,7 @@ def test_a_metric_that_returns_its_variable_does_not_have_steps_wait(strategy, m
     suspended = []
     suspend = Dispatcher.suspend
     monkeypatch.setattr(Dispatcher, "suspend", lambda self: suspended.append(self) or suspend(self))
-    monkeypatch.setattr(kerasps.training.batch_callbacks, "_PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(kerasps.training.loop.batch_callbacks, "_PROGRESS_INTERVAL_S", 0.0)
     model = counting_model(strategy, steps_per_execution=1)
     with strategy.scope():
         model.compile("sgd", "mse", metrics=[Steps()])

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.variables import PooledRows, row_pools
+from kerasps.variables import row_pools
+from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.slots import slots_of
 from support.models import descending_model, prediction_itself, touches
 

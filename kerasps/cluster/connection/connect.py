@@ -1,0 +1,340 @@
+"""Makes this process the coordinator of a cluster, and keeps what it made before.
+
+TensorFlow's own connect gives the devices of this process other names, `/job:chief` in place of
+`/job:localhost`. Every variable, iterator and compiled function from before is lost then: its
+device is unknown. Here the coordinator's job is called `localhost`, as the devices are already, and
+it connects in two steps. First this process starts its own server. That one gets the very options
+that TensorFlow runs with, so TensorFlow keeps its devices and all that is on them. Then it adds the
+workers and ps, which are told the functions that were made before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster.connection.earlier_resources import EarlierResources
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.serving.bind import listening_on
+from kerasps.cluster.serving.listen_address import coordinator_listen_address
+from kerasps.errors import TaskStartError, TaskUnreachableError
+from kerasps.runtime.addresses import split_address
+from kerasps.runtime.devices import COORDINATOR_JOB
+from kerasps.runtime.grpc_options import hang_limit, set_grpc_options
+from kerasps.runtime.probe import Answer, ask_servers
+
+# As many as TensorFlow's own strategy, or more up to the hang limit; a task that is restarted
+# takes a second or two.
+_ATTEMPTS = 4
+_PAUSE_S = 1.0
+# Tasks throw away what this process has made when they have not heard of it for so long. By itself
+# TensorFlow takes ten minutes: less than a laptop sleeps. A process that is killed is noticed by
+# other means (`renewal`).
+_KEEP_ALIVE_S = 24 * 3600
+# So many more workers may join before one sees the others: to no harm but a pause when one is lost.
+_MAX_JOINING = 256
+
+# The address at which this process serves. TensorFlow cannot stop a server, so one that a failed
+# attempt left is used again.
+_serving_at: str | None = None
+
+
+def connect_to_tasks(
+    cluster: ClusterDescription,
+    *,
+    protocol: str | None = None,
+    own_task: tuple[str, int] = ("chief", 0),
+) -> None:
+    """Make this process the coordinator of a cluster.
+
+    Call when all tasks accept connections. After an error the process may try again.
+
+    Args:
+        cluster: the cluster, seen from its chief.
+        protocol: TensorFlow's name of the protocol between tasks. Default: gRPC.
+        own_task: what errors call this process, by type and index. Default: the chief.
+
+    Raises:
+        ClusterConfigError: KERASPS_BIND, or without it this process's entry, is no address of this
+            machine.
+        TaskStartError: the port of this process is in use, or its server cannot be held to one
+            address.
+        TaskUnreachableError: TensorFlow could not set up the tasks.
+    """
+    global _has_left
+    context = _compat.eager_context()
+    _has_left = False
+    # TensorFlow's own strategy sets these too: one request to a worker at a time, and no executor
+    # that hides an error.
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
+    os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
+    # A tensor of one element goes into the request of the call that takes it. TensorFlow waits for
+    # others to arrive, in vain where it takes a worker back meanwhile.
+    os.environ["TF_SEND_AS_PROTOS_WHEN_POSSIBLE"] = "True"
+    set_grpc_options()
+    is_fresh = context._context_handle is None
+    if is_fresh and cluster.is_on_one_machine:
+        _sleep_when_idle(context)
+    context.ensure_initialized()
+    config = context.config
+    own = {COORDINATOR_JOB: cluster.jobs["chief"]}
+    if _serving_at != cluster.jobs["chief"][0]:
+        resources = None if is_fresh else EarlierResources.find()
+        listens_on = coordinator_listen_address(cluster)
+        server_def = _server_def(own, config, protocol)
+        _set_device_filters(server_def, cluster)
+        _start_own_server(context, server_def, listens_on, own_task)
+        if resources is not None:
+            resources.restore()
+    if cluster.is_on_one_machine:
+        config.experimental.disable_thread_spinning = True
+    # The second step. The tasks get this process's options, and so the one that was set just now.
+    others = {job: tasks for job, tasks in cluster.jobs.items() if job != "chief"}
+    _add_tasks(context, _server_def({**own, **others}, config, protocol), cluster)
+
+
+# Held while the tasks that there are change, and while they are told of a function. For some
+# milliseconds of the change TensorFlow has forgotten a task: it tells the function to all in vain.
+tasks_lock = threading.RLock()
+
+# True once this process has forgotten its tasks: a thread that was about to take one back does not.
+_has_left = False
+
+
+def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
+    """Have this process know these workers and ps from here on, and no others.
+
+    Call when it is connected. A task that is not known any more, or was started anew, loses all
+    that this process has made on it. TensorFlow waits for each member: name those that answer.
+
+    Args:
+        members: the `"host:port"` of each, keyed by (task type, task index).
+
+    Raises:
+        tf.errors.OpError: a member did not answer.
+    """
+    with tasks_lock:
+        if _has_left:
+            return
+        context = _compat.eager_context()
+        before = context.get_server_def()
+        jobs: dict[str, dict[int, str]] = {
+            job.name: dict(job.tasks) for job in before.cluster.job if job.name == COORDINATOR_JOB
+        }
+        for (job, index), address in sorted(members.items()):
+            jobs.setdefault(job, {})[index] = address
+        server_def = _server_def(jobs, before.default_session_config, before.protocol)
+        try:
+            context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
+        except BaseException:
+            context._server_def = before
+            raise
+
+
+def known_tasks() -> set[str]:
+    """Return the `"host:port"` of each worker and ps that this process knows."""
+    server_def = _compat.eager_context().get_server_def()
+    jobs = [] if server_def is None else server_def.cluster.job
+    return {a for job in jobs if job.name != COORDINATOR_JOB for a in job.tasks.values()}
+
+
+def forget_tasks() -> None:
+    """Have this process know no worker and no ps any more, until it connects again.
+
+    TensorFlow ends its context on each that it knew, and waits for the answer.
+    """
+    global _has_left
+    with tasks_lock:
+        try:
+            with contextlib.suppress(tf.errors.OpError):
+                update_tasks({})
+        finally:
+            _has_left = True
+
+
+def _sleep_when_idle(context: Any) -> None:
+    # A thread of TensorFlow's that has nothing to do spins for a while before it sleeps, ready for
+    # what may come. Where tasks share the cores of one machine it spins in the way of the others: a
+    # sixth of a small step's time. A process that has used TensorFlow before cannot change this for
+    # itself; the tasks are told when they are added.
+    config = tf.compat.v1.ConfigProto()
+    if context._config is not None:
+        config.CopyFrom(context._config)
+    config.experimental.disable_thread_spinning = True
+    context._config = config
+
+
+def _server_def(
+    jobs: Mapping[str, Mapping[int, str] | Sequence[str]],
+    config: tf.compat.v1.ConfigProto,
+    protocol: str | None,
+) -> tf.train.ServerDef:
+    by_index = {
+        job: dict(tasks) if isinstance(tasks, Mapping) else dict(enumerate(tasks))
+        for job, tasks in jobs.items()
+    }
+    return tf.train.ServerDef(
+        cluster=tf.train.ClusterSpec(by_index).as_cluster_def(),
+        job_name=COORDINATOR_JOB,
+        task_index=0,
+        protocol=protocol or "grpc",
+        default_session_config=config,
+    )
+
+
+def _set_device_filters(server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:
+    """Have workers see the ps and not each other, and the other way round.
+
+    A lost one stops none of its like then. And a task is told of changes to those alone that it
+    sees; it forgets the functions that it has made ready then, and a worker takes a third of a
+    second or more to make its step ready again. TensorFlow takes filters with the first server
+    definition only, and for tasks that are not there yet as well.
+    """
+    spare = {"worker": _MAX_JOINING, "ps": 0}
+    for job, seen in (("worker", "ps"), ("ps", "worker")):
+        filters = server_def.cluster_device_filters.jobs.add(name=job)
+        for index in range(len(cluster.jobs.get(job, ())) + spare[job]):
+            filters.tasks[index].device_filters.extend([f"/job:{seen}", f"/job:{COORDINATOR_JOB}"])
+
+
+def _start_own_server(
+    context: Any,
+    server_def: tf.train.ServerDef,
+    listens_on: str | None,
+    own_task: tuple[str, int],
+) -> None:
+    global _serving_at
+    address = server_def.cluster.job[0].tasks[0]
+    _check_port(address, listens_on, own_task)
+    try:
+        with listening_on(listens_on, split_address(address)[1]):
+            context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
+    except tf.errors.OpError as exc:
+        # TensorFlow has taken note of a server that it does not have, and would not try again.
+        context._server_def = None
+        raise _no_server(address, exc.message, own_task) from exc
+    _serving_at = address
+
+
+def _add_tasks(context: Any, server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:
+    before = context.get_server_def()
+    deadline = time.monotonic() + hang_limit()
+    for attempt in itertools.count(1):
+        try:
+            _wait_for_tasks(
+                lambda: context.update_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S),
+                cluster,
+            )
+            return
+        except tf.errors.OpError as exc:
+            context._server_def = before
+            is_last = attempt >= _ATTEMPTS and time.monotonic() > deadline
+            if is_last or not isinstance(exc, tf.errors.UnavailableError):
+                raise TaskUnreachableError(
+                    "TensorFlow could not set up the tasks of the cluster. Expected: a server of "
+                    "this version of TensorFlow, and of this cluster, at the address of each "
+                    f"worker and ps. Received: {exc.message} Start `kerasps serve` anew in the "
+                    "tasks, and make the strategy again."
+                ) from exc
+        except BaseException:
+            context._server_def = before
+            raise
+        time.sleep(_PAUSE_S)
+
+
+def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> None:
+    """Run `update`, in which TensorFlow waits for each task, for ever if need be.
+
+    Raises:
+        TaskUnreachableError: a task that answered before does so no more.
+    """
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            update()
+        except BaseException as exc:
+            ended.put(exc)
+        else:
+            ended.put(None)
+
+    threading.Thread(target=run, name="kerasps-connect", daemon=True).start()
+    addresses, limit = cluster.server_addresses, hang_limit()
+    answered_at = dict.fromkeys(addresses, time.monotonic())
+    while True:
+        with contextlib.suppress(queue.Empty):
+            error = ended.get(timeout=_PAUSE_S)
+            if error is not None:
+                raise error
+            return
+        answers = ask_servers(addresses, _PAUSE_S)
+        now = time.monotonic()
+        answered_at.update({t: now for t, a in answers.items() if a is Answer.SERVES})
+        silent = [task for task in addresses if now - answered_at[task] > limit]
+        if silent:
+            names = ", ".join(
+                f"{job} {index} at {addresses[job, index]} ({answers[job, index].value})"
+                for job, index in silent
+            )
+            raise TaskUnreachableError(
+                "Tasks went away while TensorFlow connected to them. Expected: a server that "
+                f"answers at each address. Received: {names}. Start `kerasps serve` anew in these "
+                "tasks, and make the strategy again."
+            )
+
+
+def _check_port(address: str, listens_on: str | None, own_task: tuple[str, int]) -> None:
+    """Raise `TaskStartError` where no server could listen at the port of `address`.
+
+    TensorFlow's own error says neither which port it was nor why.
+    """
+    # Where the server will listen. The address is one of numbers, so nobody is asked for it.
+    family, kind, _, _, place = socket.getaddrinfo(
+        listens_on or "0.0.0.0", split_address(address)[1], type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(place)
+        except OSError as exc:
+            raise _no_server(
+                address,
+                exc.strerror or str(exc),
+                own_task,
+                in_use=exc.errno == errno.EADDRINUSE,
+            ) from exc
+
+
+def _no_server(
+    address: str, reason: str, own_task: tuple[str, int], *, in_use: bool = False
+) -> TaskStartError:
+    port = split_address(address)[1]
+    task_type, task_index = own_task
+    name = "the chief" if task_type == "chief" else f"{task_type} {task_index}"
+    if in_use:
+        what = f"The port of {name}, {address}, is in use by another process"
+        fix = (
+            f"`ss -ltnp 'sport = :{port}'` or `lsof -i :{port}` shows which one holds it, such as "
+            "an earlier run of this script or another notebook. End that, or give "
+            f"{name} another port in the cluster's description; then make the strategy again."
+        )
+    else:
+        what = f"The server of {name}, at {address}, could not start"
+        fix = f"Give {name} another port in the cluster's description, and make the strategy again."
+    return TaskStartError(
+        f"{what}. Expected: a port on which this process can listen: it serves the workers and ps. "
+        f"Received: {reason}. {fix}",
+        task_type=task_type,
+        task_index=task_index,
+    )

@@ -1,0 +1,41 @@
+"""Disconnects this process from the tasks of a cluster that is closed while the process goes on.
+
+TensorFlow registers every function that a process traces with all tasks that the process knows, and
+prints an error for each that is gone. So the process forgets the tasks, while they still run:
+TensorFlow then ends its context on each of them. Afterwards this process is one without a cluster,
+and a call to a task fails at once, in this process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from kerasps.cluster.connection.connect import forget_tasks, known_tasks
+from kerasps.runtime.probe import Answer, ask_servers
+
+# A task that runs answers within milliseconds, whatever else it does.
+_ANSWER_S = 1.0
+_LIMIT_S = 5.0
+
+
+def disconnect(addresses: Mapping[tuple[str, int], str]) -> None:
+    """Have this process forget all tasks. Does nothing where it is connected to none of these.
+
+    Call before the tasks end. Waits some milliseconds, and never longer than five seconds.
+
+    Args:
+        addresses: the `"host:port"` of each task, keyed by (task type, task index).
+    """
+    if not known_tasks() & set(addresses.values()):
+        return
+    # In a thread, since TensorFlow waits for each task.
+    thread = threading.Thread(target=forget_tasks, name="kerasps-leave", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # Python starts no thread while it ends, from 3.12 on
+        answers = ask_servers(addresses, _ANSWER_S).values()
+        if all(answer is Answer.SERVES for answer in answers):
+            forget_tasks()
+    else:
+        thread.join(_LIMIT_S)

@@ -1,0 +1,255 @@
+"""Saves resources that TensorFlow finds by name across the connection to a cluster.
+
+These are, above all, variables and lookup tables that this process made before it connected.
+Iterators and compiled functions outlive the connection (`connection.py`): whoever has a handle of
+theirs has the thing itself. A table is found by its name, and a server that starts in this process
+begins with no names. So a table's content is taken before, and put back under its name after. Every
+handle of it, also one that a compiled function or a dataset holds, leads to it again.
+
+A variable is read by its handle and assigned by its name, which would be another variable from here
+on. So each gets a new handle, and so do the functions that were compiled with the old one, and the
+datasets whose functions use it (`earlier_datasets.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster.connection.earlier_datasets import EarlierDatasets
+
+# The container of resources that nobody finds by name: they belong to the holders of their handles.
+_ANONYMOUS = "Anonymous"
+
+# Users' words for types of resources that cannot be made again; other types go by TensorFlow's
+# word. The type is a mangled C++ name, in which each word stands behind its length.
+_WORDS = {
+    "SummaryWriterInterface": "file writer of tf.summary",
+    "QueueInterface": "queue",
+    "Var": "variable made with a name",
+}
+
+
+@dataclass(frozen=True)
+class _Resource:
+    name: str
+    container: str
+    type: str
+    specs: tuple[tf.TensorSpec, ...] = field(compare=False)
+
+    @classmethod
+    def of(cls, handle: tf.Tensor) -> _Resource:
+        """Read the record in a handle.
+
+        TensorFlow writes the record's length, in groups of seven bits, and then the record.
+        """
+        content = tf.io.serialize_tensor(handle).numpy()
+        record = _compat.TensorProto.FromString(content).tensor_content
+        start = next(position for position, byte in enumerate(record) if byte < 128) + 1
+        proto = _compat.ResourceHandleProto.FromString(record[start:])
+        specs = tuple(tf.TensorSpec(own.shape, own.dtype) for own in proto.dtypes_and_shapes)
+        return cls(proto.name, proto.container, proto.maybe_type_name, specs)
+
+    @property
+    def is_variable(self) -> bool:
+        """True of a variable that is found by its handle."""
+        return self.container == _ANONYMOUS and self.type.endswith("3VarE")
+
+    def __str__(self) -> str:
+        words = (word for name, word in _WORDS.items() if self.type.endswith(f"{len(name)}{name}E"))
+        return f"{next(words, self.type)} {self.name!r}"
+
+
+class EarlierResources:
+    """The resources of this process that are found by name, and how to make each again.
+
+    Args:
+        remake: a function per resource that makes it again.
+        lost: the resources that nobody can make again.
+        variables: all of TensorFlow's variables, which need new handles.
+        handles: all handles of variables, and what they lead to. Of a variable there may be
+            several, also when it is gone: functions and datasets hold them.
+        functions: all compiled functions, which may hold handles of these.
+        datasets: the datasets that use variables.
+    """
+
+    def __init__(
+        self,
+        remake: dict[_Resource, Callable[[], None]],
+        lost: list[_Resource],
+        variables: list[Any],
+        handles: list[tuple[tf.Tensor, _Resource]],
+        functions: list[Any],
+        datasets: EarlierDatasets,
+    ) -> None:
+        self._remake = remake
+        self._lost = lost
+        self._variables = variables
+        self._handles = handles
+        self._functions = functions
+        self._datasets = datasets
+
+    @classmethod
+    def find(cls) -> EarlierResources:
+        """Find all such resources, and take the content of tables.
+
+        Call before this process starts its server.
+        """
+        handles, owners, writers, variables, functions, datasets = _living()
+        records = [(handle, _Resource.of(handle)) for handle in handles]
+        named = {resource for _, resource in records if resource.container != _ANONYMOUS}
+        of_variables = [(handle, resource) for handle, resource in records if resource.is_variable]
+        using = EarlierDatasets(datasets, [handle for handle, _ in of_variables], functions)
+        for writer in writers:
+            resource = _Resource.of(writer._resource)
+            if writer._closed:
+                named.discard(resource)
+            else:
+                # Its events are in the file then, and TensorFlow tells whoever writes on that it is
+                # closed.
+                writer.close()
+        remake: dict[_Resource, Callable[[], None]] = {}
+        for owner in owners:
+            resource = _Resource.of(owner._resource_handle)
+            if resource in named and resource not in remake:
+                remake[resource] = _remaking(owner)
+        lost = sorted(named - set(remake), key=str)
+        return cls(remake, lost, variables, of_variables, functions, using)
+
+    def restore(self) -> None:
+        """Make the resources again, under their names. Call when this process has its server.
+
+        Warns of those that cannot be made again.
+        """
+        self._renew_handles()
+        lost: list[Any] = list(self._lost)
+        for resource, remake in self._remake.items():
+            try:
+                remake()
+            except tf.errors.OpError:
+                lost.append(resource)
+        lost += [f"a dataset that uses variables, {own}" for own in self._datasets.lost]
+        if lost:
+            warnings.warn(
+                "Connecting to the cluster ended what TensorFlow finds by name and kerasps cannot "
+                "make again. Expected: objects such as models, variables, tables, datasets and "
+                "iterators, which live on. Received, made before the strategy: "
+                f"{', '.join(map(str, lost))}. Make the strategy first, then these.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def _renew_handles(self) -> None:
+        resources = {id(handle): resource for handle, resource in self._handles}
+        fresh: dict[_Resource, tf.Tensor] = {}
+        for variable in self._variables:
+            resource = resources.get(id(variable._handle))
+            if resource is not None:
+                if resource not in fresh:
+                    fresh[resource] = _copied(variable._handle, resource)
+                variable._handle = fresh[resource]
+        renewed: dict[int, tf.Tensor] = {}
+        for handle, resource in self._handles:
+            if resource not in fresh:
+                fresh[resource] = _copied(handle, resource)
+            renewed[id(handle)] = fresh[resource]
+        for function in self._functions:
+            captured = function._captured_inputs
+            if any(id(handle) in renewed for handle in captured):
+                function.set_external_captures([renewed.get(id(h), h) for h in captured])
+        self._datasets.remake(renewed)
+
+
+def _copied(handle: tf.Tensor, resource: _Resource) -> tf.Tensor:
+    """Return the handle of a copy of a variable; of one without a value, the handle given."""
+    (spec,) = resource.specs
+    with tf.device(handle.device):
+        try:
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+        except tf.errors.OpError:
+            return handle
+        return _compat.ResourceVariable(value, shape=spec.shape, dtype=spec.dtype)._handle
+
+
+def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[Any], list[Any]]:
+    """Return all handles, owners of resources, writers, variables, compiled functions and datasets.
+
+    An owner is an object that can make its resource again.
+    """
+    handles, owners, writers, variables, functions, datasets = [], [], [], [], [], []
+    # Nothing else knows them all: a dataset's or a layer's are in nobody's list.
+    for thing in gc.get_objects():
+        # Not isinstance: it may run the code of an object that poses as another.
+        kind = type(thing)
+        if kind is _compat.EagerTensor:
+            if thing.dtype == tf.resource:
+                handles.append(thing)
+        elif issubclass(kind, _compat.ResourceSummaryWriter):
+            writers.append(thing)
+        elif issubclass(kind, _compat.CapturableResource) and _has_resource(thing):
+            owners.append(thing)
+        elif (
+            issubclass(kind, _compat.BaseResourceVariable)
+            and type(vars(thing).get("_handle")) is _compat.EagerTensor
+        ):
+            variables.append(thing)
+        elif issubclass(kind, _compat.ConcreteFunction):
+            functions.append(thing)
+        elif (
+            issubclass(kind, tf.data.Dataset)
+            and type(vars(thing).get("_variant_tensor_attr")) is _compat.EagerTensor
+        ):
+            datasets.append(thing)
+    return handles, owners, writers, variables, functions, datasets
+
+
+def _has_resource(owner: Any) -> bool:
+    if "_resource_handle_value" not in vars(owner):  # it is still being made
+        return False
+    handle = owner._resource_handle_value
+    return type(handle) is _compat.EagerTensor and handle.dtype == tf.resource
+
+
+def _remaking(owner: Any) -> Callable[[], None]:
+    """Return a function that makes the owner's resource again, with its content of now."""
+    if hasattr(owner, "export"):
+        return _remaking_table(owner)
+
+    def remake() -> None:
+        _create(owner)
+        owner._initialize()
+
+    return remake
+
+
+def _remaking_table(table: Any) -> Callable[[], None]:
+    is_static = isinstance(table, _compat.InitializableLookupTableBase)
+    try:
+        content = table.export()
+    except tf.errors.FailedPreconditionError:  # not initialized yet; whoever made it will do it
+        content = None
+
+    def remake() -> None:
+        _create(table)
+        if content is not None:
+            put = tf.raw_ops.InitializeTableV2 if is_static else tf.raw_ops.LookupTableImportV2
+            put(table_handle=table._resource_handle, keys=content[0], values=content[1])
+
+    return remake
+
+
+def _create(owner: Any) -> None:
+    """Make a new resource of the owner's, and give it the handle unless the old one says the same.
+
+    The old handle is kept where it leads to the new resource: others hold it too.
+    """
+    with tf.device(owner._resource_device):
+        handle = owner._create_resource()
+    if _Resource.of(handle) != _Resource.of(owner._resource_handle):
+        owner._resource_handle = handle

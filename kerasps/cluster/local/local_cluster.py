@@ -1,0 +1,514 @@
+"""A whole cluster on this machine: a process per worker and ps, with this process as the chief."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from kerasps.checks import count, path, seconds
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.local.local_registry import (
+    check_is_wanted,
+    check_may_start,
+    connected_cluster,
+    note_cluster,
+    note_connected,
+)
+from kerasps.cluster.members.silent_tasks import silent_killed
+from kerasps.cluster.processes.callers import calling_line
+from kerasps.cluster.processes.local_environment import task_environment
+from kerasps.cluster.processes.logs import make_log_dir
+from kerasps.cluster.processes.process import TaskProcess
+from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
+from kerasps.cluster.processes.stderr_filter import without_lines_about_tasks
+from kerasps.cluster.processes.task_watch import Death, TaskWatch
+from kerasps.cluster.serving.ports import address_of, reserve_port
+from kerasps.errors import ClusterClosedError, TaskStartError
+from kerasps.runtime.connected import closed_error
+from kerasps.runtime.supervision import supervise_here, supervise_no_more
+
+# Short next to the half second that a server takes to start.
+_POLL_INTERVAL_S = 0.02
+
+
+class LocalCluster:
+    """Worker and ps processes on this machine, with this process as their chief.
+
+    For development, for tests, and for models whose large tables make parameter servers the faster
+    choice on one machine too. The processes end when the cluster is closed and also when this
+    process dies, however it dies. Ports are picked when the cluster starts, and are held until it
+    is closed. So clusters never collide, and a restarted task gets its old address.
+
+    A worker that dies by itself, or does not answer any more, is started again, and stderr says why
+    it ended; the training goes on meanwhile. A ps is not: its variables are gone, and this process
+    cannot go on without them. What heals that is to start the whole script again, as
+    `kerasps launch` does.
+
+    A process connects to one cluster in its life, which is TensorFlow's limit. While this process
+    is connected to a LocalCluster, a further call with the same arguments returns that one, as when
+    a notebook's cell runs again; a `with` statement within another of the same cluster leaves it
+    open. After the cluster is closed the process goes on without one: what was saved can be loaded
+    and used with plain Keras, and whatever needs the cluster raises `ClusterClosedError`.
+
+    All processes, this one too, listen on the loopback alone, so no other machine can reach them.
+    TensorFlow's servers have no access control: other users of this machine can.
+
+    ```python
+    import kerasps
+
+    with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+    ```
+
+    Args:
+        num_workers: the number of worker processes, at least 1. Default 2.
+        num_ps: the number of ps processes, at least 1. Default 1.
+        log_dir: the directory for one log file per process, made where missing. Only its owner
+            can read a directory that is made, and the files. None (default) takes a temporary
+            directory, which `close` removes unless a task died by itself.
+        start_timeout: the time limit in seconds for all processes to be ready. Default 60.
+        max_restarts: how many times each worker may be started again within an hour. Default 3;
+            0 starts none again, and kills none that does not answer.
+
+    Raises:
+        TypeError: an argument is not of its type.
+        ValueError: an argument is out of its range.
+        ClusterConfigError: an argument differs from that of the LocalCluster that this process is
+            connected to.
+        PSLostError: a ps of the LocalCluster that this process is connected to has ended.
+        ClusterClosedError: this process was connected to a cluster that is closed.
+        KeraspsError: this process is connected to a cluster that is no LocalCluster.
+        TaskStartError: a process ended, or was not ready in time. The message names the task and
+            holds the end of its log.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> LocalCluster:
+        # The constructor that runs next tells whether the same cluster is asked for.
+        connected = connected_cluster()
+        return connected if type(connected) is cls else super().__new__(cls)
+
+    def __init__(
+        self,
+        num_workers: int = 2,
+        num_ps: int = 1,
+        *,
+        log_dir: str | os.PathLike[str] | None = None,
+        start_timeout: float = 60.0,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+    ) -> None:
+        num_workers = _count("num_workers", num_workers)
+        num_ps = _count("num_ps", num_ps)
+        start_timeout = seconds("`start_timeout` is not a time limit", start_timeout)
+        budget = RestartBudget(max_restarts)
+        arguments: dict[str, Any] = {
+            "num_workers": num_workers,
+            "num_ps": num_ps,
+            "log_dir": None if log_dir is None else str(Path(log_dir).absolute()),
+            "max_restarts": max_restarts,
+        }
+        if self is connected_cluster():
+            check_is_wanted(arguments, self._arguments, self._processes)
+            return
+        check_may_start()
+        self._arguments: dict[str, Any] = arguments
+        self._start_timeout = start_timeout
+        self._log_dir_is_ours = log_dir is None
+        self._log_dir = (
+            Path(tempfile.mkdtemp(prefix="kerasps-"))
+            if log_dir is None
+            else path("log_dir", log_dir, advice="Leave it out for a temporary one.").absolute()
+        )
+        make_log_dir(self._log_dir)
+        self._keep_logs = False
+        self._processes: dict[tuple[str, int], TaskProcess] = {}
+        # It leaves alone those tasks whose death the user knows of: killed through `kill`, or named
+        # by a TaskStartError.
+        self._watch = TaskWatch(self._processes, budget, _print_death)
+        self._ports: list[socket.socket] = []
+        self._close_callbacks: list[Callable[[str], None]] = []
+        self._owner = os.getpid()
+        # How many `with` statements it is in.
+        self._num_entered = 0
+        self._closed_by = ""
+        self._process_ends = False
+        self._closed = self._ended = False
+        try:
+            self._description = ClusterDescription(
+                {
+                    "chief": self._reserve_addresses(1),
+                    "worker": self._reserve_addresses(num_workers),
+                    "ps": self._reserve_addresses(num_ps),
+                },
+                "chief",
+                0,
+            )
+            note_cluster(self)
+            self._start_all()
+            self._watch.start()
+        except BaseException:
+            # Tasks that died are the subject of the error that is on its way, so no warning.
+            self._end_all()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the cluster is closed, or about to be."""
+        return self._closed
+
+    @property
+    def description(self) -> ClusterDescription:
+        """The `ClusterDescription`: the tasks and their addresses, as the chief sees them."""
+        return self._description
+
+    @property
+    def tf_config(self) -> dict[str, Any]:
+        """The content of TF_CONFIG for the chief of this cluster."""
+        return self._description.as_tf_config()
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The chief's `SimpleClusterResolver`, for `ParameterServerStrategy`."""
+        # Here, so that `kerasps launch` and the tasks start without TensorFlow's Python packages.
+        from kerasps.cluster.local.resolver import LocalClusterResolver
+
+        return LocalClusterResolver(self)
+
+    @property
+    def log_dir(self) -> Path:
+        """The directory with one log file per process."""
+        return self._log_dir
+
+    @property
+    def processes(self) -> Mapping[tuple[str, int], TaskProcess]:
+        """The process of each task, keyed by (task type, task index)."""
+        return MappingProxyType(self._processes)
+
+    def kill(self, task_type: str, task_index: int) -> None:
+        """Kill the process of a task with SIGKILL, for fault tests and demonstrations.
+
+        It stays dead until `restart`, a worker too.
+
+        Args:
+            task_type: `"worker"` or `"ps"`.
+            task_index: the index of the task in its job.
+
+        Raises:
+            ValueError: the cluster has no such task.
+            ClusterClosedError: the cluster is closed.
+        """
+        with self._watch.lock:
+            process = self._process(task_type, task_index)
+            self._watch.leave((task_type, task_index))
+            process.kill()
+
+    def restart(self, task_type: str, task_index: int) -> None:
+        """Start a task again at its old address, and wait until it is ready.
+
+        A process of the task that still runs is killed first.
+
+        Args:
+            task_type: `"worker"` or `"ps"`.
+            task_index: the index of the task in its job.
+
+        Raises:
+            ValueError: the cluster has no such task.
+            ClusterClosedError: the cluster is closed.
+            TaskStartError: the new process ended, or was not ready in time.
+        """
+        with self._watch.lock:
+            process = self._process(task_type, task_index)
+            self._watch.leave((task_type, task_index))
+            process.kill()
+            process.start()
+        self._wait_until_ready([process], time.monotonic() + self._start_timeout)
+        self._watch.resume((task_type, task_index))
+
+    def restart_all(self) -> None:
+        """Start all tasks again at their old addresses, empty. Does not wait until they are ready.
+
+        For a new coordinator, which waits for them itself. A task that fails to start counts as one
+        that died.
+
+        Raises:
+            ClusterClosedError: the cluster is closed.
+        """
+        with self._watch.lock:
+            self.check_open()
+            for task, process in self._processes.items():
+                self._watch.leave(task)
+                process.begin_to_kill()
+            for process in self._processes.values():
+                process.kill()
+                process.start()
+            for task in self._processes:
+                self._watch.resume(task)
+
+    def add_worker(self) -> int:
+        """Start one more worker, and wait until it is ready.
+
+        A training that runs on this cluster takes it in by itself, within seconds.
+
+        Returns:
+            The index of the worker.
+
+        Raises:
+            ClusterClosedError: the cluster is closed.
+            TaskStartError: the process ended, or was not ready in time.
+        """
+        with self._watch.lock:
+            self.check_open()
+            jobs = self._description.jobs
+            workers = (*jobs["worker"], *self._reserve_addresses(1))
+            index = len(workers) - 1
+            self._description = ClusterDescription({**jobs, "worker": workers}, "chief", 0)
+            self._watch.leave(("worker", index))
+            process = self._new_process("worker", index)
+        self._wait_until_ready([process], time.monotonic() + self._start_timeout)
+        self._watch.resume(("worker", index))
+        return index
+
+    def before_close(self, callback: Callable[[str], None]) -> None:
+        """Have a function called once, before the tasks end; the last one that came first.
+
+        Args:
+            callback: given a clause that says what closes the cluster, and where.
+        """
+        self._close_callbacks.append(callback)
+
+    def end_with_process(self) -> None:
+        """Keep the cluster until this process ends, then end it without a warning.
+
+        A strategy calls this once it is connected. A process that is connected stays so, and
+        whoever made the cluster may have no name for it. `close` still ends the cluster earlier.
+        """
+        note_connected(self)
+        supervise_here(self._watch.end_hung)
+        atexit.register(self._end_with_process)
+
+    def close(self) -> None:
+        """End all processes and remove the temporary log directory. A second call does nothing.
+
+        Warns of tasks that died before, by themselves, and were not started again. From here on,
+        whatever needs the cluster raises `ClusterClosedError`.
+        """
+        self._close(f"`LocalCluster.close()` was called at {calling_line()}")
+
+    def _close(self, how: str) -> None:
+        died = self._end(how)
+        if died:
+            names = ", ".join(
+                f"{process.task_type} {process.task_index} ({process.describe_exit()})"
+                for process in died
+            )
+            warnings.warn(
+                f"Tasks of the cluster died before it was closed: {names}. Their logs are kept in "
+                f"{self._log_dir}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def __enter__(self) -> LocalCluster:
+        self.check_open()
+        with self._watch.lock:
+            self._num_entered += 1
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._watch.lock:
+            self._num_entered -= 1
+            is_within_another = self._num_entered > 0
+        if not is_within_another:
+            self._close(f"the `with` block of its LocalCluster ended at {calling_line()}")
+
+    def __del__(self) -> None:
+        if getattr(self, "_ended", True) or os.getpid() != self._owner:
+            return
+        # A `close` that was interrupted is finished without a word.
+        if not self._closed:
+            warnings.warn(
+                f"{self!r} was not closed. Use it in a `with` statement, or call `close()`.",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+        self._close("its LocalCluster was forgotten")
+
+    def __repr__(self) -> str:
+        jobs = self._description.jobs
+        state = "closed" if self._closed else "open"
+        return f"<LocalCluster num_workers={len(jobs['worker'])} num_ps={len(jobs['ps'])} {state}>"
+
+    @property
+    def process_ends(self) -> bool:
+        """Whether the cluster ends because this process does."""
+        return self._process_ends
+
+    def _end_with_process(self) -> None:
+        self._process_ends = True
+        self._end("this process ends")
+
+    def _end(self, how: str) -> list[TaskProcess]:
+        """Call the callbacks, and end all processes; return the tasks that had died.
+
+        Args:
+            how: what closes the cluster, and where.
+        """
+        if os.getpid() != self._owner:
+            return self._end_all()
+        self._closed_by = self._closed_by or how
+        if not self._close_callbacks:
+            return self._end_all()
+        with without_lines_about_tasks(), silent_killed(self._processes, self._watch):
+            try:
+                # Each is taken off the list first: a callback may close the cluster itself.
+                while self._close_callbacks:
+                    self._close_callbacks.pop()(how)
+            finally:
+                died = self._end_all()
+        return died
+
+    def _end_all(self) -> list[TaskProcess]:
+        """End all processes, free the ports and the logs, and return the tasks that had died.
+
+        An interrupt ends the processes at once. A further call does what is left.
+        """
+        if self._ended:
+            return []
+        was_interrupted, self._closed = self._closed, True
+        if os.getpid() != self._owner:
+            # A fork of the process that started the cluster has a copy of this object, but the
+            # cluster is not its own to end.
+            return []
+        died = []
+        if not was_interrupted:
+            died = [
+                process for task, process in list(self._processes.items()) if self._watch.died(task)
+            ]
+        try:
+            self._watch.close()
+            # All are asked before any is waited for, so that they end side by side.
+            for process in list(self._processes.values()):
+                process.terminate()
+            for process in list(self._processes.values()):
+                process.wait()
+        finally:
+            self._end_at_once()
+        if self._log_dir_is_ours and not (died or self._watch.saw_death or self._keep_logs):
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+        self._ended = True
+        return died
+
+    def _end_at_once(self) -> None:
+        """Kill what still runs, and free the ports."""
+        supervise_no_more(self._watch.end_hung)
+        with self._watch.lock:
+            for process in self._processes.values():
+                process.begin_to_kill()
+            for process in self._processes.values():
+                process.kill()
+        for port in self._ports:
+            port.close()
+
+    def _reserve_addresses(self, count: int) -> tuple[str, ...]:
+        """Pick free ports, and hold them until the cluster is closed."""
+        ports = [reserve_port() for _ in range(count)]
+        self._ports.extend(ports)
+        return tuple(address_of(port) for port in ports)
+
+    def _start_all(self) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        for task_type, task_index in self._own_tasks():
+            self._new_process(task_type, task_index)
+        self._wait_until_ready(list(self._processes.values()), deadline)
+
+    def _own_tasks(self) -> Iterable[tuple[str, int]]:
+        """Return the tasks whose processes are the cluster's own."""
+        return self._description.server_addresses
+
+    def _environment_of(self, task_type: str, task_index: int) -> dict[str, str]:
+        """Return the environment of the process of a task, but for TF_CONFIG."""
+        return task_environment(task_type, task_index, len(self._description.jobs["worker"]))
+
+    def _new_process(self, task_type: str, task_index: int) -> TaskProcess:
+        """Start the process of a task that has none."""
+        process = TaskProcess(
+            self._description.for_task(task_type, task_index),
+            log_file=self._log_dir / f"{task_type}-{task_index}.log",
+            env=self._environment_of(task_type, task_index),
+        )
+        self._processes[task_type, task_index] = process
+        process.start()
+        return process
+
+    def _wait_until_ready(self, processes: list[TaskProcess], deadline: float) -> None:
+        pending = processes
+        while pending := [process for process in pending if not process.is_ready()]:
+            for process in pending:
+                if process.poll() is not None:
+                    raise self._start_error(process, "ended before it was ready")
+            if time.monotonic() > deadline:
+                limit = f"was not ready within start_timeout={self._start_timeout:g} s"
+                raise self._start_error(pending[0], limit)
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _start_error(self, process: TaskProcess, what: str) -> TaskStartError:
+        with self._watch.lock:
+            self._watch.leave((process.task_type, process.task_index))
+        self._keep_logs = True
+        return TaskStartError(
+            f"The process of {process.task_type} {process.task_index} {what}. Expected: a server "
+            f"at {process.address}. Received:\n{process.report()}\nCorrect what the last lines "
+            "say, or raise `start_timeout` on a slow machine.",
+            task_type=process.task_type,
+            task_index=process.task_index,
+        )
+
+    def check_open(self) -> None:
+        """Raise `ClusterClosedError` where the cluster is closed."""
+        if not self._closed:
+            return
+        how = f": {self._closed_by}" if self._closed_by else ""
+        raise closed_error(f"a use of {self!r}") or ClusterClosedError(
+            f"The cluster is closed{how}. Expected: an open cluster. Received: {self!r}. Create a "
+            "new LocalCluster."
+        )
+
+    def _process(self, task_type: str, task_index: int) -> TaskProcess:
+        self.check_open()
+        process = self._processes.get((task_type, task_index))
+        if process is None:
+            known = ", ".join(f"{job} {index}" for job, index in self._processes)
+            raise ValueError(
+                f"The cluster has no such task. Expected: one of {known}. Received: "
+                f"task_type={task_type!r}, task_index={task_index!r}. Give one of these."
+            )
+        return process
+
+
+def _count(name: str, value: Any) -> int:
+    return count(f"`{name}` is not a count", value, expected="an int of at least 1")
+
+
+def task_watch_of(cluster: LocalCluster) -> TaskWatch:
+    """Return the watch of a cluster, for one who starts it for others."""
+    return cluster._watch
+
+
+def _print_death(death: Death) -> None:
+    print(f"kerasps: {death}", file=sys.stderr, flush=True)

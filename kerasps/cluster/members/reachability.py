@@ -1,0 +1,122 @@
+"""Asks the tasks of a cluster whether they answer, and waits until all do."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from kerasps.checks import time_limit
+from kerasps.errors import TaskUnreachableError
+from kerasps.runtime.probe import Answer, ask_servers, connection_error
+
+_LOGGER = logging.getLogger("kerasps")
+
+# Longer than tasks take that start together with the coordinator; then twice as long each time.
+_SAY_AFTER_S = 3.0
+# Long enough for tasks that a scheduler starts together with the coordinator; short enough to be
+# waited for by a person.
+DEFAULT_CONNECT_TIMEOUT_S = 60.0
+# A refused attempt costs less than a millisecond, so ten a second cost nothing to speak of.
+_POLL_INTERVAL_S = 0.1
+# A host that drops packets says nothing; a handshake across a continent takes a tenth of this.
+_ATTEMPT_TIMEOUT_S = 2.0
+# Threads at a time, each of which mostly waits: a large cluster has a few hundred tasks.
+_MAX_ATTEMPTS = 64
+
+
+def wait_until_reachable(
+    addresses: Mapping[tuple[str, int], str], timeout_s: float | None = None
+) -> None:
+    """Wait until a server of gRPC answers at the address of every task.
+
+    TensorFlow waits for ever, in silence, for a task that is not there. So the coordinator asks
+    first. It logs which tasks it waits for after 3, 6, 12 … seconds.
+
+    Args:
+        addresses: the `"host:port"` of each task, keyed by (task type, task index).
+        timeout_s: the time limit in seconds for all of them together. None (default) takes
+            KERASPS_CONNECT_TIMEOUT, else 60.
+
+    Raises:
+        TaskUnreachableError: tasks could not be reached; the message names each.
+        ValueError: the time limit is not a positive, finite number.
+    """
+    limit = time_limit(
+        timeout_s,
+        variable="KERASPS_CONNECT_TIMEOUT",
+        default=DEFAULT_CONNECT_TIMEOUT_S,
+        argument="connect_timeout",
+    )
+    began = time.monotonic()
+    deadline, say_after = began + limit, _SAY_AFTER_S
+    missing = unreachable(addresses, min(limit, _ATTEMPT_TIMEOUT_S))
+    while missing and time.monotonic() < deadline:
+        waited = time.monotonic() - began
+        if waited > say_after:
+            say_after *= 2
+            _LOGGER.warning(
+                "Waiting for %d of %d tasks since %.0f s, for %.0f s at most: %s.",
+                len(missing),
+                len(addresses),
+                waited,
+                limit,
+                describe_unreachable(addresses, missing),
+            )
+        time.sleep(min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic())))
+        left = max(0.01, deadline - time.monotonic())
+        missing = unreachable(
+            {task: addresses[task] for task in missing}, min(left, _ATTEMPT_TIMEOUT_S)
+        )
+    if not missing:
+        return
+    raise TaskUnreachableError(
+        f"{len(missing)} of {len(addresses)} tasks could not be reached within {limit:g} s. "
+        "Expected: a server that accepts connections at each address. Received: "
+        f"{describe_unreachable(addresses, missing)}. Start `kerasps serve` in these tasks, check "
+        "that the addresses are right and no firewall is between, or allow more time with "
+        "KERASPS_CONNECT_TIMEOUT (seconds)."
+    )
+
+
+def describe_unreachable(
+    addresses: Mapping[tuple[str, int], str], missing: Mapping[tuple[str, int], str]
+) -> str:
+    """Return a phrase that names each unreachable task, its address and the reason."""
+    return ", ".join(
+        f"{job} {index} at {addresses[job, index]} ({missing[job, index]})"
+        for job, index in missing
+    )
+
+
+def unreachable(
+    addresses: Mapping[tuple[str, int], str], timeout_s: float
+) -> dict[tuple[str, int], str]:
+    """Try to connect to each task once, and return the reason for each one that failed.
+
+    Args:
+        addresses: the `"host:port"` of each task, keyed by (task type, task index).
+        timeout_s: the time limit of each attempt, in seconds.
+
+    Returns:
+        The reason for each task that could not be reached, keyed like `addresses`.
+    """
+    if not addresses:
+        return {}
+    # Side by side, so that a host which drops packets does not use up the time of the others.
+    with ThreadPoolExecutor(max_workers=min(len(addresses), _MAX_ATTEMPTS)) as pool:
+        errors = list(
+            pool.map(lambda address: connection_error(address, timeout_s), addresses.values())
+        )
+    reasons = {
+        task: error.strerror or str(error) or type(error).__name__
+        for task, error in zip(addresses, errors, strict=True)
+        if error is not None
+    }
+    # The kernel accepts for a process that is stopped, and anyone may listen at an address.
+    accepting = {task: addresses[task] for task in addresses if task not in reasons}
+    for task, answer in ask_servers(accepting, timeout_s).items():
+        if answer is not Answer.SERVES:
+            reasons[task] = f"connected, but {answer.value}"
+    return reasons

@@ -1,0 +1,122 @@
+"""Keeps the port of a task from others while the task's process starts anew.
+
+The server's own socket is closed when the process begins again, and the next server listens about
+half a second later. Another process could take the port in between. So a second socket is bound to
+the same address before that, and stays open in the process as it begins again. It never listens:
+whoever connects meanwhile is refused at once, and tries again.
+
+Sockets share an address where all of them have SO_REUSEPORT and belong to one user. A server of
+TensorFlow does not have that option. It gets it for this, as it binds (`bind`), and
+loses it as soon as it listens. Otherwise another server of the same user could take a part of its
+connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+# The file descriptors of the sockets that hold the port, from the process to what it becomes.
+_VARIABLE = "KERASPS_HELD_SOCKETS"
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+class HeldPort:
+    """The sockets that keep a port for a server of this process.
+
+    Args:
+        port: the port.
+        sockets: those that are bound to it, and do not listen.
+    """
+
+    def __init__(self, port: int, sockets: list[socket.socket]) -> None:
+        self._port = port
+        self._sockets = sockets
+
+    def __bool__(self) -> bool:
+        """Return whether any socket keeps the port."""
+        return bool(self._sockets)
+
+    def close(self) -> None:
+        """Leave the port to the server that listens on it, or to anyone where none does."""
+        if not self._sockets:
+            return
+        for listener in _listeners(self._port):
+            with listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+        for held in self._sockets:
+            held.close()
+        self._sockets = []
+
+
+def hold(port: int) -> None:
+    """Keep a port on which this process listens, until it has begun again and listens there.
+
+    Where the system does not allow that, the port is free meanwhile. Call just before `os.execv`.
+    """
+    held = []
+    for listener in _listeners(port):
+        with listener, contextlib.suppress(OSError):
+            held.append(_bound_beside(listener).detach())
+    os.environ[_VARIABLE] = ",".join(map(str, held))
+
+
+def taken_over(port: int) -> HeldPort:
+    """Return what this process, before it began again, kept the port with; once."""
+    sockets = []
+    for number in os.environ.pop(_VARIABLE, "").split(","):
+        with contextlib.suppress(OSError, ValueError):
+            held = socket.socket(fileno=int(number))
+            if held.getsockname()[1] == port:
+                held.set_inheritable(False)
+                sockets.append(held)
+            else:
+                held.detach()
+    return HeldPort(port, sockets)
+
+
+def share(descriptor: int) -> None:
+    """Let a socket that is about to be bound share the address of those that keep its port."""
+    with socket.socket(fileno=os.dup(descriptor)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
+def _listeners(port: int) -> Iterator[socket.socket]:
+    """Yield a duplicate of each socket of this process that listens on a port."""
+    for entry in list(_DESCRIPTORS.iterdir()) if _DESCRIPTORS.exists() else []:
+        try:
+            if not os.readlink(entry).startswith("socket:"):
+                continue
+            found = socket.socket(fileno=os.dup(int(entry.name)))
+        except OSError:
+            continue  # closed meanwhile
+        is_ip = found.family in (socket.AF_INET, socket.AF_INET6)
+        is_listening = is_ip and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if is_listening and found.getsockname()[1] == port:
+            yield found
+        else:
+            found.close()
+
+
+def _bound_beside(listener: socket.socket) -> socket.socket:
+    """Return a socket with the address of one that listens; `os.execv` leaves it open."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held = socket.socket(listener.family, listener.type)
+    try:
+        if listener.family == socket.AF_INET6:
+            is_ipv6_only = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, is_ipv6_only)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # For the connections to this port that are still open; and not for longer, or any server
+        # that sets the option, as most do, could listen beside a socket that does not.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(listener.getsockname())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        held.set_inheritable(True)
+    except BaseException:
+        held.close()
+        raise
+    return held

@@ -1,0 +1,157 @@
+"""Decides which address of this machine a task's server listens on.
+
+It is the one that the others use: the host of the task's own entry in the cluster's description.
+That may be a name, which need not mean the same everywhere. Only an address that this machine has,
+and that the other tasks can reach, is taken. Where there is none, no server starts, unless it was
+told to listen on all addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from typing import Any
+
+from kerasps.cluster.description.cluster_description import ClusterDescription, is_loopback
+from kerasps.errors import ClusterConfigError
+from kerasps.runtime.addresses import split_address
+
+# A family, and what `bind` takes for it.
+_Address = tuple[int, Any]
+
+BIND_VARIABLE = "KERASPS_BIND"
+_HOW = (
+    "Correct the entry, or name the address to listen on, by `kerasps serve --bind ADDRESS` or the "
+    f"environment variable {BIND_VARIABLE}. 0.0.0.0 stands for all: whoever reaches the port can "
+    "then read and write files as this user."
+)
+
+
+def listen_address(description: ClusterDescription, bind: str | None = None) -> str | None:
+    """Return the IP address that the server of this task is to listen on, None for all of them.
+
+    Args:
+        description: the cluster, and which of its tasks this process is.
+        bind: a host name or an IP address of this machine; `0.0.0.0`, `::` and `*` stand for all.
+            None (default) takes the host of the task's own entry.
+
+    Raises:
+        ClusterConfigError: `bind` is no address of this machine; or there is none, and the task's
+            own entry is no address of this machine that others can reach.
+    """
+    if bind is not None:
+        return _asked_for(bind)
+    host, _ = split_address(str(description.address))
+    if _is_unspecified(host):
+        return None
+    found = _addresses(host)
+    own = [address for address in found if _is_of_this_machine(address)]
+    if not is_loopback(host) and not _all_are_here(description, host):
+        # Debian gives a machine's own name the address 127.0.1.1 on that machine alone.
+        own = [address for address in own if not is_loopback(_text(address))]
+    if own:
+        return _text(_best(own))
+    received = _text_of_all(found) or "a name that no address is known of"
+    raise ClusterConfigError(
+        f"{description.task_type} {description.task_index} does not start, since it would listen "
+        f"on every network interface. Expected: its host in the cluster's description, {host!r}, "
+        f"to be an address of this machine that the other tasks can reach. Received: {received}. "
+        f"{_HOW}"
+    )
+
+
+def may_listen_on_all() -> bool:
+    """Return whether the environment says that servers may listen on all addresses."""
+    return _is_all(os.environ.get(BIND_VARIABLE, ""))
+
+
+def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
+    """Return the IP address that the coordinator's own server is to listen on, None for all.
+
+    As `listen_address`. The environment variable KERASPS_BIND takes the place of the argument
+    `bind`, but for a cluster that is all on the loopback: the variable is that of the machine.
+
+    Args:
+        cluster: the cluster, seen from its chief.
+
+    Raises:
+        ClusterConfigError: KERASPS_BIND is no address of this machine; or it is not set, and the
+            entry is no address of this machine that others can reach.
+    """
+    host, _ = split_address(str(cluster.address))
+    is_local = cluster.is_on_one_machine and is_loopback(host)
+    return listen_address(cluster, None if is_local else os.environ.get(BIND_VARIABLE) or None)
+
+
+def _asked_for(bind: str) -> str | None:
+    if _is_all(bind):
+        return None
+    found = _addresses(bind)
+    own = [address for address in found if _is_of_this_machine(address)]
+    if own:
+        return _text(_best(own))
+    received = f"{bind!r}"
+    if _text_of_all(found) not in ("", bind):
+        received += f" ({_text_of_all(found)})"
+    raise ClusterConfigError(
+        "The address to listen on is none of this machine. Expected: a host name or an IP address "
+        f"of this machine, or 0.0.0.0 for all. Received: {received}. `ip address` lists them."
+    )
+
+
+def _all_are_here(description: ClusterDescription, host: str) -> bool:
+    """Return whether all tasks are known to be on the machine that `host` names."""
+    hosts = {split_address(address)[0] for address in description.addresses.values()}
+    return all(other == host or is_loopback(other) for other in hosts)
+
+
+def _is_all(bind: str) -> bool:
+    # To some resolvers `*` is a name.
+    return bind == "*" or _is_unspecified(bind)
+
+
+def _is_unspecified(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_unspecified
+    return False
+
+
+def _addresses(host: str) -> list[_Address]:
+    """Return the socket addresses of a host, none where it has none or nobody knows it."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _is_of_this_machine(address: _Address) -> bool:
+    # One can only bind to what the machine has.
+    family, place = address
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+def _best(addresses: list[_Address]) -> _Address:
+    # A server has one socket. Who looks a name up tries all of its addresses in turn, and one that
+    # others reach over IPv4 alone is more common than the other way round.
+    return min(
+        addresses,
+        key=lambda address: (is_loopback(_text(address)), address[0] != socket.AF_INET),
+    )
+
+
+def _text(address: _Address) -> str:
+    """Return the IP address as text, with the scope that an address of one link has."""
+    _, place = address
+    return socket.getnameinfo(place, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+
+
+def _text_of_all(addresses: list[_Address]) -> str:
+    return ", ".join(map(_text, addresses))

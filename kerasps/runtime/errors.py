@@ -1,0 +1,361 @@
+"""Translates errors of TensorFlow's runtime: a lost ps, ids out of range, or the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.errors import InputError, KeraspsError, PSLostError
+from kerasps.runtime.connected import check_not_closed, closed_error, connected_strategy
+from kerasps.runtime.grpc_options import hang_limit
+from kerasps.runtime.probe import Answer, ask_servers
+from kerasps.runtime.supervision import tell_supervisor
+
+# Begins the message of the error that ids out of range end in, on a worker.
+OUT_OF_RANGE = "kerasps: ids out of range"
+
+# A server that is awake answers in a millisecond; one that swaps, in less than this.
+_ASK_S = 1.0
+# How gRPC names the task that an error came from.
+_FROM_TASK = "GRPC error information from remote target /job:"
+_FROM_PS = f"{_FROM_TASK}ps"
+
+# Between two questions whether a ps is there, and for the answer; how long a call to it may fail
+# once it answers: gRPC tries to connect again after two seconds.
+_PAUSE_S, _ANSWER_S, _RECONNECT_S = 0.1, 1.0, 5.0
+
+# How TensorFlow says that a task, or a device of one, is unknown to this process.
+_OF_TASK = re.compile(r"/job:(worker|ps)\b|unknown device|contains an invalid device")
+
+# Attributes of an error: the worker that it comes from, and that its message tells the user so.
+_WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
+
+
+def comes_from(error: BaseException, worker: int) -> None:
+    """Mark an error of TensorFlow's runtime as raised on a worker.
+
+    Its own words may name any task.
+    """
+    if isinstance(error, tf.errors.OpError):
+        setattr(error, _WORKER, worker)
+
+
+@contextlib.contextmanager
+def translated_errors(strategy: Any) -> Iterator[None]:
+    """In this context, raise errors of TensorFlow's runtime as what they mean to the user.
+
+    Raises:
+        ClusterClosedError: the cluster was closed.
+        PSLostError: a ps is gone.
+        InputError: ids are out of range.
+        Exception: the error of the user's own code, with its own message, in other cases.
+    """
+    try:
+        yield
+    except KeraspsError:
+        raise
+    except Exception as exc:
+        # TensorFlow's coordinator wraps the error of a session in one of its own.
+        cause = getattr(exc, "original_exception", exc)
+        _raise_if_closed(cause)
+        _raise_if_ps_lost(strategy, cause)
+        out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
+        if out_of_range is not None:
+            text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
+            advice = _NO_NUMBER if number in _OF_NAN else _TOO_SMALL
+            raise InputError(f"Ids out of range: {text} {number}. {advice}") from None
+        _raise_if_strings(cause)
+        worker = getattr(cause, _WORKER, None)
+        if worker is not None and not hasattr(cause, _TOLD):
+            told = cleaned(cause)
+            setattr(told, _TOLD, True)
+            told.add_note(
+                f"Raised on worker {worker} at {strategy.description.jobs['worker'][worker]}."
+            )
+            raise told from None
+        if cause is not exc and isinstance(cause, Exception):
+            raise cause from None
+        raise
+
+
+_TOO_SMALL = (
+    "Map the ids into the range, or make the layer that looks them up larger (`input_dim` of an "
+    "Embedding)."
+)
+# What a processor makes of NaN, of infinity, and of numbers that are too large, as an integer.
+_OF_NAN = (-(2**31), -(2**63))
+_NO_NUMBER = (
+    "That is what NaN, infinity and numbers that are too large become as an integer: look for "
+    "missing values in the data, and give ids as integers."
+)
+_CAST_OF_STRINGS = re.compile(r"Cast string to \w+ is not supported")
+
+
+def _raise_if_strings(error: BaseException) -> None:
+    """Raise `InputError` where a model has cast strings to numbers."""
+    if not isinstance(error, tf.errors.UnimplementedError):
+        return
+    found = _CAST_OF_STRINGS.search(error.message)
+    if found is not None:
+        node = _NODE.search(error.message)
+        where = f", in operation {node[1]!r}" if node is not None else ""
+        raise InputError(
+            "The model got strings where it computes with numbers. Expected: numbers, or a layer "
+            "that makes numbers of strings first, such as `keras.layers.StringLookup` or "
+            f"`TextVectorization`. Received: strings in x or y ({found[0]}{where}). Map them to "
+            "numbers in the data, or begin the model with such a layer."
+        ) from cleaned(error)
+
+
+class _NamingClosed:
+    """A context that raises `ClusterClosedError` for errors about a task of a closed cluster.
+
+    A class and one instance, since functions enter it at each call: a generator costs more.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing: only a failure needs attention."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if error is not None and _names_task(error):
+            _raise_if_closed(error, "a use of a variable")
+
+
+# For what may use the cluster and may be a plain process's: functions, and bare variables.
+naming_closed = _NamingClosed()
+
+
+class _NamingLostPS:
+    """A context that raises `PSLostError` for errors that a lost ps ends in, and no other error.
+
+    Where the cluster was closed, they are `ClusterClosedError`.
+
+    A class and one instance, since variables enter it at each access: a generator costs more.
+    """
+
+    def __enter__(self) -> None:
+        """Do nothing: only a failure needs attention."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        strategy = connected_strategy()
+        if error is not None and strategy is not None:
+            _raise_if_closed(error, "a use of a variable")
+            _raise_if_ps_lost(strategy, error)
+
+
+# For variables, wherever they are read or written.
+naming_lost_ps = _NamingLostPS()
+
+
+def check_ps_of(strategy: Any) -> None:
+    """Raise `PSLostError` where a ps does not answer, `ClusterClosedError` for a closed cluster.
+
+    For an error whose cause somebody has swallowed, so that it does not say itself what it means.
+    """
+    check_not_closed()
+    for ps in range(strategy.num_ps):
+        error = error_of(f"/job:ps/replica:0/task:{ps}")
+        if error is not None:
+            _raise_if_ps_lost(strategy, error)
+
+
+def absent_ps_error(strategy: Any, ps: int) -> KeraspsError:
+    """Return the error of a ps that does not answer any more, as the membership has noticed."""
+    closed = closed_error()
+    if closed is not None:
+        return closed
+    if not strategy._membership.hangs(ps):
+        return _lost_ps_error(strategy, ps, "connection refused")
+    return _hung_ps_error(strategy, ps, "no answer")
+
+
+def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
+    lost = lost_ps(error)
+    if lost is None or ps_is_there(strategy, lost):
+        return  # a call has failed though the ps is there, or names it for what else it was about
+    cause = cleaned(error)
+    if _hangs(strategy, lost):
+        raise absent_ps_error(strategy, lost) from cause
+    first_line = (str(cause).splitlines() or [""])[0]
+    make = _hung_ps_error if _is_silent(strategy, lost) else _lost_ps_error
+    raise make(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
+
+
+def _is_silent(strategy: Any, ps: int) -> bool:
+    """Return whether a ps to which a call has failed may still be alive, and only not answer."""
+    address = strategy.description.jobs["ps"][ps]
+    return ask_servers({ps: address}, _ASK_S)[ps] is Answer.IS_SILENT
+
+
+def _hung_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
+    tell_supervisor("hung", "ps", ps)
+    return PSLostError(
+        f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
+        f"with its variables. Expected: ps tasks that answer within {hang_limit():g} seconds "
+        f"(KERASPS_HANG_TIMEOUT). Received: silence ({received}): its process is stopped, or the "
+        f"network swallows what is sent. {strategy.after_ps_loss}",
+        task_type="ps",
+        task_index=ps,
+    )
+
+
+def ps_is_there(strategy: Any, ps: int) -> bool:
+    """Return whether a ps is there and knows this process; ask it again until that is known.
+
+    One that is silent may only be held up: it is asked until it counts as lost, for
+    KERASPS_HANG_TIMEOUT seconds (10). One that refuses connections, or was started anew, is not
+    there at once. Thread: any.
+    """
+    device = f"/job:ps/replica:0/task:{ps}"
+    address = strategy.description.jobs["ps"][ps]
+    silent_since = serves_since = None
+    while True:
+        error = error_of(device)
+        if error is None:
+            return True
+        if not isinstance(error, (tf.errors.UnavailableError, tf.errors.DeadlineExceededError)):
+            return False
+        answer, now = ask_servers({ps: address}, _ANSWER_S)[ps], time.monotonic()
+        if answer is Answer.REFUSES:
+            return False
+        if answer is Answer.SERVES:
+            silent_since, serves_since = None, serves_since or now
+            if now - serves_since > _RECONNECT_S:
+                return False
+        else:
+            serves_since, silent_since = None, silent_since or now
+            if _hangs(strategy, ps) or now - silent_since > hang_limit() + _RECONNECT_S:
+                return False
+        time.sleep(_PAUSE_S)
+
+
+def _hangs(strategy: Any, ps: int) -> bool:
+    membership = getattr(strategy, "_membership", None)
+    return membership is not None and bool(membership.hangs(ps))
+
+
+def _raise_if_closed(error: BaseException, received: str = "a use of the cluster") -> None:
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    closed = closed_error(received) if isinstance(error, kinds) or _names_task(error) else None
+    if closed is not None:
+        raise closed from cleaned(error)
+
+
+def _names_task(error: BaseException) -> bool:
+    """Return whether an error of TensorFlow's runtime is about a device that is not here."""
+    return isinstance(error, tf.errors.OpError) and _OF_TASK.search(str(error)) is not None
+
+
+def _lost_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
+    tell_supervisor("lost", "ps", ps)
+    return PSLostError(
+        f"ps {ps} at {strategy.description.jobs['ps'][ps]} is gone, and with it its variables. "
+        f"Expected: ps tasks that live as long as the training. Received: {received}. "
+        f"{strategy.after_ps_loss} The ps's log says why it ended.",
+        task_type="ps",
+        task_index=ps,
+    )
+
+
+# What TensorFlow's runtime adds to an operation's own message: by way of which functions,
+# operations and calls it came.
+_WAY = re.compile(
+    r"^(\s*\[\[|Additional GRPC error information|:[A-Z_]+:Error received from peer"
+    r"|\s*Encountered when executing an operation)"
+)
+_FUNCTION = re.compile(r"\{\{function_node [^}]*\}\} ?")
+_NODE = re.compile(r"\{\{node ([^}]*)\}\}")
+# How some errors of functions begin: with where each operation was made, which is not known here.
+_MADE_AT = re.compile(
+    r"^Graph execution error:\n\n"
+    r"(Detected at node .*\n(?:<stack traces unavailable>\n|(?:(?:  .*)?\n)+))*"
+)
+_FIRST_OF_SEVERAL = re.compile(r"^\d+ root error\(s\) found\.\n\s*\(0\) [A-Z_]+: +")
+_NEXT_OF_SEVERAL = re.compile(r"^\s*\(\d+\) [A-Z_]+: |^\d+ successful operations\.")
+
+
+def cleaned(error: Any) -> Any:
+    """Return an error of TensorFlow's runtime with the operation's own message and name only.
+
+    What TensorFlow adds of its way here, twenty lines mostly, is in the `__context__` of the
+    result. Any other error is returned as it is.
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return error
+    message = _MADE_AT.sub("", _FUNCTION.sub("", error.message))
+    kept: list[str] = []
+    for line in _FIRST_OF_SEVERAL.sub("", message).splitlines():
+        if _WAY.match(line) or _NEXT_OF_SEVERAL.match(line):
+            break
+        kept.append(line)
+    node = _NODE.search(error.message)
+    if node is not None and node[1] not in "\n".join(kept):
+        kept.append(f"In operation '{node[1]}'.")
+    try:
+        told = type(error)(error.node_def, error.op, "\n".join(kept))
+    except TypeError:  # a class of its own
+        return error
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    told.__context__, told.__suppress_context__ = error, True
+    for attribute in (_WORKER, _TOLD):
+        if hasattr(error, attribute):
+            setattr(told, attribute, getattr(error, attribute))
+    return told
+
+
+def answers(device: str) -> bool:
+    """Return whether the task of `device` is there and knows this process.
+
+    A task that was started anew does not know it.
+    """
+    return error_of(device) is None
+
+
+def error_of(device: str) -> tf.errors.OpError | None:
+    """Return the error that a call to the task of `device` ends in, None where all is well."""
+    try:
+        with tf.init_scope(), tf.device(device):
+            tf.identity(tf.constant(0)).numpy()
+    except tf.errors.OpError as exc:
+        return exc
+    return None
+
+
+def lost_ps(error: BaseException) -> int | None:
+    """Return the index of the ps that `error` says is gone, else None."""
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+        return _task_of("ps", error)
+    # A ps that went away and came back between two calls knows nothing of what it had.
+    text = str(error)
+    came_back = isinstance(error, tf.errors.InvalidArgumentError) and (
+        "unknown device" in text.lower()
+        or "Unable to find the relevant tensor remote_handle" in text
+    )
+    return _task_of("ps", error) if came_back and _FROM_PS in text else None
+
+
+def comes_from_worker(error: BaseException) -> bool:
+    """Return whether a call to a worker has ended in `error`, by its own words."""
+    return isinstance(error, tf.errors.OpError) and f"{_FROM_TASK}worker" in str(error)
+
+
+def _task_of(job: str, error: BaseException) -> int | None:
+    """Return the index of the first task of a job that an error names, else None."""
+    found = (
+        re.search(rf"/job:{job}/replica:0/task:(\d+)", str(error))
+        if isinstance(error, tf.errors.OpError)
+        else None
+    )
+    return int(found.group(1)) if found else None

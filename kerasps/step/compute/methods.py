@@ -1,0 +1,115 @@
+"""What a step calls: a method of a model, as `fit` does, or a function of the user's own loop."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from kerasps.step.compute.returned import Returned, noting_results
+from kerasps.step.records.identity import IdentitySet
+from kerasps.variables import is_seed_state
+from kerasps.variables.slots import optimizers_of
+
+
+class Method(Protocol):
+    """What a `Tracer` traces.
+
+    Attributes:
+        may_assign: whether it may assign a bare `tf.Variable`, and have an optimizer train one.
+        has_states_away: whether the states of metrics and seed generators are on a ps meanwhile
+            (see `variables.AwayStates`); else they are sent and returned.
+        numbers_pushes: whether a push says of which call of a function it is.
+    """
+
+    may_assign: bool
+    has_states_away: bool
+    numbers_pushes: bool
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages."""
+
+    @property
+    def whose(self) -> str:
+        """Of what it is a part, for messages; else empty."""
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether XLA is to compile it."""
+
+    def expected(self) -> list[Any]:
+        """Return the variables that it probably reads, but the states of metrics."""
+
+    def expected_metrics(self) -> list[Any]:
+        """Return the states of metrics that it probably adds to."""
+
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that it probably applies."""
+
+    def call(self, batch: Any) -> Returned:
+        """Call it, in the phase in which it computes."""
+
+
+class ModelMethod:
+    """A method of a model (see `Method`).
+
+    Args:
+        model: the `keras.Model`.
+        method: the name of the method: `"train_step"`, `"test_step"` or `"predict_step"`.
+    """
+
+    may_assign = False
+    has_states_away = False
+    numbers_pushes = False
+
+    def __init__(self, model: keras.Model, method: str) -> None:
+        self._model = model
+        self._method = method
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages."""
+        return f"`{self._method}`"
+
+    @property
+    def whose(self) -> str:
+        """Of which model, for messages."""
+        return f" of model '{self._model.name}'"
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether the model was compiled so."""
+        return bool(self._model.jit_compile)
+
+    def expected(self) -> list[Any]:
+        """Return the model's variables but the states of metrics."""
+        others = IdentitySet(self._model.metrics_variables)
+        # Layers that draw random numbers mostly do so in training alone.
+        draws = self._method == "train_step"
+        return [
+            v for v in self._model.variables if v not in others and (draws or not is_seed_state(v))
+        ]
+
+    def expected_metrics(self) -> list[Any]:
+        """Return the states of the model's metrics."""
+        return [] if self._method == "predict_step" else list(self._model.metrics_variables)
+
+    def optimizers(self) -> list[Any]:
+        """Return the model's optimizers."""
+        return list(optimizers_of(self._model)) if self._method == "train_step" else []
+
+    def call(self, batch: Any) -> Returned:
+        """Call the method."""
+        method = getattr(self._model, self._method)
+        if self._method == "predict_step":
+            return Returned(predicted=tf.nest.map_structure(_as_tensor, method(batch)))
+        with noting_results(self._model.metrics) as results:
+            logs = method(batch)
+        return Returned.of_logs(logs, self._model, results)
+
+
+def _as_tensor(value: Any) -> Any:
+    is_composite = isinstance(value, (tf.RaggedTensor, tf.SparseTensor))
+    return value if is_composite else tf.convert_to_tensor(value)

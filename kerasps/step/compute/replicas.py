@@ -1,0 +1,327 @@
+"""The replicas of a step: `train_step` traced once for each device of a worker, in one graph.
+
+Each replica has a batch, metrics and seeds of its own; pulled values they share. A thread traces
+each, and one of them at a time: a replica runs until it applies an optimizer, where it waits for
+the others. The first one then applies it, once, to the sums of all gradients, and what that changes
+all of them see. Keras divides the loss of a replica by their number, so the sum of the gradients is
+the gradient of the mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.errors import UnsupportedError
+from kerasps.step.compute.compute import Compute
+from kerasps.step.compute.returned import Returned
+from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs
+from kerasps.step.contract.inventory import Inventory
+from kerasps.step.records.identity import IdentitySet
+from kerasps.variables import ParameterServerVariable, entering
+from kerasps.variables.phase import as_replica
+
+_Result = TypeVar("_Result")
+
+
+class _Abandoned(BaseException):
+    """Ends the thread of a replica when another one has failed."""
+
+
+class Lockstep(Generic[_Result]):
+    """Runs a function for each replica, which may meet the others on the way.
+
+    One of them runs at a time, in the order of their numbers: what the first does behind a meeting,
+    it has done when the second goes on.
+
+    Args:
+        bodies: what the replicas do.
+    """
+
+    def __init__(self, bodies: Sequence[Callable[[], _Result]]) -> None:
+        self._threads = [_ReplicaThread(body, i) for i, body in enumerate(bodies)]
+        self._current: _ReplicaThread[_Result] | None = None
+        self._met: list[Any] = []
+
+    def run(self) -> list[_Result]:
+        """Return what each replica returned.
+
+        Raises what the first one to fail raised; UnsupportedError where they do not meet equally
+        often.
+        """
+        for thread in self._threads:
+            thread.start()
+        try:
+            while True:
+                for thread in self._threads:
+                    self._current = thread
+                    thread.go_on()
+                done = {thread.is_done for thread in self._threads}
+                if done == {True}:
+                    return [thread.result for thread in self._threads]
+                if len(done) > 1:
+                    raise UnsupportedError(
+                        "The replicas of a worker did not apply their optimizers equally often. "
+                        "Expected: a `train_step` that does the same in each replica. Received: "
+                        f"one that differs among {len(self._threads)}. Do not have it depend on "
+                        "`replica_id_in_sync_group`, or give one device as `worker_devices`."
+                    )
+                self._met = [thread.met for thread in self._threads]
+        finally:
+            for thread in self._threads:
+                thread.abandon()
+
+    def meet(self, value: Any) -> list[Any]:
+        """Wait until all replicas have come here; return their values. Call in a replica."""
+        assert self._current is not None
+        self._current.wait_for_others(value)
+        return self._met
+
+
+class _ReplicaThread(threading.Thread, Generic[_Result]):
+    """The thread of one replica, in the graph and the Keras scopes of the thread that makes it."""
+
+    def __init__(self, body: Callable[[], _Result], index: int) -> None:
+        super().__init__(name=f"kerasps-replica-{index}", daemon=True)
+        self._body = body
+        self._graph: Any = tf.compat.v1.get_default_graph()
+        # Device scopes and the like are the graph's; from here on, they are those of each thread.
+        self._graph.switch_to_thread_local()
+        self._keras = {
+            name: list(value) if isinstance(value, list) else value
+            for name, value in vars(_compat.global_state).items()
+        }
+        self._may_run, self._has_paused = threading.Event(), threading.Event()
+        self._is_abandoned = False
+        self._error: BaseException | None = None
+        self.is_done = False
+        self.met: Any = None
+        self.result: Any = None
+
+    def run(self) -> None:
+        try:
+            self._wait()
+            vars(_compat.global_state).update(self._keras)
+            with self._graph.as_default():
+                self.result = self._body()
+        except BaseException as exc:
+            self._error = exc
+        finally:
+            self.is_done = True
+            self._has_paused.set()
+
+    def go_on(self) -> None:
+        """Have it run until it waits for others, or is done. Raises what it raised."""
+        if self.is_done:
+            return
+        self._may_run.set()
+        self._has_paused.wait()
+        self._has_paused.clear()
+        if self._error is not None:
+            raise self._error
+
+    def wait_for_others(self, value: Any) -> None:
+        """Give a value to the others, and wait for theirs. Thread: this one."""
+        self.met = value
+        self._has_paused.set()
+        self._wait()
+
+    def abandon(self) -> None:
+        """End it, and wait until it has ended."""
+        self._is_abandoned = True
+        self._may_run.set()
+        self.join()
+
+    def _wait(self) -> None:
+        self._may_run.wait()
+        self._may_run.clear()
+        if self._is_abandoned:
+            raise _Abandoned
+
+
+class Replicas:
+    """The replicas of a step, in the graph that is being traced.
+
+    Args:
+        strategy: the `ParameterServerStrategy`.
+        inventory: what traces before have met.
+        inputs: the arguments of the graph, by replica.
+        trains_bare: whether optimizers may be given bare `tf.Variable`s.
+        has_gpu: whether all replicas compute on GPUs.
+
+    Attributes:
+        phases: the phase of each replica.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        inventory: Inventory,
+        inputs: Sequence[ComputeInputs],
+        *,
+        trains_bare: bool,
+        has_gpu: bool,
+    ) -> None:
+        self._strategy = strategy
+        self._batches = [own.batch for own in inputs]
+        self._lockstep: Lockstep[Returned]
+        self._is_applying = False
+        # What the optimizer that was applied last has changed, and all that any has.
+        self._news: list[tuple[ParameterServerVariable, tf.Tensor]] = []
+        self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.phases = [
+            Compute(
+                inventory, own, trains_bare=trains_bare, has_gpu=has_gpu, apply_together=self._apply
+            )
+            for own in inputs
+        ]
+        for phase in self.phases[1:]:
+            phase.share_updates(self.phases[0])
+
+    def call(self, call: Callable[[Any], Returned], devices: Sequence[str]) -> list[Returned]:
+        """Call a method for each replica, on its device; return what each call returned.
+
+        Args:
+            call: calls the method, given a batch.
+            devices: the device of each replica, such as "GPU:0".
+        """
+
+        def body(replica: int) -> Returned:
+            with (
+                tf.device(devices[replica]),
+                self._strategy.scope(),
+                as_replica(len(devices)),
+                _ReplicaOfSeveral(self._strategy, replica),
+                entering(self.phases[replica]),
+            ):
+                return call(self._batches[replica])
+
+        self._lockstep = Lockstep(
+            [functools.partial(body, replica) for replica in range(len(devices))]
+        )
+        return self._lockstep.run()
+
+    def _apply(
+        self, phase: Compute, apply: Callable[[Any], None], gradients: Sequence[Any]
+    ) -> None:
+        """Apply an optimizer to the sums of what all replicas give. Thread: that of a replica.
+
+        Args:
+            phase: the phase of the replica.
+            apply: applies it to gradients.
+            gradients: those of the replica.
+        """
+        if self._is_applying:  # one within another, such as that which scales losses
+            apply(gradients)
+            return
+        if phase.values.in_control_flow():
+            raise UnsupportedError(
+                "An optimizer was applied inside a `tf.cond` or a loop of `train_step`, and the "
+                "worker has several devices, whose gradients meet there. Expected: "
+                "`optimizer.apply` outside of control flow. Received: it inside. Apply it outside, "
+                "to zeros where nothing is to change, or give one device as `worker_devices`."
+            )
+        given = self._lockstep.meet([_dense(gradient) for gradient in gradients])
+        if phase is self.phases[0]:
+            phase.values.changed.clear()
+            self._is_applying = True
+            apply([_sum(of_variable) for of_variable in zip(*given, strict=True)])
+            self._is_applying = False
+            self._news = [
+                (variable, phase.read_whole(variable)) for variable in phase.values.changed
+            ]
+            self._changed |= phase.values.changed
+            return
+        for variable, value in self._news:
+            phase.values.set_ahead(variable, value)
+
+    def outputs(self) -> ComputeOutputs:
+        """Return what leaves the step, but logs and predictions. Call once, after `call`.
+
+        All but the first replica begin with states of metrics of zeros, so these add up.
+        """
+        first = self.phases[0]
+        outputs = first.outputs()
+        deltas, _ = first.values.state_changes()
+        return outputs._replace(
+            metrics=[
+                tf.add_n([phase.read_whole(v) for phase in self.phases])
+                for v in first.inventory.metrics
+            ],
+            deltas=[
+                first.values.difference(v)
+                if v in self._changed
+                else _aggregated(v, [phase.values.difference(v) for phase in self.phases])
+                for v in deltas
+            ],
+        )
+
+
+def mean_logs(returned: Sequence[Returned]) -> list[tf.Tensor]:
+    """Return the means of the logs that replicas returned beside metrics."""
+    return [
+        tf.add_n(of_replicas) / len(returned)
+        for of_replicas in zip(*(own.logs for own in returned), strict=True)
+    ]
+
+
+class OnlyReplica(tf.distribute.ReplicaContext):
+    """The replica context of a step on one device: a sum or mean over replicas is the value."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """Return the value, as TensorFlow does for one replica."""
+        del reduce_op, options
+        return tf.nest.map_structure(tf.identity, value)
+
+
+class _ReplicaOfSeveral(tf.distribute.ReplicaContext):
+    """The replica context of one of several replicas, which meet in their optimizers alone."""
+
+    def merge_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise _no_other_meeting("`merge_call`")
+
+    def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse."""
+        raise _no_other_meeting("`all_reduce`")
+
+
+def _no_other_meeting(received: str) -> UnsupportedError:
+    return UnsupportedError(
+        "The step has the replicas of a worker exchange values, as `BatchNormalization` does with "
+        "`synchronized=True`. Expected: replicas that meet where an optimizer is applied alone. "
+        f"Received: {received} with several devices per worker. Leave `synchronized` out, or give "
+        "one device as `worker_devices`."
+    )
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _sum(gradients: Sequence[Any]) -> Any:
+    """Return the sum of the gradients of a variable; None where no replica has one."""
+    given = [gradient for gradient in gradients if gradient is not None]
+    return tf.add_n(given) if given else None
+
+
+def _aggregated(variable: ParameterServerVariable, differences: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return what all replicas have added to a variable that they assign.
+
+    As its `aggregation` says. Where that says nothing: integers count, and add up; of all else,
+    such as moving averages, it is the mean.
+    """
+    aggregation = variable.aggregation
+    if aggregation == "only_first_replica":
+        return differences[0]
+    total = tf.add_n(list(differences))
+    is_count = aggregation in (None, "none") and total.dtype.is_integer
+    if aggregation == "sum" or is_count:
+        return total
+    num = tf.constant(len(differences), total.dtype)
+    return total // num if total.dtype.is_integer else total / num

@@ -1,0 +1,138 @@
+"""What goes into the compute phase and what comes out of it, as records with named fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasps.step.contract.inventory import Inventory
+from kerasps.step.records.identity import ByIdentity
+from kerasps.step.records.packing import leaves_of
+from kerasps.step.records.specs import rows_spec, spec_of
+from kerasps.step.updates.update import UpdateTensors
+from kerasps.variables import ParameterServerVariable
+
+
+class TableRows(NamedTuple):
+    """What a table is in one step: the rows that the step asks for, each once.
+
+    Attributes:
+        rows: of shape `[num_rows_asked_for] + table.shape[1:]`.
+        positions: of each look-up, the place of each id among `rows`: a flat int32 tensor.
+        found: of each look-up, the row of each id, of shape `[num_ids] + table.shape[1:]`.
+    """
+
+    rows: Any
+    positions: list[Any]
+    found: list[Any]
+
+
+class ComputeInputs(NamedTuple):
+    """The arguments of the compute phase's graph; lists are in the order of the `Inventory`.
+
+    Holds tensors or their specs.
+
+    Attributes:
+        batch: the batch, as `train_step` takes it.
+        pulled: the values of variables that are read whole.
+        metrics: the states of metrics.
+        seeds: the states of seed generators.
+        tables: what each table is.
+        scratch: the handles of the scratch resources.
+    """
+
+    batch: Any
+    pulled: list[Any]
+    metrics: list[Any]
+    seeds: list[Any]
+    tables: list[TableRows]
+    scratch: list[Any]
+
+    @classmethod
+    def specs(cls, element_spec: Any, inventory: Inventory) -> ComputeInputs:
+        """Return the specs of the arguments, for batches of `element_spec`."""
+        position = tf.TensorSpec([None], tf.int32)
+        return cls(
+            batch=element_spec,
+            pulled=[spec_of(v) for v in inventory.pulled],
+            metrics=[spec_of(v) for v in inventory.metrics],
+            seeds=[spec_of(v) for v in inventory.seeds],
+            tables=[
+                TableRows(
+                    rows_spec(table), [position] * num_lookups, [rows_spec(table)] * num_lookups
+                )
+                for table, num_lookups in inventory.tables.items()
+            ],
+            scratch=[tf.TensorSpec([], tf.resource) for _ in inventory.scratch],
+        )
+
+    @classmethod
+    def by_replica(cls, arguments: Sequence[Any], num_replicas: int) -> list[ComputeInputs]:
+        """Return the inputs of each replica, given those of the first, then of the second."""
+        size = len(arguments) // num_replicas
+        firsts = range(0, len(arguments), size)
+        return [cls(*arguments[first : first + size]) for first in firsts]
+
+    def values(self, inventory: Inventory) -> ByIdentity[ParameterServerVariable, Any]:
+        """Return the values that the step starts from, by their variables."""
+        return ByIdentity(
+            [
+                *zip(inventory.pulled, self.pulled, strict=True),
+                *zip(inventory.metrics, self.metrics, strict=True),
+                *zip(inventory.seeds, self.seeds, strict=True),
+            ]
+        )
+
+    def tables_of(self, inventory: Inventory) -> ByIdentity[ParameterServerVariable, TableRows]:
+        """Return what each table is, by the table."""
+        return ByIdentity(zip(inventory.tables, self.tables, strict=True))
+
+
+@dataclass(frozen=True)
+class InputNames:
+    """The names of the inputs of the compute phase's graph.
+
+    Attributes:
+        batch: those of the tensors of the batch.
+        values: that of each variable's value.
+        tables: those of each table, in the order of `TableRows`.
+    """
+
+    batch: list[str]
+    values: ByIdentity[ParameterServerVariable, str]
+    tables: ByIdentity[ParameterServerVariable, list[str]]
+
+    @classmethod
+    def of(cls, inputs: ComputeInputs, inventory: Inventory) -> InputNames:
+        """Return the names of the tensors that the graph was traced with."""
+        return cls(
+            [tensor.op.name for tensor in leaves_of(inputs.batch)],
+            ByIdentity((v, t.op.name) for v, t in inputs.values(inventory).items()),
+            ByIdentity(
+                (table, [tensor.op.name for tensor in leaves_of(own)])
+                for table, own in inputs.tables_of(inventory).items()
+            ),
+        )
+
+
+class ComputeOutputs(NamedTuple):
+    """What the compute phase's graph returns.
+
+    Attributes:
+        metrics: the new states of metrics.
+        updates: the tensors of each update, in the order of the updates.
+        deltas: what the step added to each variable that is pushed as a difference.
+        assigned: the new value of each variable that is pushed as a value.
+        logs: what the step returned beside the metrics.
+        predicted: what it predicted.
+    """
+
+    metrics: list[Any]
+    updates: list[UpdateTensors]
+    deltas: list[Any]
+    assigned: list[Any]
+    logs: list[Any]
+    predicted: list[Any]

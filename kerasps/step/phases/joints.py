@@ -1,0 +1,429 @@
+"""Joints: synchronous updates, of the gradients of all workers that take part.
+
+Each ps sets aside what a push brings, under its lock. The push that completes the joint has the
+optimizer's own `update_step` run once, on the means. A push ends when its joint is completed; so
+the next pull of a worker, which follows it, brings what all workers then start from.
+
+A worker that leaves in the middle is taken out on each ps, which may complete the joint too. What
+it has brought counts. See `variables/joint_table.py` for who is counted when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.runtime.calls import apart, call_apart, persist
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.fetching import fetch
+from kerasps.step.phases.push_apply import apply
+from kerasps.step.phases.push_message import DeviceChanges, PushMessage
+from kerasps.step.phases.step_context import StepContext
+from kerasps.step.records.packing import filled, leaves_of
+from kerasps.step.rows.groups import ShardRun
+from kerasps.step.rows.row_places import RowPlaces
+from kerasps.variables import NamedVariable
+from kerasps.variables.joint_table import JOINT_TABLE_SIZE, Member, read_joint, release, wait_for
+from kerasps.variables.lane_table import apply_in_lane, is_open, read_clock
+
+_Mutex = Callable[[str], tf.Tensor]
+
+
+class _Last:
+    """A tensor of which the last one counts: every worker works out the same."""
+
+    def __init__(self, spec: tf.TensorSpec) -> None:
+        self.variable = _variable(spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype))
+
+    def add(self, value: tf.Tensor) -> None:
+        self.variable.assign(value, read_value=False)
+
+    def mean(self, count: tf.Tensor, place_of: tf.Tensor | None) -> tf.Tensor:
+        del count, place_of
+        return self.variable.read_value()
+
+    def clear(self) -> None:
+        """Do nothing: the next one takes its place."""
+
+
+class _Sum:
+    """A tensor of which the mean counts: a gradient, or what is added to a state."""
+
+    def __init__(self, spec: tf.TensorSpec) -> None:
+        self.variable = _variable(spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype))
+
+    def add(self, value: tf.Tensor) -> None:
+        self.variable.assign_add(value, read_value=False)
+
+    def mean(self, count: tf.Tensor, place_of: tf.Tensor | None) -> tf.Tensor:
+        del place_of
+        return _divided(self.variable.read_value(), count)
+
+    def clear(self) -> None:
+        self.variable.assign(tf.zeros(self.variable.shape, self.variable.dtype), read_value=False)
+
+
+class _Rows:
+    """Rows of tables, as a list of what each push has brought: it costs what these take."""
+
+    def __init__(self, spec: tf.TensorSpec, run: ShardRun) -> None:
+        self.run = run
+        self._dtype, self._shape = spec.dtype, [-1, *spec.shape[1:]]
+        self.variable = _variable([], tf.variant, self._empty)
+
+    def _empty(self) -> tf.Tensor:
+        return tf.raw_ops.EmptyTensorList(
+            element_shape=tf.constant(self._shape), max_num_elements=-1, element_dtype=self._dtype
+        )
+
+    def _list(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.variable.handle, dtype=tf.variant)
+
+    def add(self, rows: tf.Tensor) -> None:
+        longer = tf.raw_ops.TensorListPushBack(input_handle=self._list(), tensor=rows)
+        tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=longer)
+
+    def all(self) -> tf.Tensor:
+        """Return all rows, end to end."""
+        rows, _ = tf.raw_ops.TensorListConcatV2(
+            input_handle=self._list(),
+            element_shape=tf.constant(self._shape),
+            leading_dims=tf.zeros([0], tf.int64),
+            element_dtype=self._dtype,
+        )
+        rows.set_shape([None, *self._shape[1:]])
+        return rows
+
+    def mean(self, count: tf.Tensor, place_of: tf.Tensor | None) -> tf.Tensor:
+        """Return one row for each different place.
+
+        Args:
+            count: how many pushes there were; a row that some have not brought is zero in these.
+            place_of: for each row, which of the different places it has.
+        """
+        assert place_of is not None  # rows of gradients have places
+        num_places = tf.reduce_max(tf.concat([[-1], place_of], 0)) + 1
+        return _divided(tf.math.unsorted_segment_sum(self.all(), place_of, num_places), count)
+
+    def clear(self) -> None:
+        tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=self._empty())
+
+
+class _Aside:
+    """What the pushes to the open joint of one ps have brought.
+
+    Args:
+        changes: what the step changes there.
+        specs: the specs of a message that arrives.
+    """
+
+    def __init__(self, changes: DeviceChanges, specs: PushMessage) -> None:
+        self._changes = changes
+        tables = dict.fromkeys(run for runs in changes.tables for run in runs)
+        ids = tf.TensorSpec([None], tf.int32)
+        self._ids = [_Rows(ids, run) for run in tables]
+
+        def slots(kind: type[_Last | _Sum], own: Any) -> Any:
+            return filled(own, [kind(spec) for spec in leaves_of(own)])
+
+        updates = [
+            own._replace(
+                scalars=slots(_Last, own.scalars),
+                fused=slots(_Sum, own.fused),
+                gradients=[
+                    _Rows(spec, run) if (run := ShardRun((shard,))) in tables else _Sum(spec)
+                    for shard, spec in zip(update.single, own.gradients, strict=True)
+                ],
+                # The rows of a group arrive run by run with each push, and so not in all.
+                groups=[[_Rows(run.spec, run) for run in own.runs] for own in update.groups],
+            )
+            for update, own in zip(changes.updates, specs.updates, strict=True)
+        ]
+        self._slots = PushMessage(
+            updates, slots(_Sum, specs.deltas), slots(_Last, specs.assigned), None, None, None
+        )
+
+    def add(self, message: PushMessage, places: RowPlaces) -> None:
+        """Set aside what a push brings. Runs on the ps, under the lock."""
+        for rows in self._ids:
+            rows.add(places[rows.run])
+        updates = [
+            own._replace(
+                groups=[
+                    tf.split(rows, places.counts(group.runs), num=len(group.runs))
+                    for group, rows in zip(update.groups, own.groups, strict=True)
+                ]
+            )
+            for update, own in zip(self._changes.updates, message.updates, strict=True)
+        ]
+        brought = message._replace(updates=updates, lane=None, number=None, clock=None)
+        for slot, value in zip(leaves_of(self._slots), leaves_of(brought), strict=True):
+            slot.add(value)
+
+    def apply(self, count: tf.Tensor) -> None:
+        """Change what the ps holds by the mean of `count` pushes, and forget them.
+
+        Runs on the ps, under the lock.
+        """
+        places = RowPlaces({})
+        place_of: dict[ShardRun, tf.Tensor] = {}
+        for rows in self._ids:
+            places[rows.run], place_of[rows.run] = tf.unique(rows.all())
+        slots = leaves_of(self._slots)
+        means = [
+            slot.mean(count, place_of[slot.run] if isinstance(slot, _Rows) else None)
+            for slot in slots
+        ]
+        message = filled(self._slots, means)
+        updates = [
+            own._replace(groups=[tf.concat(rows, 0) for rows in own.groups])
+            for own in message.updates
+        ]
+        apply(self._changes, message._replace(updates=updates), places)
+        for slot in [*slots, *self._ids]:
+            slot.clear()
+
+
+class DeviceJoints:
+    """The joints of one ps for one step.
+
+    Args:
+        device: the device of the ps.
+        mutex: returns the lock of a device, by the device's name.
+        num_backups: how many workers a joint does not wait for.
+    """
+
+    def __init__(self, device: str, mutex: _Mutex, num_backups: int) -> None:
+        self.device = device
+        self._mutex = mutex
+        self._num_backups = num_backups
+        with tf.device(device):
+            self._table = _variable(
+                [JOINT_TABLE_SIZE], tf.int64, lambda: tf.zeros([JOINT_TABLE_SIZE], tf.int64)
+            )
+        self._aside: _Aside | None = None
+
+    def hold(self, changes: DeviceChanges, specs: PushMessage) -> None:
+        """Make room for what pushes bring. Does nothing when called again."""
+        if self._aside is None:
+            with tf.device(self.device):
+                self._aside = _Aside(changes, specs)
+            lane, number = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)
+            self.admit = self._traced(self._admit, lane)
+            self.excuse = self._traced(self._excuse, lane, number)
+            self.depart = self._traced(self._depart, lane)
+            self.passed = self._traced(self._passed, number)
+
+    def read_number(self) -> tf.Tensor:
+        """Return the number of the open joint. Runs on the ps, in a pull."""
+        return read_joint(self._table.handle)
+
+    def take_in(self, lanes: tf.Tensor, message: PushMessage, places: RowPlaces) -> tf.Tensor:
+        """Set a push aside, and apply the joint if that completes it. Call with the lock held.
+
+        Args:
+            lanes: the handle of the ps's table of lanes.
+            message: what the worker sent. Its clock is the number of the joint that it is for; its
+                lane is the complement of the lane where it brings nothing, and only comes.
+            places: those of the rows that gradients of tables have.
+
+        Returns:
+            The number of the joint to wait for; -1 for none, where the push came too late.
+        """
+        brings = message.lane >= 0
+        lane = tf.where(brings, message.lane, -1 - message.lane)
+        member = Member.read(self._table.handle, lane)
+        # One that only comes is not counted in its lane, and would else be taken for a push of the
+        # lane that has the place by now.
+        is_due = tf.logical_and(member.is_due(lane, message.clock), is_open(lanes, lane))
+        aside = self._held
+
+        def set_aside() -> None:
+            aside.add(message, places)
+
+        def count() -> None:
+            # One that is too late counts as well: it is not to be done again.
+            apply_in_lane(
+                lanes,
+                lane,
+                read_clock(lanes),
+                lambda: tf.cond(is_due, set_aside, lambda: None),
+            )
+
+        start = _num_operations()
+        tf.cond(brings, count, lambda: None)
+        with tf.control_dependencies(_stateful_since(start)):
+            after = member.come(is_due, tf.logical_and(is_due, brings))
+            self._settle(lane, after)
+        return tf.where(is_due, message.clock, -1)
+
+    def wait(self, number: tf.Tensor) -> None:
+        """Wait until a joint is completed. Runs on the ps, without the lock."""
+        wait_for(self._name, self._table.handle, number)
+
+    @property
+    def _held(self) -> _Aside:
+        assert self._aside is not None  # `hold` comes before
+        return self._aside
+
+    @property
+    def _name(self) -> str:
+        return self._table.shared_name
+
+    def _settle(self, lane: tf.Tensor, member: Member) -> tf.Tensor:
+        """Write what there is; where the joint is complete, apply it before. Returns the number."""
+        state = member.state
+        is_complete = state.is_complete(self._num_backups)
+        applies = tf.logical_and(is_complete, state.contributions > 0)
+        start = _num_operations()
+        tf.cond(applies, lambda: self._held.apply(state.contributions), lambda: None)
+        with tf.control_dependencies(_stateful_since(start)):
+            counts = [
+                tf.where(is_complete, new, old)
+                for new, old in zip(state.next(), state, strict=True)
+            ]
+            written = Member(type(state)(*counts), member.entry)
+            start = _num_operations()
+            written.write(self._table.handle, lane)
+        # At last, since a queue takes nothing of a worker whose call is cancelled meanwhile. Who
+        # waits then is let go when that worker is taken out.
+        with tf.control_dependencies(_stateful_since(start)):
+            num_tokens = tf.where(is_complete, state.arrived, tf.zeros([], tf.int64))
+            release(self._name, state.number, num_tokens)
+            return tf.identity(written.state.number)
+
+    def _admit(self, lane: tf.Tensor) -> tf.Tensor:
+        return self._settle(lane, Member.read(self._table.handle, lane).admitted())
+
+    def _excuse(self, lane: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return self._settle(lane, Member.read(self._table.handle, lane).excused(number))
+
+    def _depart(self, lane: tf.Tensor) -> tf.Tensor:
+        member = Member.read(self._table.handle, lane)
+        start = _num_operations()
+        number = self._settle(lane, member.departed())
+        with tf.control_dependencies(_stateful_since(start)):
+            release(self._name, number - 1, member.state.members)
+            return tf.identity(number)
+
+    def _passed(self, number: tf.Tensor) -> tf.Tensor:
+        with tf.device(self.device):
+            number = tf.identity(number)
+            start = _num_operations()
+            self.wait(number)
+            with tf.control_dependencies(_stateful_since(start)):
+                return tf.identity(number)
+
+    def _traced(self, function: Callable[..., tf.Tensor], *specs: tf.TensorSpec) -> Any:
+        """Return the concrete function that does something on the ps, under its lock."""
+
+        def under_lock(*arguments: tf.Tensor) -> tf.Tensor:
+            with tf.device(self.device):
+                arguments = tuple(tf.identity(argument) for argument in arguments)
+                with tf.control_dependencies(arguments):
+                    lock = tf.raw_ops.MutexLock(mutex=self._mutex(self.device))
+                start = _num_operations()
+                with tf.control_dependencies([lock]):
+                    returned = function(*arguments)
+                with tf.control_dependencies([returned, *_stateful_since(start)]):
+                    tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+                return returned
+
+        body = function if function == self._passed else under_lock
+        with tf.init_scope():
+            return tf.function(body, autograph=False).get_concrete_function(*specs)
+
+
+class Joints:
+    """The joints of a step, on all ps that it pushes to.
+
+    Args:
+        devices: the devices of the ps.
+        mutex: returns the lock of a device, by the device's name.
+        num_backups: how many workers a joint does not wait for.
+    """
+
+    def __init__(self, devices: Sequence[str], mutex: _Mutex, num_backups: int) -> None:
+        self.num_backups = num_backups
+        self.on = {device: DeviceJoints(device, mutex, num_backups) for device in devices}
+
+    def after_pull(self, step: StepContext) -> None:
+        """Have the push of a step come too late where its values are of different joints.
+
+        They may be where joints do not wait for all.
+        """
+        if self.num_backups and len(self.on) > 1:
+            numbers = tf.stack([step.clocks[device] for device in self.on])
+            number = tf.reduce_min(numbers)
+            is_one = tf.equal(number, tf.reduce_max(numbers))
+            step.clocks.update(
+                dict.fromkeys(self.on, tf.where(is_one, number, tf.constant(-1, tf.int64)))
+            )
+
+    def join(self, lane: int) -> None:
+        """Have a worker take part: on all ps from the same joint on. Thread: any.
+
+        Raises:
+            tf.errors.OpError: a ps is lost.
+        """
+        with apart():
+            # A joint waits for it from here on, so that no ps gets further than one ahead of
+            # another.
+            numbers = self._call_all("admit", lane)
+            first = max(numbers, default=0)
+            for joints, number in zip(self.on.values(), numbers, strict=True):
+                while number < first:
+                    before, number = number, self._call(joints, "excuse", lane, first)
+                    if number < first:
+                        self._call(joints, "passed", before)
+                        number = before + 1
+
+    def leave(self, lane: int) -> None:
+        """Have nobody wait for a worker. It may be called again. Thread: any.
+
+        Raises:
+            tf.errors.OpError: a ps is lost.
+        """
+        with apart():
+            self._call_all("depart", lane)
+
+    def _call_all(self, name: str, lane: int) -> list[int]:
+        return [self._call(joints, name, lane) for joints in self.on.values()]
+
+    def _call(self, joints: DeviceJoints, name: str, *arguments: int) -> int:
+        function = getattr(joints, name)
+
+        def call() -> int:
+            # Made here, since a tensor that is made elsewhere is waited for with Python's lock
+            # held, behind what waits for other workers.
+            with tf.device(COORDINATOR_CPU):
+                tensors = [
+                    tf.constant(argument, spec.dtype)
+                    for argument, spec in zip(arguments, function.inputs, strict=False)
+                ]
+            with tf.device(joints.device):
+                returned = call_apart(function, tensors)
+            return int(fetch(returned)[0])
+
+        return persist(call)
+
+
+def _variable(shape: Any, dtype: tf.DType, initial_value: Callable[[], Any]) -> NamedVariable:
+    with tf.init_scope():
+        return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=False, name="joint")
+
+
+def _divided(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    count = tf.cast(count, total.dtype)
+    return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
+
+
+def _num_operations() -> int:
+    return len(tf.compat.v1.get_default_graph().get_operations())
+
+
+def _stateful_since(start: int) -> list[tf.Operation]:
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    return [op for op in operations[start:] if op.op_def.is_stateful]

@@ -1,0 +1,408 @@
+"""The pull phase: what one ps task hands out to a worker at the start of a step, as one tensor.
+
+Dense variables come whole, tables by the rows that the step asks for. A variable that is in shards
+comes from several ps and is put together on the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasps.step.layout.fused import FusedVariable
+from kerasps.step.phases.step_context import StepContext
+from kerasps.step.records.identity import ByIdentity
+from kerasps.step.records.packing import Packing, brought_to
+from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
+from kerasps.step.rows.lookups import Round
+from kerasps.step.rows.row_places import RowPlaces
+from kerasps.step.rows.row_requests import RowRequest
+from kerasps.variables import ParameterServerVariable, Shard, call_with, shards_in
+from kerasps.variables.pooled_rows import held_by
+
+_Requests = Mapping[ParameterServerVariable, RowRequest]
+
+
+class PullMessage(NamedTuple):
+    """The message by which a worker asks one ps for rows: of each run of shards of tables on it.
+
+    It travels as one int32 tensor: the counts, then the ids. Of one run alone, the ids are all.
+
+    Attributes:
+        counts: for each group, how many rows are asked for of each of its runs.
+        ids: for each group, the places of the rows in what holds these, end to end.
+    """
+
+    counts: list[tf.Tensor]
+    ids: list[tf.Tensor]
+
+    @staticmethod
+    def spec() -> tf.TensorSpec:
+        """Return the spec of a message as it travels."""
+        return tf.TensorSpec([None], tf.int32)
+
+    @classmethod
+    def of(cls, requests: _Requests, groups: Sequence[GroupShard]) -> PullMessage:
+        """Return the message that asks for what `requests` want of `groups`."""
+        own = [(requests[shard.group.tables[0]], shard) for shard in groups]
+        return cls(
+            [request.counts_of_runs(shard) for request, shard in own],
+            [request.ids_in(shard) for request, shard in own],
+        )
+
+    def pack(self, num_runs: int) -> tf.Tensor:
+        """Return the message as it travels, on the worker.
+
+        Args:
+            num_runs: the runs of all groups.
+        """
+        return _end_to_end(self.counts, self.ids, num_runs)
+
+    @staticmethod
+    def unpack(tensor: tf.Tensor, num_runs: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+        """Return how many ids there are of each run, and these, in what `pack` returned.
+
+        Runs on the ps. Of one run alone it does not say how many.
+        """
+        return _taken_apart(tensor, num_runs)
+
+
+class SentRequests(NamedTuple):
+    """What one step asks for in one round, sent.
+
+    Attributes:
+        requests: the rows, of each group.
+        messages: what arrived on each ps, packed, by the pull from it; no tensor where nothing is
+            asked of it.
+    """
+
+    requests: list[RowRequest]
+    messages: dict[DevicePull, list[tf.Tensor]]
+
+
+class PullReply(NamedTuple):
+    """What one ps hands out; holds tensors or their specs.
+
+    Attributes:
+        fused: the values of each fused variable: one tensor where it is sent, a list with one for
+            each shard where it is received.
+        dense: the values of other shards that are pulled whole.
+        rows: the rows of each group: a list with those of each run where they are sent, one tensor
+            where they are received.
+        clock: how many pushes, or joints, the ps had applied before it read any of these, an int64
+            scalar; None where the step will not push to it.
+    """
+
+    fused: list[Any]
+    dense: list[Any]
+    rows: list[Any]
+    clock: Any
+
+
+class DevicePull:
+    """The pull from one ps, and the function that it runs there.
+
+    Args:
+        device: the device of the ps.
+        dense: what is read whole.
+        groups: the shards of groups of tables of which rows are read.
+        fused: the fused variables, which hold some of `dense`.
+        clock: reads the clock of the ps, there; None for no clock.
+
+    Attributes:
+        groups: those.
+        runs: the runs of shards in them.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        dense: list[Shard],
+        groups: list[GroupShard],
+        fused: Sequence[FusedVariable],
+        clock: Callable[[], tf.Tensor] | None = None,
+    ) -> None:
+        in_fused = {shard for own in fused for shard in own.shards}
+        self.device = device
+        self.groups = groups
+        self.runs = [run for own in groups for run in own.runs]
+        self._fused = list(fused)
+        self._dense = [shard for shard in dense if shard not in in_fused]
+        self._clock = clock
+        clock_spec = None if clock is None else tf.TensorSpec([], tf.int64)
+        rows = [own.spec for own in groups]
+        of_runs = [[run.spec for run in own.runs] for own in groups]
+        single = [shard.spec for shard in self._dense]
+        # Two structures of the same flat tensors: the ps sends what lies end to end already.
+        sent = Packing(PullReply([own.spec for own in fused], single, of_runs, clock_spec))
+        of_shards = [[shard.spec for shard in own.shards] for own in fused]
+        self.received = Packing(PullReply(of_shards, single, rows, clock_spec))
+
+        def hand_out(messages: list[tf.Tensor]) -> list[tf.Tensor]:
+            with tf.device(device):
+                return sent.pack(self._reply(messages))
+
+        function = tf.function(hand_out, autograph=False)
+        self.function = function.get_concrete_function(self.message_specs)
+        self.captures = list(self.function.captured_inputs)
+
+    @property
+    def brings_clock(self) -> bool:
+        """Whether it brings the clock of the ps."""
+        return self._clock is not None
+
+    @property
+    def message_specs(self) -> list[tf.TensorSpec]:
+        """The spec of the message that asks for rows; none where only what is dense is pulled."""
+        return [PullMessage.spec()] if self.runs else []
+
+    def places(self, messages: Sequence[tf.Tensor]) -> RowPlaces:
+        """Return the places of the rows of each of `runs` that messages ask for.
+
+        Runs on the ps, in its pull and in its push. There is one message, or none.
+        """
+        places = RowPlaces({})
+        for message in messages:
+            lengths, ids = PullMessage.unpack(message, len(self.runs))
+            places.add(RowPlaces(dict(zip(self.runs, ids, strict=True)), lengths))
+        return places
+
+    def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
+        """Read what is asked for. Runs on the ps."""
+        clock = None if self._clock is None else self._clock()
+        # No push is missed that is applied meanwhile.
+        with tf.control_dependencies([] if clock is None else [clock]):
+            places = self.places(messages)
+            rows = [[_rows_of(run, places[run]) for run in own.runs] for own in self.groups]
+            return PullReply(
+                [own.values.read_value() for own in self._fused],
+                [shard.storage.read_value() for shard in self._dense],
+                rows,
+                clock,
+            )
+
+    def ask(self, steps: Sequence[_Requests]) -> list[list[tf.Tensor]]:
+        """Send the ps what some steps ask for, in one message; return that of each, on the ps."""
+        if not self.runs:
+            return [[] for _ in steps]
+        messages = [
+            PullMessage.of(requests, self.groups).pack(len(self.runs)) for requests in steps
+        ]
+        lengths = [tf.shape(message) for message in messages]
+        # Not left to the calls: as an argument of the pull and of the push, it would wait for the
+        # push before.
+        (arrived,) = brought_to(self.device, [_end_to_end(lengths, messages, len(messages))])
+        with tf.device(self.device):
+            return [[own] for own in _taken_apart(arrived, len(messages))[1]]
+
+    def add_to(
+        self, step: StepContext
+    ) -> tuple[dict[Shard, tf.Tensor], dict[GroupShard, tf.Tensor]]:
+        """Pull what was asked for; return the values of dense shards, and the rows of groups."""
+        waits = step.before_pull.get(self.device, [])
+        with tf.device(self.device), tf.control_dependencies(waits):
+            flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
+        sizes = [tf.size(step.requests[own.group.tables[0]].ids_in(own)) for own in self.groups]
+        reply = self.received.unpack_by_call(flats, sizes)
+        if reply.clock is not None:
+            step.clocks[self.device] = reply.clock
+        values = dict(zip(self._dense, reply.dense, strict=True))
+        for own, of_shards in zip(self._fused, reply.fused, strict=True):
+            values.update(zip(own.shards, of_shards, strict=True))
+        return values, dict(zip(self.groups, reply.rows, strict=True))
+
+
+class RoundPull:
+    """One round trip to every ps that holds something of it (see `lookups.Round`).
+
+    Args:
+        dense: variables that are pulled whole.
+        fused: those that hold some of `dense`.
+        found: the row requests of the round.
+        clocks: for each ps whose clock is to be brought, what reads it, by device.
+        devices: the ps that are to be asked for no more than their clocks.
+    """
+
+    def __init__(
+        self,
+        dense: Sequence[ParameterServerVariable],
+        fused: Sequence[FusedVariable],
+        found: Round,
+        clocks: Mapping[str, Callable[[], tf.Tensor]],
+        devices: Iterable[str] = (),
+    ) -> None:
+        self.round = found
+        self._dense = list(dense)
+        held = shards_in(dense)
+        rows = [shard for group in found.groups for shard in group.shards]
+        self.pulls = [
+            DevicePull(
+                device,
+                [shard for shard in held if shard.device == device],
+                [shard for shard in rows if shard.device == device],
+                [own for own in fused if own.device == device],
+                clocks.get(device),
+            )
+            for device in sorted(
+                {*devices, *(shard.device for shard in held), *(shard.device for shard in rows)}
+            )
+        ]
+
+    def can_ask(self, known: Mapping[str, tf.Tensor]) -> bool:
+        """Return whether the rows follow from what is known."""
+        return all(name in known for name in self.round.inputs)
+
+    def ask(
+        self, handles: dict[int, tf.Tensor], steps: Sequence[Mapping[str, tf.Tensor]]
+    ) -> list[SentRequests]:
+        """Ask every ps for what some steps need, in one message each.
+
+        Args:
+            handles: see `StepContext`.
+            steps: what is known in each step, as `StepContext.known`.
+        """
+        requests = [self.round.requests(handles, known) for known in steps]
+        by_table = [_by_table(own) for own in requests]
+        sent = [pull.ask(by_table) for pull in self.pulls]
+        return [
+            SentRequests(own, dict(zip(self.pulls, messages, strict=True)))
+            for own, *messages in zip(requests, *sent, strict=True)
+        ]
+
+    def add_to(self, step: StepContext) -> None:
+        """Pull from every ps, and put variables together from the shards that come.
+
+        The rows are asked for where that was not done ahead.
+        """
+        asked = step.asked.get(self) or self.ask(step.handles, [step.known])[0]
+        requests = asked.requests
+        step.requests.update(_by_table(requests))
+        step.messages.update(asked.messages)
+        values: dict[Shard, tf.Tensor] = {}
+        rows: dict[GroupShard, tf.Tensor] = {}
+        for pull in self.pulls:
+            own_values, own_rows = pull.add_to(step)
+            values.update(own_values)
+            rows.update(own_rows)
+        step.add_values((variable, _join(variable, values)) for variable in self._dense)
+        for request in requests:
+            group = request.group
+            joined = request.join([rows[shard] for shard in group.shards])
+            of_tables = zip(group.tables, request.split(joined), request.find(joined), strict=True)
+            for table, own, found in of_tables:
+                step.add_table(table, own, request.positions(table), found)
+
+
+class PullPhase:
+    """The pull of a step (see `StepPhase`): a round trip, or several where ids follow from rows.
+
+    Args:
+        dense: the variables that are pulled whole; they come with the first round.
+        rounds: the rounds in which rows are asked for.
+        fused: the fused variables, which hold some of `dense`.
+        clocks: for each ps that the step pushes to, what reads its clock, by device.
+        needs_clocks: whether a ps is asked for its clock too of which nothing is read.
+    """
+
+    def __init__(
+        self,
+        dense: Sequence[ParameterServerVariable],
+        rounds: Sequence[Round],
+        fused: Sequence[FusedVariable],
+        clocks: Mapping[str, Callable[[], tf.Tensor]],
+        *,
+        needs_clocks: bool = False,
+    ) -> None:
+        self.rounds: list[RoundPull] = []
+        unread = dict(clocks)
+        for found in rounds:
+            is_last = found is rounds[-1]
+            devices = unread if needs_clocks and is_last else ()
+            self.rounds.append(RoundPull(dense, fused, found, unread, devices))
+            for pull in self.rounds[-1].pulls:
+                unread.pop(pull.device, None)
+            dense = fused = ()  # which come with the first round
+
+    @property
+    def pulls(self) -> list[DevicePull]:
+        """The pulls of all rounds."""
+        return [pull for own in self.rounds for pull in own.pulls]
+
+    @property
+    def groups(self) -> list[TableGroup]:
+        """The groups of tables, of all rounds."""
+        return [group for own in self.rounds for group in own.round.groups]
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions that find ids, and those that run on the ps."""
+        finds = [own.round.find for own in self.rounds if own.round.groups]
+        return [*finds, *(pull.function for pull in self.pulls)]
+
+    @property
+    def captures(self) -> list[tf.Tensor]:
+        """The handles that the functions on the ps captured."""
+        return [captured for pull in self.pulls for captured in pull.captures]
+
+    def ask_ahead(
+        self, handles: dict[int, tf.Tensor], steps: Sequence[Mapping[str, tf.Tensor]]
+    ) -> list[dict[RoundPull, SentRequests]]:
+        """Ask for what some steps need that follows from their batches, together.
+
+        Each message costs the worker and the ps some 0.2 ms, however short it is.
+
+        Args:
+            handles: see `StepContext`.
+            steps: the batches of each step, by the names of the compute phase's inputs.
+
+        Returns:
+            What each step has asked for so, by the round in which it is pulled.
+        """
+        ahead = [own for own in self.rounds if own.round.groups and own.can_ask(steps[0])]
+        asked = [own.ask(handles, steps) for own in ahead]
+        return [{own: a[i] for own, a in zip(ahead, asked, strict=True)} for i in range(len(steps))]
+
+    def add_to(self, step: StepContext) -> None:
+        """Leave `requests` and `messages` in the context; values and tables in its replicas."""
+        for own in self.rounds:
+            own.add_to(step)
+
+
+def _rows_of(run: ShardRun, places: tf.Tensor) -> tf.Tensor:
+    """Read rows of a run, at their places in what holds it."""
+    holder, _ = held_by(run.shards[0].storage)
+    return tf.raw_ops.ResourceGather(resource=holder.handle, indices=places, dtype=holder.dtype)
+
+
+def _end_to_end(
+    lengths: Sequence[tf.Tensor], parts: Sequence[tf.Tensor], num_parts: int
+) -> tf.Tensor:
+    """Return lengths, and what is so long, end to end; of one part alone, that part.
+
+    Args:
+        lengths: vectors of the lengths of the parts, some in each.
+        parts: vectors that hold the parts, some in each.
+        num_parts: how many there are.
+    """
+    return parts[0] if num_parts == 1 else tf.concat([*lengths, *parts], 0)
+
+
+def _taken_apart(tensor: tf.Tensor, num_parts: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+    """Return the lengths, of more than one part, and the parts that `_end_to_end` has joined."""
+    if num_parts == 1:
+        return None, [tensor]
+    lengths, parts = tf.split(tensor, [num_parts, -1])
+    return lengths, list(tf.split(parts, lengths, num=num_parts))
+
+
+def _by_table(
+    requests: Iterable[RowRequest],
+) -> ByIdentity[ParameterServerVariable, RowRequest]:
+    return ByIdentity((table, own) for own in requests for table in own.group.tables)
+
+
+def _join(variable: ParameterServerVariable, values: Mapping[Shard, tf.Tensor]) -> tf.Tensor:
+    shards = [values[shard] for shard in shards_in([variable])]
+    return shards[0] if variable.sharding is None else variable.sharding.join(shards)

@@ -1,0 +1,207 @@
+"""The push phase: a worker sends each ps the gradients and new values that belong there.
+
+One push at a time holds the lock of a ps, so an update reads and writes the slots of its variables
+undisturbed and concurrent workers lose nothing. Everything that a push needs has arrived before it
+takes the lock, so a worker that dies cannot hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.step.phases.joints import DeviceJoints, Joints
+from kerasps.step.phases.pull import DevicePull
+from kerasps.step.phases.push_apply import apply
+from kerasps.step.phases.push_message import DeviceChanges, PushMessage, StepChanges
+from kerasps.step.phases.step_context import StepContext
+from kerasps.step.records.packing import Packing, brought_to
+from kerasps.step.rows.row_places import RowPlaces
+from kerasps.variables import call_with
+from kerasps.variables.fences import Fences
+from kerasps.variables.lane_table import apply_if_in_lane, apply_in_lane
+
+_Mutex = Callable[[str], tf.Tensor]
+
+
+class DevicePush:
+    """The push to one ps, and the function that it runs there.
+
+    Args:
+        device: the device of the ps.
+        changes: what the step changes there.
+        pulls: the pulls from the same ps.
+        mutex: returns the lock of a device, by the device's name.
+        fences: the lanes on the ps tasks.
+        redoes: whether it may have to leave out what was applied before.
+        numbered: whether it carries the number of the call that it is of.
+        joints: those of the ps, where the push is for one; None to apply it at once.
+
+    Attributes:
+        tables: the runs of shards of which it sends gradients of rows, those of a group together.
+        packing: how what is sent travels.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        changes: DeviceChanges,
+        pulls: Sequence[DevicePull],
+        mutex: _Mutex,
+        fences: Fences,
+        *,
+        redoes: bool,
+        numbered: bool,
+        joints: DeviceJoints | None,
+    ) -> None:
+        self.device = device
+        self.tables = changes.tables
+        self._changes = changes
+        # Which rows the gradients are of, the ps has been told by the pull.
+        sent = {run for runs in self.tables for run in runs}
+        self._pulls = [pull for pull in pulls if sent & set(pull.runs)]
+        clocked = any(pull.brings_clock for pull in pulls)
+        kinds = {"clocked": clocked, "numbered": numbered}
+        self.packing: Packing[PushMessage] = Packing(changes.sent_specs(**kinds))
+        self._received: Packing[PushMessage] = Packing(changes.received_specs(**kinds))
+        self._lanes = fences.table(device)
+        self._apply_in_lane = apply_if_in_lane if redoes else apply_in_lane
+        self._joints = joints
+        if joints is not None:
+            joints.hold(changes, self._received.specs)
+
+        def take_in(messages: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
+            with tf.device(device):
+                self._take_in(messages, flats, mutex)
+
+        # Not inlined: what runs on the ps for a step of a worker ends in the middle of anything
+        # when the worker is lost, but not in the middle of a function that it has called.
+        self.function = tf.function(
+            take_in, autograph=False, experimental_attributes={"_noinline": True}
+        ).get_concrete_function(
+            [pull.message_specs for pull in self._pulls], self.packing.carrier_specs
+        )
+        self.captures = list(self.function.captured_inputs)
+
+    def add_to(self, step: StepContext) -> None:
+        """Send what the ps needs of what the step has worked out."""
+        # The lock waits for them as the update does, and is not taken before they are there.
+        flats = brought_to(self.device, self.packing.pack_by_call(self._changes.select(step)))
+        messages = [step.messages[pull] for pull in self._pulls]
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
+        with tf.device(self.device):
+            call_with(step.handles, self.function, self.captures, messages, flats)
+        step.pushes[self.device] = graph.get_operations()[start:]
+
+    def _take_in(
+        self,
+        messages: list[list[tf.Tensor]],
+        flats: list[tf.Tensor],
+        mutex: _Mutex,
+    ) -> None:
+        """Apply what has arrived, under the lock, once. Runs on the ps."""
+        places = RowPlaces({})
+        for pull, asked in zip(self._pulls, messages, strict=True):
+            places.add(pull.places(asked))
+        lengths = [
+            tf.size(places[runs[0]]) if len(runs) == 1 else tf.reduce_sum(places.counts(runs))
+            for runs in self.tables
+        ]
+        message = self._received.unpack(flats, lengths)
+        with tf.control_dependencies(tf.nest.flatten([messages, flats])):
+            lock = tf.raw_ops.MutexLock(mutex=mutex(self.device))
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
+        joint = None
+        with tf.control_dependencies([lock]):
+            if self._joints is not None:
+                joint = self._joints.take_in(self._lanes.handle, message, places)
+            else:
+                self._apply_in_lane(
+                    self._lanes.handle,
+                    message.lane,
+                    message.clock,
+                    lambda: apply(self._changes, message, places),
+                    message.number,
+                )
+        # All that changes something must be done before another push may begin.
+        done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
+        with tf.control_dependencies(done):
+            unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        if self._joints is not None:
+            with tf.control_dependencies([unlocked]):
+                self._joints.wait(joint)
+
+
+class PushPhase:
+    """The push of a step (see `StepPhase`), to each ps that it changes.
+
+    Args:
+        changes: what the step changes.
+        pulls: all pulls of the step.
+        mutex: returns the lock of a device, by the device's name.
+        fences: the lanes on the ps tasks.
+        redoes: whether steps may have been applied on some ps before.
+        numbered: whether pushes carry the number of the call that they are of.
+        joints: the joints that pushes are for; None where each is applied at once.
+
+    Attributes:
+        changes: what the step changes.
+    """
+
+    def __init__(
+        self,
+        changes: StepChanges,
+        pulls: Sequence[DevicePull],
+        mutex: _Mutex,
+        fences: Fences,
+        *,
+        redoes: bool = False,
+        numbered: bool = False,
+        joints: Joints | None = None,
+    ) -> None:
+        self.changes = changes
+        self.redoes = redoes
+        self._given = changes, pulls, mutex, fences
+        self._numbered = numbered
+        self.joints = joints
+        self.pushes = [
+            DevicePush(
+                device,
+                changes.on(device),
+                [pull for pull in pulls if pull.device == device],
+                mutex,
+                fences,
+                redoes=redoes,
+                numbered=numbered,
+                joints=None if joints is None else joints.on[device],
+            )
+            for device in changes.devices
+        ]
+
+    @property
+    def functions(self) -> list[Any]:
+        """The functions that run on the ps."""
+        return [push.function for push in self.pushes]
+
+    def redoing(self) -> PushPhase:
+        """Return the push of steps that may have been applied on some ps before."""
+        return PushPhase(*self._given, redoes=True, numbered=self._numbered, joints=self.joints)
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the ps that are pushed to."""
+        return [push.device for push in self.pushes]
+
+    @property
+    def captures(self) -> list[tf.Tensor]:
+        """The handles that these captured."""
+        return [captured for push in self.pushes for captured in push.captures]
+
+    def add_to(self, step: StepContext) -> None:
+        """Push what is in the context; leave nothing."""
+        for push in self.pushes:
+            push.add_to(step)

@@ -1,0 +1,216 @@
+"""What a ps does with a push: the optimizer's own `update_step`, beside its slots.
+
+It runs on each shard of a variable by itself: on the whole shard, or, of a table that the step read
+by rows, on these rows of the variable and its slots. What it treats alike, it is shown as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.step.layout.fused import FusedVariable
+from kerasps.step.phases.push_message import DeviceChanges, DeviceUpdate, PushMessage, UpdateMessage
+from kerasps.step.records.identity import ByIdentity, IdentitySet
+from kerasps.step.rows.groups import ShardRun
+from kerasps.step.rows.row_places import RowPlaces
+from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, decay_and_update, finish
+from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
+from kerasps.variables.pooled_rows import held_by
+
+
+class _Rows:
+    """Some rows of shards of tables and of their slots, while an update works on them as on one.
+
+    Args:
+        optimizer: the optimizer, which treats all of the tables alike.
+        runs: the shards, one of each table, in runs.
+        places: the places of the rows in what holds each run.
+    """
+
+    def __init__(self, optimizer: Any, runs: Sequence[ShardRun], places: RowPlaces) -> None:
+        self._runs = runs
+        self._shards = shards = [shard for run in runs for shard in run.shards]
+        self._places = [places[run] for run in runs]
+        # Of one run there is nothing to divide.
+        self._counts = places.counts(runs) if len(runs) > 1 else None
+        self._rows: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
+        self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self._alike = ByIdentity[ParameterServerVariable, Sequence[ParameterServerVariable]]()
+        if len(shards) > 1:
+            slots, tables = slots_of(optimizer), [shard.variable for shard in shards]
+            own = [slots[optimizer._get_variable_index(table)] for table in tables]
+            self._alike.update(
+                [(tables[0], tables), *zip(own[0], zip(*own, strict=True), strict=True)]
+            )
+
+    def holds(self, variable: ParameterServerVariable) -> bool:
+        """Return whether `variable` is the first table or a slot of its shape."""
+        if self._alike:
+            return variable in self._alike
+        return bool(variable.storage.shape == self._shards[0].variable.storage.shape)
+
+    def current(self, variable: ParameterServerVariable) -> tf.Tensor:
+        """Return the rows of `variable`, and of what is it to other tables, as they stand."""
+        if variable not in self._rows:
+            gathered = [
+                tf.raw_ops.ResourceGather(resource=held.handle, indices=places, dtype=held.dtype)
+                for held, places in self._held(variable)
+            ]
+            rows = gathered[0] if len(gathered) == 1 else tf.concat(gathered, 0)
+            rows.set_shape([None, *variable.storage.shape[1:]])
+            self._rows[variable] = rows
+        return self._rows[variable]
+
+    def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        """Take new rows of `variable`, and of what is it to other tables."""
+        self._rows[variable] = value
+        self._changed.add(variable)
+
+    def write(self) -> None:
+        """Write the rows that have changed."""
+        for variable in self._changed:
+            rows = [self._rows[variable]]
+            if self._counts is not None:
+                rows = tf.split(rows[0], self._counts, num=len(self._runs))
+            for (held, places), own in zip(self._held(variable), rows, strict=True):
+                tf.raw_ops.ResourceScatterUpdate(resource=held.handle, indices=places, updates=own)
+
+    def _held(self, variable: ParameterServerVariable) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """Return what holds the rows of each run of `variable` and its like, and their places."""
+        index, remaining = self._shards[0].index, iter(self._alike.get(variable, [variable]))
+        held = []
+        for run, places in zip(self._runs, self._places, strict=True):
+            own = [next(remaining) for _ in run.shards]
+            holder, begin = held_by(own[0].shards[index])
+            # A slot may be by itself, though its table is not.
+            move = begin - held_by(run.shards[0].storage)[1]
+            held.append((holder, places + move if move else places))
+        return held
+
+
+class OnDevice(UpdatePhase):
+    """The phase in which variables are what a ps holds of them (see `variables.Phase`).
+
+    Args:
+        optimizer: the `keras.optimizers.Optimizer`.
+        scalars: its learning rate and shared state, as the worker sent them.
+        shared: the variables of the shared state.
+    """
+
+    def __init__(
+        self, optimizer: Any, scalars: Scalars, shared: list[ParameterServerVariable]
+    ) -> None:
+        super().__init__(optimizer, scalars, shared)
+        self._index = 0
+        self._rows: _Rows | None = None
+        self._stand_ins: ByIdentity[ParameterServerVariable, tf.Variable] = ByIdentity()
+
+    @contextlib.contextmanager
+    def on_fused(self, fused: FusedVariable) -> Iterator[None]:
+        """In this context, let the fused variable stand for the first variable in it."""
+        self._stand_ins = fused.stand_ins(self.optimizer)
+        try:
+            yield
+        finally:
+            self._stand_ins = ByIdentity()
+
+    @contextlib.contextmanager
+    def on(self, shard: Shard, rows: _Rows | None = None) -> Iterator[None]:
+        """In this context, let `shard`, or some rows of it, stand for its variable.
+
+        New rows are written at the end.
+        """
+        self._index, self._rows = shard.index, rows
+        try:
+            yield
+            if rows is not None:
+                rows.write()
+        finally:
+            self._index, self._rows = 0, None
+
+    def held(self, variable: ParameterServerVariable) -> Any:
+        if self._rows is not None and self._rows.holds(variable):
+            return ValueOf(self._rows, variable)
+        return self._storage(variable)
+
+    def assign_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        if self._rows is not None and self._rows.holds(variable):
+            self._rows.assign(variable, value)
+        else:
+            self._storage(variable).assign(value, read_value=False)
+
+    def add_to_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
+        if self._rows is not None and self._rows.holds(variable):
+            self._rows.assign(variable, self._rows.current(variable) + value)
+        else:
+            self._storage(variable).assign_add(value, read_value=False)
+
+    def _storage(self, variable: ParameterServerVariable) -> tf.Variable:
+        if variable in self._stand_ins:
+            return self._stand_ins[variable]
+        return variable.shards[self._index if variable.sharding is not None else 0]
+
+
+def apply(changes: DeviceChanges, message: PushMessage, places: RowPlaces) -> None:
+    """Change what the ps holds. Call while its lock is held.
+
+    Args:
+        changes: what the message is about.
+        message: what the worker sent.
+        places: those of the rows that gradients of tables have.
+    """
+    for update, own in zip(changes.updates, message.updates, strict=True):
+        _apply_if_wanted(update, own, places)
+    for shard, value in zip(changes.deltas, message.deltas, strict=True):
+        shard.storage.assign_add(value, read_value=False)
+    for shard, value in zip(changes.assigned, message.assigned, strict=True):
+        shard.storage.assign(value, read_value=False)
+
+
+def _apply_if_wanted(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
+    if message.applied is None:
+        _apply_update(update, message, places)
+    else:
+        tf.cond(message.applied > 0, lambda: _apply_update(update, message, places), lambda: None)
+
+
+def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
+    """Do what follows clipping in `Optimizer.apply`, for the shards on this ps."""
+    phase = OnDevice(update.update.optimizer, message.scalars, update.update.shared)
+    for fused, gradient in zip(update.fused, message.fused, strict=True):
+        with entering(phase), phase.on_fused(fused):
+            decay_and_update(phase, fused.shards[0].variable, gradient)
+    for group, gradient in zip(update.groups, message.groups, strict=True):
+        shards = group.shards
+        rows = _Rows(update.update.optimizer, group.runs, places)
+        with entering(phase), phase.on(shards[0], rows):
+            decay_and_update(phase, shards[0].variable, gradient)
+    gradients = dict(zip(update.single, message.gradients, strict=True))
+    coupling = {
+        shard: (coupled, sent)
+        for shard, sent in zip(update.single, message.sent, strict=True)
+        if (coupled := update.coupled(shard)) is not None
+    }
+    for shard in update.rest:
+        gradient = gradients.get(shard)
+        touched: _Rows | None = None
+        run = ShardRun((shard,))
+        if gradient is not None and run in places:
+            if update.updates_rows(shard):
+                touched = _Rows(update.update.optimizer, [run], places)
+            else:
+                _, begin = held_by(shard.storage)
+                own_places = places[run] - begin if begin else places[run]
+                gradient = tf.math.unsorted_segment_sum(
+                    gradient, own_places, shard.storage.shape[0]
+                )
+        if touched is None and shard in coupling:
+            coupled, sent = coupling[shard]
+            coupled.apply(shard, gradient, message.scalars, sent)
+        else:
+            with phase.on(shard, touched):
+                finish(phase, shard.variable, gradient, message.scalars.clip_scale)

@@ -1,0 +1,354 @@
+"""What a push to one ps says: planned at trace time, selected from what a step has worked out.
+
+`push_apply.py` carries it out on the ps, and `push.py` has it travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasps.step.contract.compute_messages import ComputeOutputs
+from kerasps.step.layout.fused import FusedVariable
+from kerasps.step.phases.step_context import StepContext
+from kerasps.step.records.identity import ByIdentity, IdentitySet
+from kerasps.step.records.packing import specs_of
+from kerasps.step.records.specs import rows_spec
+from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
+from kerasps.step.updates.coupled import CoupledUpdate, Sent
+from kerasps.step.updates.optimizers import may_update_rows
+from kerasps.step.updates.update import Update, UpdateTensors
+from kerasps.step.updates.updating import Scalars
+from kerasps.variables import ParameterServerVariable, Shard, shards_in
+
+
+class UpdateMessage(NamedTuple):
+    """What one ps is sent of an `Update`; holds tensors or their specs.
+
+    Attributes:
+        scalars: the learning rate and shared state.
+        fused: the gradient of each fused variable: a list with one for each shard where it is sent,
+            one tensor where it is received.
+        gradients: the gradients of other shards.
+        groups: the gradients of each group of several tables: a list of tensors that belong end to
+            end where they are sent, one tensor where they are received.
+        sent: what each of `gradients` needs of the whole variable; mostly nothing.
+        applied: whether the optimizer was applied, as a float32, where that depends; else None.
+    """
+
+    scalars: Scalars
+    fused: list[Any]
+    gradients: list[Any]
+    groups: list[Any]
+    sent: list[Sent]
+    applied: Any
+
+
+class PushMessage(NamedTuple):
+    """What one ps is sent of a step; holds tensors or their specs.
+
+    Attributes:
+        updates: what is sent of each update.
+        deltas: what is added to shards of variables that are pushed as a difference.
+        assigned: the new values of shards of variables that are pushed as a value.
+        lane: the lane in which the worker sends it (see `variables.Fences`), an int32 scalar.
+        number: the number of the call in that lane that it is of, an int32 scalar; mostly None.
+        clock: what the clock of the ps was when the worker pulled from it, an int64 scalar; None
+            where it has pulled nothing.
+    """
+
+    updates: list[UpdateMessage]
+    deltas: list[Any]
+    assigned: list[Any]
+    lane: Any
+    number: Any
+    clock: Any
+
+
+@dataclass(frozen=True)
+class StepChanges:
+    """What a step changes on the ps tasks.
+
+    Attributes:
+        updates: what the optimizers want applied, in order.
+        deltas: the variables that a difference is added to.
+        assigned: the variables that take a value.
+        tables: those of which the gradient has the rows that were asked for.
+        sparse_updates: the strategy's argument of that name.
+        fused: the fused variables.
+        groups: the groups of tables.
+    """
+
+    updates: Sequence[Update]
+    deltas: Sequence[ParameterServerVariable]
+    assigned: Sequence[ParameterServerVariable]
+    tables: IdentitySet[ParameterServerVariable]
+    sparse_updates: str
+    fused: Sequence[FusedVariable]
+    groups: Sequence[TableGroup] = ()
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the ps that hold something of it."""
+        shards = shards_in([*self.deltas, *self.assigned])
+        for update in self.updates:
+            shards += self.shards_of(update)
+        return sorted({shard.device for shard in shards})
+
+    def shards_of(self, update: Update) -> list[Shard]:
+        """Return the shards that an update changes."""
+        changed = update.variables
+        if update.optimizer.use_ema:
+            # The moving averages follow every variable, also one without a gradient in this step.
+            followed = update.optimizer._trainable_variables
+            changed = [*changed, *(v for v in followed if v not in self.tables)]
+        return list(dict.fromkeys(shards_in(changed)))
+
+    def _groups_of(self, update: Update, device: str) -> list[GroupShard]:
+        """Return the groups of several tables that are updated on one ps."""
+        updated = IdentitySet(update.variables)
+        return [
+            shard
+            for group in self.groups
+            if len(group.tables) > 1 and group.tables[0] in updated
+            for shard in group.shards
+            if shard.device == device
+        ]
+
+    def on(self, device: str) -> DeviceChanges:
+        """Return what of this is on one ps."""
+
+        def here(shards: Sequence[Shard]) -> list[Shard]:
+            return [shard for shard in shards if shard.device == device]
+
+        updates = [
+            DeviceUpdate(
+                number,
+                update,
+                here(self.shards_of(update)),
+                here(shards_in(update.variables)),
+                [f for f in self.fused if (f.update, f.device) == (number, device)],
+                self._groups_of(update, device),
+                self,
+            )
+            for number, update in enumerate(self.updates)
+        ]
+        return DeviceChanges(
+            device,
+            self,
+            [update for update in updates if update.changed],
+            here(shards_in(self.deltas)),
+            here(shards_in(self.assigned)),
+        )
+
+
+class DeviceUpdate:
+    """What an `Update` changes on one ps.
+
+    Args:
+        number: which update of the step it is.
+        update: the update.
+        changed: the shards that it changes there.
+        with_gradient: those of them that have a gradient.
+        fused: the fused variables there that it updates.
+        groups: the groups of several tables there that it updates.
+        changes: what the step changes on all ps.
+
+    Attributes:
+        fused: updated as one each.
+        groups: likewise.
+        single: the other shards that have a gradient.
+        rest: all shards that are not in fused variables or groups.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        update: Update,
+        changed: list[Shard],
+        with_gradient: list[Shard],
+        fused: list[FusedVariable],
+        groups: list[GroupShard],
+        changes: StepChanges,
+    ) -> None:
+        shards_of_each = [*(own.shards for own in fused), *(own.shards for own in groups)]
+        as_one = {shard for shards in shards_of_each for shard in shards}
+        self.update = update
+        self.changed = changed
+        self.fused = fused
+        self.groups = groups
+        self.single = [shard for shard in with_gradient if shard not in as_one]
+        self.rest = [shard for shard in changed if shard not in as_one]
+        self._number = number
+        self._changes = changes
+
+    @property
+    def tables(self) -> list[list[ShardRun]]:
+        """The runs whose gradients have the rows that were asked for, those of a group together.
+
+        In the order of the message.
+        """
+        alone = [shard for shard in self.single if shard.variable in self._changes.tables]
+        return [*([ShardRun((shard,))] for shard in alone), *(own.runs for own in self.groups)]
+
+    def coupled(self, shard: Shard) -> CoupledUpdate | None:
+        """Return how the whole of a variable takes part in the update of a shard of it."""
+        variable = shard.variable
+        return None if variable.sharding is None else self.update.coupled.get(variable)
+
+    def sums_lookups(self, group: TableGroup) -> bool:
+        """Return whether the push sums the gradients of a group's look-ups, and not the step."""
+        return all(table in self.update.lookups for table in group.tables)
+
+    def updates_rows(self, shard: Shard) -> bool:
+        """Return whether rows of a table are updated by themselves, without the other rows."""
+        coupled = self.update.coupled.get(shard.variable)
+        treats_rows_alone = coupled is None or not coupled.couples_rows
+        return treats_rows_alone and may_update_rows(
+            self.update.optimizer, self._changes.sparse_updates
+        )
+
+    def specs(
+        self, of_fused: Callable[[FusedVariable], Any], of_group: Callable[[GroupShard, int], Any]
+    ) -> UpdateMessage:
+        """Return the specs of the message, with those of what is updated as one from functions.
+
+        That of a group is also given in how many parts its gradient is sent.
+        """
+
+        def parts(own: GroupShard) -> int:
+            is_one = own.group.num_shards > 1 or self.sums_lookups(own.group)
+            return 1 if is_one else len(own.group.tables)
+
+        tensors = self.update.tensors
+        coupled = [self.coupled(shard) for shard in self.single]
+        return UpdateMessage(
+            scalars=specs_of(tensors.scalars),
+            fused=[of_fused(own) for own in self.fused],
+            gradients=[
+                rows_spec(shard.variable) if shard.variable in self._changes.tables else shard.spec
+                for shard in self.single
+            ],
+            groups=[of_group(own, parts(own)) for own in self.groups],
+            sent=[
+                Sent([], []) if own is None else own.specs_of(shard)
+                for own, shard in zip(coupled, self.single, strict=True)
+            ],
+            applied=None if tensors.applied is None else tf.TensorSpec([], tf.float32),
+        )
+
+    def select(self, step: StepContext, outputs: ComputeOutputs) -> UpdateMessage:
+        """Return the message, from what the compute phase has worked out."""
+        tensors: UpdateTensors = outputs.updates[self._number]
+        variables = self.update.variables
+        gradients = ByIdentity(zip(variables, tensors.gradients, strict=True))
+        whole = ByIdentity(zip(variables, tensors.sent, strict=True))
+
+        def gradient(shard: Shard) -> tf.Tensor:
+            if shard.variable in self._changes.tables:
+                return rows(GroupShard(step.requests[shard.variable].group, shard.index))[0]
+            return shard.of(gradients[shard.variable])
+
+        addends = ByIdentity(zip(variables, tensors.addends, strict=False))
+
+        def rows(shard: GroupShard) -> list[tf.Tensor]:
+            tables = shard.group.tables
+            request = step.requests[tables[0]]
+            if not self.sums_lookups(shard.group):
+                return request.rows_in(shard, [gradients[table] for table in tables])
+            of_tables = [(self.update.lookups[table], addends[table]) for table in tables]
+            return request.rows_in(shard, [request.sum(of_tables)])
+
+        def sent(shard: Shard) -> Sent:
+            coupled = self.coupled(shard)
+            return (
+                Sent([], []) if coupled is None else coupled.sent_to(shard, whole[shard.variable])
+            )
+
+        return UpdateMessage(
+            scalars=tensors.scalars,
+            fused=[[gradient(shard) for shard in own.shards] for own in self.fused],
+            gradients=[gradient(shard) for shard in self.single],
+            groups=[rows(shard) for shard in self.groups],
+            sent=[sent(shard) for shard in self.single],
+            applied=None if tensors.applied is None else tf.cast(tensors.applied, tf.float32),
+        )
+
+
+@dataclass(frozen=True)
+class DeviceChanges:
+    """What a step changes on one ps.
+
+    Attributes:
+        device: the device of the ps.
+        changes: what it changes on all ps.
+        updates: the updates that change something there.
+        deltas: the shards that a difference is added to.
+        assigned: the shards that take a value.
+    """
+
+    device: str
+    changes: StepChanges
+    updates: list[DeviceUpdate]
+    deltas: list[Shard]
+    assigned: list[Shard]
+
+    @property
+    def tables(self) -> list[list[ShardRun]]:
+        """The runs whose gradients have the rows that were asked for, those of a group together.
+
+        In the order of the message.
+        """
+        return [runs for update in self.updates for runs in update.tables]
+
+    def sent_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
+        """Return the specs of what `select` returns.
+
+        Args:
+            clocked: whether the step pulls the ps's clock.
+            numbered: whether it says of which call it is.
+        """
+
+        return self._specs(
+            lambda own: [shard.spec for shard in own.shards],
+            lambda own, num_parts: [own.spec] * num_parts,
+            clocked,
+            numbered,
+        )
+
+    def received_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
+        """Return the specs of what arrives: the same flat tensors in another structure."""
+        return self._specs(lambda own: own.spec, lambda own, num_parts: own.spec, clocked, numbered)
+
+    def _specs(
+        self,
+        of_fused: Callable[[FusedVariable], Any],
+        of_group: Callable[[GroupShard, int], Any],
+        clocked: bool,
+        numbered: bool,
+    ) -> PushMessage:
+        return PushMessage(
+            [update.specs(of_fused, of_group) for update in self.updates],
+            [shard.spec for shard in self.deltas],
+            [shard.spec for shard in self.assigned],
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([], tf.int32) if numbered else None,
+            tf.TensorSpec([], tf.int64) if clocked else None,
+        )
+
+    def select(self, step: StepContext) -> PushMessage:
+        """Return the message, from what the compute phase has left in `step`."""
+        outputs = step.outputs
+        deltas = ByIdentity(zip(self.changes.deltas, outputs.deltas, strict=True))
+        assigned = ByIdentity(zip(self.changes.assigned, outputs.assigned, strict=True))
+        return PushMessage(
+            [update.select(step, outputs) for update in self.updates],
+            [shard.of(deltas[shard.variable]) for shard in self.deltas],
+            [shard.of(assigned[shard.variable]) for shard in self.assigned],
+            step.lanes[self.device],
+            step.number,
+            step.clocks.get(self.device),
+        )

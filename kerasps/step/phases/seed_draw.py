@@ -1,0 +1,43 @@
+"""What a step of a custom loop draws from its seed generators: from a ps, which counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from kerasps.variables import ParameterServerVariable, call_with
+from kerasps.variables.away import drawn
+
+
+class SeedDraw:
+    """Asks a ps what the seed generators of a step stand at, and has them go on there.
+
+    Args:
+        seeds: the stand-ins of the generators' states, on one ps (see `variables.AwayStates`).
+        draws: how many seeds a step draws from each.
+        mutex: returns the lock of a device, by the device's name.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[ParameterServerVariable],
+        draws: Sequence[int],
+        mutex: Callable[[str], tf.Tensor],
+    ) -> None:
+        self._device = seeds[0].device
+        storages = [seed.shards[0] for seed in seeds]
+
+        def draw() -> list[tf.Tensor]:
+            with tf.device(self._device):
+                return drawn(mutex(self._device), storages, draws)
+
+        with tf.init_scope():
+            self._function = tf.function(draw, autograph=False).get_concrete_function()
+        self.captures: list[tf.Tensor] = list(self._function.captured_inputs)
+
+    def add_to(self, handles: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+        """Add the request to the current graph; return the state of each generator."""
+        with tf.device(self._device):
+            states: list[tf.Tensor] = call_with(handles, self._function, self.captures)
+        return states

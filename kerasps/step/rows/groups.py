@@ -1,0 +1,264 @@
+"""Groups of tables: what lies, and is updated, alike is asked for and updated as one.
+
+A step of many tables costs what one table costs, with as many ids: an operation on a tensor of a
+few kilobytes takes longer to start than to do. The rows of a group's tables are one row space, in
+which each table begins where the one before ends. Rows of a request are in the order of the tables,
+so that those of one table are neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.step.records.specs import rows_spec
+from kerasps.step.updates.optimizers import has_uniform_updates, may_update_rows
+from kerasps.step.updates.update import Update
+from kerasps.variables import ParameterServerVariable, Shard, slots_of
+from kerasps.variables.pooled_rows import PooledRows, held_by
+
+
+@dataclass(frozen=True, eq=False)
+class TableGroup:
+    """Tables that lie, and are updated, alike; mostly one.
+
+    Attributes:
+        tables: the tables: of one row shape and dtype, in shards of one layout on the same ps.
+        begins: for each shard, where the rows of each table's begin in the storage that holds them.
+        run_sizes: for each shard, how many neighbouring tables make up each run (see `ShardRun`).
+    """
+
+    tables: tuple[ParameterServerVariable, ...]
+    begins: tuple[tuple[int, ...], ...]
+    run_sizes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, members: Iterable[Sequence[ParameterServerVariable]]) -> TableGroup:
+        """Return the group of some tables, as they lie now.
+
+        Args:
+            members: each table, with its slots behind it where the group is updated as one.
+        """
+        # Those in one storage are neighbours, in its order.
+        members = sorted(members, key=lambda own: _place_of(own[0]))
+        tables = tuple(own[0] for own in members)
+        shards = range(len(tables[0].shards))
+        return cls(
+            tables,
+            tuple(tuple(held_by(table.shards[i])[1] for table in tables) for i in shards),
+            tuple(_run_sizes([[v.shards[i] for v in own] for own in members]) for i in shards),
+        )
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards each of the tables has."""
+        return len(self.tables[0].shards)
+
+    @property
+    def shards(self) -> list[GroupShard]:
+        """The group's part of each shard."""
+        return [GroupShard(self, index) for index in range(self.num_shards)]
+
+    @property
+    def num_rows(self) -> list[int]:
+        """How many rows each table has."""
+        return [int(table.shape[0]) for table in self.tables]
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each table begins in the row space."""
+        return list(itertools.accumulate(self.num_rows, initial=0))[:-1]
+
+    def locate(
+        self, rows: tf.Tensor, table_of: tf.Tensor | None
+    ) -> tuple[tf.Tensor | None, tf.Tensor]:
+        """Return the shard (int32) of each of some rows, and its place in what holds that.
+
+        Args:
+            rows: rows of the row space.
+            table_of: which table each is of; None where there is one table.
+        """
+        begins = np.array(self.begins)
+        if self.tables[0].sharding is None:
+            # From the place in the row space to that in the storage at once.
+            moves = begins[0] - np.array(self.starts)
+            if table_of is not None:
+                return None, rows + tf.gather(tf.constant(moves, rows.dtype), table_of)
+            return None, rows + tf.constant(moves[0], rows.dtype) if moves[0] else rows
+        if table_of is not None:
+            rows -= tf.gather(tf.constant(self.starts, rows.dtype), table_of)
+        shard, places = self._locate(rows, table_of)
+        if begins.any():
+            number = shard * len(self.tables) + (0 if table_of is None else table_of)
+            places += tf.gather(tf.constant(begins.reshape(-1), rows.dtype), number)
+        return shard, places
+
+    def _locate(self, rows: tf.Tensor, table_of: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the shard of each of some rows of tables, and its place in its table's shard."""
+        sharding = self.tables[0].sharding
+        assert sharding is not None
+        if sharding.layout == "mod" or table_of is None:
+            return sharding.locate(rows)
+        # As in `Sharding.locate`, with the numbers of each row's own table.
+        heights = [divmod(number, sharding.num_shards) for number in self.num_rows]
+        base, extra = (
+            tf.gather(tf.constant(numbers, rows.dtype), table_of)
+            for numbers in zip(*heights, strict=True)
+        )
+        shard = tf.maximum(rows // (base + 1), (rows - extra) // base)
+        return tf.cast(shard, tf.int32), tf.where(
+            shard < extra, rows % (base + 1), (rows - extra) % base
+        )
+
+
+@dataclass(frozen=True)
+class ShardRun:
+    """Shards of neighbouring tables whose rows, and slots, one storage holds; mostly a single one.
+
+    Rows of all of them are read and written by one operation.
+    """
+
+    shards: tuple[Shard, ...]
+
+    @property
+    def device(self) -> str:
+        """The device of the ps where they lie."""
+        return self.shards[0].device
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The spec of some rows of them."""
+        return rows_spec(self.shards[0].variable)
+
+
+@dataclass(frozen=True)
+class GroupShard:
+    """What one ps holds of a group: the `index`-th shard of each of its tables."""
+
+    group: TableGroup
+    index: int
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards, in the order of the tables."""
+        return [Shard(table, self.index) for table in self.group.tables]
+
+    @property
+    def runs(self) -> list[ShardRun]:
+        """The runs of them."""
+        shards = iter(self.shards)
+        return [
+            ShardRun(tuple(itertools.islice(shards, size)))
+            for size in self.group.run_sizes[self.index]
+        ]
+
+    @property
+    def device(self) -> str:
+        """The device of the ps where they lie."""
+        return self.shards[0].device
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The spec of some rows of them."""
+        return rows_spec(self.group.tables[0])
+
+
+def grouping(
+    updates: Sequence[Update], sparse_updates: str
+) -> Callable[[Iterable[ParameterServerVariable]], list[TableGroup]]:
+    """Return a function that divides tables into groups.
+
+    Args:
+        updates: what the step's optimizers apply, in order.
+        sparse_updates: the strategy's argument of that name.
+    """
+    times_updated = Counter(id(v) for update in updates for v in update.variables)
+    number_of = {id(v): i for i, update in enumerate(updates) for v in update.variables}
+
+    def key(table: ParameterServerVariable) -> Hashable:
+        sharding = table.sharding
+        lies = (
+            *(table.storage.shape[1:], table.storage.dtype),
+            *(() if sharding is None else (sharding.num_shards, sharding.layout)),
+            *(shard.device for shard in table.shards),
+        )
+        times = times_updated[id(table)]
+        if times == 0:
+            return "read", lies
+        update = updates[number_of[id(table)]]
+        rule = _rule(update, table, sparse_updates) if times == 1 else None
+        # A table whose update is no other table's is alone.
+        return id(table) if rule is None else (number_of[id(table)], rule, lies)
+
+    def divide(tables: Iterable[ParameterServerVariable]) -> list[TableGroup]:
+        groups: dict[Hashable, list[ParameterServerVariable]] = {}
+        for table in tables:
+            groups.setdefault(key(table), []).append(table)
+        return [TableGroup.of(with_slots(own)) for own in groups.values()]
+
+    def with_slots(
+        tables: list[ParameterServerVariable],
+    ) -> list[list[ParameterServerVariable]]:
+        if len(tables) == 1 or not times_updated[id(tables[0])]:
+            return [[table] for table in tables]
+        optimizer = updates[number_of[id(tables[0])]].optimizer
+        slots = slots_of(optimizer)
+        return [[table, *slots[optimizer._get_variable_index(table)]] for table in tables]
+
+    return divide
+
+
+def _place_of(table: ParameterServerVariable) -> tuple[int, int]:
+    """Return a place for a table among others: those in no pool first, then those of each."""
+    first = table.shards[0]
+    return (first.pool.number, first.begin) if isinstance(first, PooledRows) else (0, 0)
+
+
+def _run_sizes(members: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+    """Return how many neighbours make up each run.
+
+    Args:
+        members: what holds a shard of each table, and of its slots.
+    """
+    sizes = [1]
+    for one, other in itertools.pairwise(members):
+        if _lie_alike(one, other):
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+    return tuple(sizes)
+
+
+def _lie_alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether one operation can take rows of the shards of two tables, and of each slot."""
+    if len(one) != len(other):
+        return False
+    moves = set()
+    for a, b in zip(one, other, strict=True):
+        if held_by(a)[0] is not held_by(b)[0]:
+            return False
+        moves.add(held_by(b)[1] - held_by(a)[1])
+    return len(moves) == 1
+
+
+def _rule(update: Update, table: ParameterServerVariable, sparse_updates: str) -> Hashable | None:
+    """Return what tells how rows of a table are updated; None where that is for itself to know."""
+    optimizer = update.optimizer
+    if (
+        not has_uniform_updates(optimizer)
+        or not may_update_rows(optimizer, sparse_updates)
+        or table in update.coupled
+        or table.constraint is not None
+    ):
+        return None
+    slots = slots_of(optimizer)[optimizer._get_variable_index(table)]
+    if any(slot.storage.shape != table.storage.shape for slot in slots):
+        return None
+    decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(table))
+    return decays, tuple(slot.storage.dtype for slot in slots)

@@ -1,0 +1,311 @@
+"""What a step asks for of a group of tables: each different row once, shard by shard.
+
+It is worked out on the worker, with as many operations for a group of many tables as for one table:
+all ids become rows of the group's row space (see `groups.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.runtime.errors import OUT_OF_RANGE
+from kerasps.step.records.identity import ByIdentity
+from kerasps.step.rows.groups import GroupShard, TableGroup
+from kerasps.variables import ParameterServerVariable
+from kerasps.variables.sharding import from_start
+
+
+class LookupIds(NamedTuple):
+    """What a look-up wants.
+
+    Attributes:
+        ids: integers of any shape.
+        from_end: whether negative ones count from the end.
+    """
+
+    ids: tf.Tensor
+    from_end: bool
+
+
+class Asked(NamedTuple):
+    """The tensors of a `RowRequest`, as the function that finds them returns them.
+
+    Attributes:
+        ids: int32: for each shard, the places of the rows in what holds it, table by table.
+        counts: int32: for each shard, how many of these are each table's.
+        order: int32: for each shard, which of the different rows they are; empty of one shard.
+        totals: int32: how many rows of each table are asked for, in all shards.
+        positions: int32, flat: for each look-up, table by table, the place of each id among the
+            rows of its table.
+        all_positions: int32, flat: of all look-ups, end to end, the place of each id among the rows
+            of all tables.
+        sizes: int32: the number of ids of each look-up.
+    """
+
+    ids: list[tf.Tensor]
+    counts: list[tf.Tensor]
+    order: list[tf.Tensor]
+    totals: tf.Tensor
+    positions: list[list[tf.Tensor]]
+    all_positions: tf.Tensor
+    sizes: tf.Tensor
+
+
+class RowRequest:
+    """The rows of a group of tables that a step asks for: each once, shard by shard.
+
+    Args:
+        group: the tables.
+        asked: what was worked out of it.
+    """
+
+    def __init__(self, group: TableGroup, asked: Asked) -> None:
+        self.group = group
+        self._asked = asked
+        self._gradients: ByIdentity[tf.Tensor, list[tf.Tensor]] = ByIdentity()
+        self._sums: ByIdentity[tf.Tensor, tf.Tensor] = ByIdentity()
+
+    def ids_in(self, shard: GroupShard) -> tf.Tensor:
+        """Return the places of the rows in what holds each table's shard, end to end."""
+        return self._asked.ids[shard.index]
+
+    def counts_in(self, shard: GroupShard) -> tf.Tensor:
+        """Return how many rows of each table are asked for in a shard."""
+        return self._asked.counts[shard.index]
+
+    def counts_of_runs(self, shard: GroupShard) -> tf.Tensor:
+        """Return how many rows of each run of tables are asked for in a shard."""
+        counts, sizes = self.counts_in(shard), self.group.run_sizes[shard.index]
+        if len(sizes) == len(self.group.tables):
+            return counts
+        run_of = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        with tf.device("/device:CPU:0"):
+            return tf.math.segment_sum(counts, tf.constant(run_of))
+
+    def num_rows(self, table: ParameterServerVariable) -> tf.Tensor:
+        """Return how many rows of a table are asked for, in all shards."""
+        return self._asked.totals[self._number(table)]
+
+    def positions(self, table: ParameterServerVariable) -> list[tf.Tensor]:
+        """Return, for each look-up of a table, the place of each id among its rows."""
+        return self._asked.positions[self._number(table)]
+
+    def join(self, rows: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return all rows, table by table, from those that came from each shard."""
+        return tf.dynamic_stitch(self._asked.order, rows) if self._asked.order else rows[0]
+
+    def split(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Return the rows of each table, from those that `join` has returned."""
+        number = len(self.group.tables)
+        return [rows] if number == 1 else list(tf.split(rows, self._asked.totals, num=number))
+
+    def find(self, rows: tf.Tensor) -> list[list[tf.Tensor]]:
+        """Return what each look-up finds, table by table, in what `join` has returned.
+
+        A look-up finds the row of each of its ids, of shape `[num_ids] + table.shape[1:]`.
+        """
+        found = iter(self._by_lookup(tf.gather(rows, self._asked.all_positions)))
+        return [[next(found) for _ in own] for own in self._asked.positions]
+
+    def sum(self, addends: Sequence[tuple[Sequence[int], Sequence[tf.Tensor]]]) -> tf.Tensor:
+        """Return the sums over look-ups, a row for each row that is asked for.
+
+        Args:
+            addends: for each table, the numbers of some of its look-ups, and for each of those a
+                tensor with a row for each id. What is of one row is summed in this order.
+        """
+        first = addends[0][1][0]
+        if first in self._sums:
+            return self._sums[first]
+        starts = itertools.accumulate((len(own) for own in self._asked.positions), initial=0)
+        numbers = [
+            start + number
+            for start, (own, _) in zip(starts, addends, strict=False)
+            for number in own
+        ]
+        values = [value for _, own in addends for value in own]
+        positions = self._asked.all_positions
+        if numbers != list(range(self._num_lookups)):
+            by_lookup = self._by_lookup(positions)
+            positions = tf.concat([by_lookup[number] for number in numbers], 0)
+        joined = values[0] if len(values) == 1 else tf.concat(values, 0)
+        totals = self._asked.totals
+        total = totals[0] if len(self.group.tables) == 1 else tf.reduce_sum(totals)
+        # Once for all shards.
+        self._sums[first] = tf.math.unsorted_segment_sum(joined, positions, total)
+        return self._sums[first]
+
+    @property
+    def _num_lookups(self) -> int:
+        return sum(len(own) for own in self._asked.positions)
+
+    def _by_lookup(self, values: tf.Tensor) -> list[tf.Tensor]:
+        """Return a value for each id, look-up by look-up."""
+        number = self._num_lookups
+        return [values] if number == 1 else list(tf.split(values, self._asked.sizes, num=number))
+
+    def rows_in(self, shard: GroupShard, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return those of some rows that are the shard's, in parts that belong end to end.
+
+        Args:
+            shard: the shard.
+            rows: for each table, a value for each of its rows, such as a gradient.
+        """
+        if not self._asked.order:
+            return list(rows)
+        if rows[0] not in self._gradients:
+            # Put together once for all shards.
+            joined = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
+            self._gradients[rows[0]] = [tf.gather(joined, own) for own in self._asked.order]
+        return [self._gradients[rows[0]][shard.index]]
+
+    def _number(self, table: ParameterServerVariable) -> int:
+        return next(i for i, own in enumerate(self.group.tables) if own is table)
+
+
+def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
+    """Work out what to ask for.
+
+    Args:
+        group: the tables.
+        wanted: of each table, its look-ups.
+    """
+    lookups = [looked_up for own in wanted for looked_up in own]
+    flat = [
+        tf.reshape(ids, [-1])
+        for ids in _of_one_dtype([own.ids for own in lookups], sum(group.num_rows))
+    ]
+    from_end = np.array([own.from_end and not own.ids.dtype.is_unsigned for own in lookups])
+    if len(group.tables) == 1:
+        (num_rows,) = group.num_rows
+        flat = [
+            from_start(own, num_rows) if is_from_end else own
+            for own, is_from_end in zip(flat, from_end, strict=True)
+        ]
+    sizes = tf.stack([tf.size(f) for f in flat])
+    together = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+    if len(group.tables) == 1:
+        rows, all_positions = tf.unique(together)
+        rows, table_of, totals = _in_range(rows, group.tables[0]), None, tf.shape(rows)
+    else:
+        # Of each id, which look-up it is of, and which table that is of.
+        number_of = np.repeat(np.arange(len(wanted)), [len(own) for own in wanted])
+        lookup_of = _part_of(tf.range(tf.size(together)), tf.cumsum(sizes))
+        if from_end.any():
+            back = np.where(from_end, np.array(group.num_rows)[number_of], 0)
+            of_ids = tf.gather(tf.constant(back, together.dtype), lookup_of)
+            together = from_start(together, of_ids)
+        together = _all_in_range(together, lookup_of, [group.tables[n] for n in number_of])
+        starts = tf.constant(np.array(group.starts)[number_of], together.dtype)
+        rows, all_positions = tf.unique(together + tf.gather(starts, lookup_of))
+        # They come in the order of the tables, since the ids do.
+        ends = np.cumsum(group.num_rows)
+        table_of = _part_of(rows, tf.constant(ends, rows.dtype))
+    shard, places = group.locate(rows, table_of)
+    order, parts = [], [places]
+    if shard is not None:
+        order = tf.dynamic_partition(tf.range(tf.size(rows)), shard, group.num_shards)
+        parts = tf.dynamic_partition(places, shard, group.num_shards)
+    if table_of is None:
+        counts, positions = [tf.shape(part) for part in parts], all_positions
+    else:
+        counts = _counts(shard, table_of, group)
+        totals = counts[0] if shard is None else tf.add_n(counts)
+        before = tf.gather(tf.cumsum(totals, exclusive=True), number_of)
+        positions = all_positions - tf.gather(before, lookup_of)
+    of_lookups = [positions] if len(flat) == 1 else tf.split(positions, sizes, num=len(flat))
+    remaining = iter(of_lookups)
+    return Asked(
+        [tf.cast(part, tf.int32) for part in parts],
+        counts,
+        order,
+        totals,
+        [[next(remaining) for _ in own] for own in wanted],
+        all_positions,
+        sizes,
+    )
+
+
+def checked(ids: tf.Tensor, variable: ParameterServerVariable) -> tf.Tensor:
+    """Return `ids`, integers of any shape, once it is sure that they are rows of `variable`.
+
+    Others end the step in the error that `kerasps.InputError` is made of.
+    """
+    (ids,) = _of_one_dtype([ids])
+    return _in_range(ids, variable)
+
+
+def _of_one_dtype(ids: Sequence[tf.Tensor], num_rows: int = 0) -> list[tf.Tensor]:
+    is_wide = num_rows > tf.int32.max or any(i.dtype.size > 4 or i.dtype == tf.uint32 for i in ids)
+    return [tf.cast(i, tf.int64 if is_wide else tf.int32) for i in ids]
+
+
+def _part_of(values: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
+    """Return for each of some values (int32) which part it is in, by where each part ends."""
+    # The operation takes rows of several searches.
+    return tf.raw_ops.UpperBound(sorted_inputs=ends[None], values=values[None])[0]
+
+
+def _counts(shard: tf.Tensor | None, table_of: tf.Tensor, group: TableGroup) -> list[tf.Tensor]:
+    """Return, for each shard, how many of some rows each table has there."""
+    num_tables, num_shards = len(group.tables), group.num_shards
+    counts = tf.raw_ops.DenseBincount(
+        input=table_of if shard is None else shard * num_tables + table_of,
+        size=num_shards * num_tables,
+        weights=tf.zeros([0], tf.int32),
+    )
+    return list(tf.split(counts, num_shards)) if num_shards > 1 else [counts]
+
+
+def _in_range(ids: tf.Tensor, table: ParameterServerVariable) -> tf.Tensor:
+    # As unsigned numbers, negative ids are larger than any other.
+    largest = tf.reduce_max(_unsigned(ids))
+    check = tf.debugging.Assert(
+        largest < tf.constant(table.shape[0], largest.dtype),
+        [_out_of_range(table), tf.bitcast(largest, ids.dtype)],
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
+
+
+def _all_in_range(
+    ids: tf.Tensor, lookup_of: tf.Tensor, tables: Sequence[ParameterServerVariable]
+) -> tf.Tensor:
+    """Return `ids` once it is sure that each is a row of the table that it is looked up in.
+
+    Args:
+        ids: the ids of all look-ups, end to end.
+        lookup_of: which look-up each is of.
+        tables: the table of each look-up.
+    """
+    unsigned = _unsigned(ids)
+    num_rows = tf.constant([table.shape[0] for table in tables], unsigned.dtype)
+    is_wrong = unsigned >= tf.gather(num_rows, lookup_of)
+
+    def say() -> tf.Tensor:
+        first = tf.argmax(tf.cast(is_wrong, tf.int32))
+        messages = tf.constant([_out_of_range(table) for table in tables])
+        check = tf.debugging.Assert(False, [tf.gather(messages, lookup_of[first]), ids[first]])
+        with tf.control_dependencies([check]):
+            return tf.constant(0)
+
+    check = tf.cond(tf.reduce_any(is_wrong), say, lambda: tf.constant(0))
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
+
+
+def _unsigned(ids: tf.Tensor) -> tf.Tensor:
+    return tf.bitcast(ids, tf.uint64 if ids.dtype == tf.int64 else tf.uint32)
+
+
+def _out_of_range(table: ParameterServerVariable) -> str:
+    num_rows = table.shape[0]
+    return (
+        f"{OUT_OF_RANGE}: '{table.path}' has {num_rows} rows. Expected: ids from 0 to "
+        f"{num_rows - 1} (`keras.ops.take` counts negative ones from the end). Received: id"
+    )

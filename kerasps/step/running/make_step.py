@@ -1,0 +1,134 @@
+"""Makes the step of a model for an input, or finds the one that was made before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+
+from kerasps.errors import InputError, KeraspsError
+from kerasps.inputs import Input
+from kerasps.step.records.mode import PREDICT, TEST, TRAIN, Mode
+from kerasps.step.running.traced_step import TracedStep
+
+
+def step_for(model: keras.Model, mode: Mode, inputs: Input) -> TracedStep:
+    """Return the model's step for batches of `inputs`, on the devices of all workers.
+
+    Raises InputError where the model can take no such batches, and it is plain why.
+    """
+    devices = model._distribute_strategy._devices_of_workers()
+    with explaining(model, mode, inputs.element_spec, inputs.differences):
+        return step_function(model, mode, inputs.element_spec, devices)
+
+
+@contextlib.contextmanager
+def explaining(
+    model: keras.Model, mode: Mode, element_spec: Any, differences: str | None = None
+) -> Iterator[None]:
+    """In this context, say what is wrong with batches for which no step can be traced.
+
+    Args:
+        model: the model.
+        mode: the kind of its step.
+        element_spec: what a batch looks like.
+        differences: between the batches of workers, in words; None where there are none.
+
+    Raises:
+        InputError: it is plain what is wrong.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as exc:
+        text = _differing(differences) or _unbatched(model, element_spec)
+        text = text or _without_y(model, mode, element_spec)
+        if text is None or isinstance(exc, KeraspsError):
+            raise
+        raise InputError(f"{text} The model's error: {exc}") from exc
+
+
+def _differing(differences: str | None) -> str | None:
+    if differences is None:
+        return None
+    return (
+        "The model takes no batches that are of different shapes on different workers. "
+        f"Received: {differences}. Make `dataset_fn` return the same on each worker."
+    )
+
+
+def _unbatched(model: keras.Model, element_spec: Any) -> str | None:
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    wanted_specs, specs = keras.tree.flatten(_inputs_of(model)), keras.tree.flatten(x)
+    for wanted, spec in zip(wanted_specs, specs, strict=False):
+        rank = spec.shape.rank
+        if rank is None:
+            continue
+        expected = f"Expected: x of shape {tuple(wanted.shape)}. Received: x of shape {spec.shape}."
+        # The axis of the batch is the first one; its length mostly differs from batch to batch.
+        if rank == len(wanted.shape) - 1 and (rank == 0 or spec.shape[0] is not None):
+            return f"The input is not batched. {expected} Call `.batch(32)` of the dataset."
+        if rank == len(wanted.shape) + 1 and spec.shape[0] is None and spec.shape[1] is None:
+            return f"The input is batched twice. {expected} Leave out one `batch` of the dataset."
+    return None
+
+
+def _without_y(model: keras.Model, mode: Mode, element_spec: Any) -> str | None:
+    _, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+    if y is None and mode is not PREDICT and model._compile_loss is not None:
+        return (
+            "The model was compiled with a loss, which compares its outputs with y. Expected: y, "
+            "or a dataset of (x, y). Received: x alone. Give y, or compile without a loss where "
+            "the model adds its own (`add_loss`)."
+        )
+    return None
+
+
+def _inputs_of(model: keras.Model) -> Any:
+    """Return the symbolic inputs of a model that knows them; none of others."""
+    return getattr(model, "inputs", None) or ()
+
+
+def step_function(
+    model: keras.Model,
+    mode: Mode,
+    element_spec: Any,
+    devices: Sequence[Sequence[str]],
+    *,
+    fused: bool = True,
+) -> TracedStep:
+    """Return the model's step for batches of `element_spec`: a new one where none serves.
+
+    Its trace builds what is still to be built, as Keras's does.
+
+    Args:
+        model: the model.
+        mode: what to do with it.
+        element_spec: the `tf.TypeSpec` structure of a batch.
+        devices: the devices that compute, of each task that does such steps.
+        fused: see `TracedStep`.
+    """
+    strategy = model._distribute_strategy
+    fused = fused and strategy.extended.may_fuse
+    function = getattr(model, mode.function)  # `compile` clears it
+    if not isinstance(function, TracedStep) or not function.serves(element_spec, fused=fused):
+        function = TracedStep(
+            model,
+            strategy,
+            element_spec,
+            mode.step,
+            fused=fused,
+            device=devices[0][0],
+            known=_known(model, function),
+        )
+        setattr(model, mode.function, function)
+    function.plans.trace_for(devices)
+    strategy.extended.before_steps(function.variables)
+    return function
+
+
+def _known(model: keras.Model, before: Any) -> TracedStep | None:
+    """Return a step of the model that was traced: `before`, for the same mode, if that is one."""
+    of_modes = (getattr(model, mode.function) for mode in (TRAIN, TEST, PREDICT))
+    return next((own for own in (before, *of_modes) if isinstance(own, TracedStep)), None)

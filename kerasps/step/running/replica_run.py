@@ -1,0 +1,367 @@
+"""`strategy.run` in a function of a custom loop: the function that it is given becomes a step.
+
+The step is that of `fit`: pull, compute, push. `fit` builds a graph around its steps; here the
+user's `tf.function` is the graph, and the operations of the step go into it where the user calls
+`strategy.run`. What else `fit` sends with an execution comes another way: the lane of the worker,
+when the function is called (`CallTicket`); seeds, from a ps, which also adds metrics up
+(`variables.AwayStates`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster.description.worker_devices import FIRST_CPU
+from kerasps.errors import UnsupportedError
+from kerasps.runtime.devices import ps_index
+from kerasps.step.compute.returned import Returned
+from kerasps.step.phases.step_context import ReplicaInputs, StepContext
+from kerasps.step.records.identity import ByIdentity
+from kerasps.step.tracing.plan import StepPlan
+from kerasps.step.tracing.tracer import Tracer
+from kerasps.variables import LookupTables, ParameterServerVariable, anonymous_handle, current_phase
+from kerasps.variables.lane_table import NO_LANE
+
+
+class CallTicket(NamedTuple):
+    """What the pushes of one call of a function carry; holds numbers, or tensors of them.
+
+    Attributes:
+        lane: the lane in which the worker pushes (see `variables.Fences`).
+        number: the number of the call in that lane.
+        applied: for each ps of the cluster, how many of the call's first pushes were applied there
+            before, when a worker that was lost made it.
+    """
+
+    lane: Any
+    number: Any
+    applied: Sequence[Any]
+
+    @staticmethod
+    def spec() -> tf.TensorSpec:
+        """Return the spec of a ticket as it travels: one element, for which no call waits."""
+        return tf.TensorSpec([], tf.string)
+
+    def to_bytes(self) -> bytes:
+        """Return the ticket as the coordinator sends it: int32 numbers."""
+        return np.array([self.lane, self.number, *self.applied], "<i4").tobytes()
+
+    @classmethod
+    def from_tensor(cls, tensor: tf.Tensor, num_ps: int) -> CallTicket:
+        """Return the ticket that `to_bytes` made, as scalars in a graph."""
+        lane, number, *applied = tf.unstack(tf.io.decode_raw(tensor, tf.int32), 2 + num_ps)
+        return cls(lane, number, applied)
+
+
+class Calls(Protocol):
+    """What is known of the function that this thread traces, or calls."""
+
+    @property
+    def redone(self) -> PushCounts | None:
+        """The counts of a function that is traced to do again what was done in part, else None."""
+
+    def note_push(self, graph: Any, devices: Sequence[str]) -> None:
+        """Note that a call of the function with this graph pushes once to each of `devices`."""
+
+    def lane(self, tables: LookupTables) -> tf.Tensor:
+        """Return a variable on the worker of the call that this thread makes: the worker's lane.
+
+        An int32 scalar. The worker is made ready.
+
+        Args:
+            tables: the lookup tables that the worker needs copies of.
+        """
+
+    def ticket(self, tables: LookupTables) -> tf.Tensor:
+        """Return the packed ticket of the call that this thread makes, and ready its worker.
+
+        Args:
+            tables: the lookup tables that the worker needs copies of.
+        """
+
+
+class PushCounts:
+    """How many pushes a call has sent each ps, in the graph of a function that does it again.
+
+    Args:
+        num_ps: the number of ps.
+    """
+
+    def __init__(self, num_ps: int) -> None:
+        self._num_ps = num_ps
+        self._handle: tf.Tensor | None = None
+
+    def next(self, graph: Any, devices: Sequence[str]) -> list[tf.Tensor]:
+        """Return the counts of all ps, and add one for those of `devices`.
+
+        Args:
+            graph: the graph of the function, which the current graph is, or is a part of.
+            devices: the devices of the ps.
+        """
+        if self._handle is None:
+            # In the function's own graph, where no condition or loop hides it from later runs.
+            with graph.as_default(), tf.device("/device:CPU:0"):
+                self._handle = anonymous_handle(tf.TensorShape([self._num_ps]), tf.int32)
+                zeros = tf.zeros([self._num_ps], tf.int32)
+                tf.raw_ops.AssignVariableOp(resource=self._handle, value=zeros)
+        sent = {ps_index(device) for device in devices}
+        with tf.device("/device:CPU:0"):
+            counts = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int32)
+            counts.set_shape([self._num_ps])
+            with tf.control_dependencies([counts]):
+                ones = tf.constant([int(ps in sent) for ps in range(self._num_ps)])
+                tf.raw_ops.AssignAddVariableOp(resource=self._handle, value=ones)
+            return list(tf.unstack(counts))
+
+
+def run_in_graph(
+    strategy: Any, calls: Calls, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Add a step to the `tf.function` that is being traced; return what `fn` returns.
+
+    Args:
+        strategy: the `ParameterServerStrategy`.
+        calls: knows the call of that `tf.function`.
+        fn: what computes: as `train_step`, on pulled values.
+        args: its arguments: tensors, iterators, whatever.
+        kwargs: its keyword arguments.
+    """
+    if strategy.worker_devices is not None and len(strategy.worker_devices) > 1:
+        raise UnsupportedError(
+            "A function of a custom loop computes on one device of its worker. Expected: at most "
+            f"one of `worker_devices`. Received: worker_devices={list(strategy.worker_devices)!r}. "
+            "Train with `model.fit`, which uses several; or leave the argument out, or name one."
+        )
+    graph, redone = function_graph(), calls.redone
+    # How often a call pushes is known where nothing around may repeat it, or leave it out. Then the
+    # worker keeps the lane, and the call is sent nothing.
+    is_counted = redone is None and graph is tf.compat.v1.get_default_graph() and _is_whole(graph)
+    method = ReplicaFunction(fn, args, kwargs or {}, is_counted=is_counted)
+    device, is_everywhere = strategy._devices.of_calls(strategy.num_workers)
+    has_gpu = is_everywhere and device.startswith("GPU:")
+    tracer = Tracer(method, strategy, method.specs, fused=False)
+    plan = tracer.trace(device, has_gpu=has_gpu).plan
+    if is_counted:
+        calls.note_push(graph, plan.push.devices)
+        handle = graph.capture_call_time_value(
+            lambda: calls.lane(plan.lookup_tables), tf.TensorSpec([], tf.resource)
+        )
+        with tf.device("/device:CPU:0"):
+            lane = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int32)
+            lane.set_shape([])
+        lanes = dict.fromkeys(plan.push.devices, lane)
+        return method.result(_add_step(plan, method.batch, lanes, None))
+    if redone is not None:
+        plan = plan.redoing
+    with graph.as_default(), tf.device("/device:CPU:0"):
+        packed = graph.capture_call_time_value(
+            lambda: calls.ticket(plan.lookup_tables), CallTicket.spec()
+        )
+        ticket = CallTicket.from_tensor(packed, strategy.num_ps)
+    lanes = dict.fromkeys(plan.push.devices, ticket.lane)
+    if redone is not None:
+        sent = redone.next(graph, plan.push.devices)
+        with tf.device("/device:CPU:0"):
+            for device in lanes:
+                ps = ps_index(device)
+                is_applied = sent[ps] < ticket.applied[ps]
+                lanes[device] = tf.where(is_applied, NO_LANE, ticket.lane)
+    return method.result(_add_step(plan, method.batch, lanes, ticket.number))
+
+
+def _add_step(
+    plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
+) -> list[tf.Tensor]:
+    """Add the operations of a step to the current graph; return what it has predicted."""
+    with tf.device(f"/device:{FIRST_CPU}"):  # but for the compute phase
+        return _step_outputs(plan, batch, lanes, number)
+
+
+def _step_outputs(
+    plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
+) -> list[tf.Tensor]:
+    handles = plan.lookup()
+    handles.update(plan.lookup_tables.handles())
+    scratch = {
+        key: anonymous_handle(spec.shape, spec.dtype)
+        for key, spec in plan.inventory.scratch.items()
+    }
+    start: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity(
+        (v, tf.zeros(v.shape, v.dtype)) for v in plan.metrics
+    )
+    if plan.draw is not None:
+        start.update(zip(plan.seeds, plan.draw.add_to(handles), strict=True))
+    replica = ReplicaInputs(scratch, plan.names[0], batch, start)
+    step = StepContext(handles, [replica], lanes, number)
+    for phase in plan.phases:
+        phase.add_to(step)
+    return step.outputs.predicted
+
+
+def function_graph() -> Any:
+    """Return the graph of the `tf.function` that is being traced.
+
+    The current graph may be that of a condition or a loop in it.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    of_control_flow = (
+        _compat.CondBranchFuncGraph,
+        _compat.WhileCondFuncGraph,
+        _compat.WhileBodyFuncGraph,
+    )
+    while isinstance(graph, of_control_flow):
+        graph = graph.outer_graph
+    return graph
+
+
+def _is_whole(graph: Any) -> bool:
+    """Return whether a graph is that of a function which no other function calls."""
+    return not isinstance(graph.outer_graph, _compat.FuncGraph)
+
+
+class ReplicaFunction:
+    """A function that `strategy.run` was given, and its arguments (see `Method`).
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        is_counted: whether it is known how often a call of the function around it pushes.
+
+    Attributes:
+        batch: the tensors among the arguments.
+        numbers_pushes: whether a push says of which call it is.
+    """
+
+    may_assign = True
+    has_states_away = True
+    name = "The function given to `strategy.run`"
+    whose = ""
+    jit_compile = False
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        is_counted: bool,
+    ) -> None:
+        self._fn = fn
+        self.numbers_pushes = not is_counted
+        self._given = tuple(args), dict(kwargs)
+        self._graph = tf.compat.v1.get_default_graph()
+        self._iterators: ByIdentity[Any, HoistedIterator] = ByIdentity()
+        self.batch = [leaf for leaf in tf.nest.flatten(self._given) if _is_tensor(leaf)]
+        self._result: Any = None
+
+    @property
+    def specs(self) -> list[tf.TypeSpec]:
+        """The specs of the batch."""
+        return [tf.type_spec_from_value(tensor) for tensor in self.batch]
+
+    def expected(self) -> list[Any]:
+        """Return nothing: what the function touches, its trace will tell."""
+        return []
+
+    expected_metrics = optimizers = expected
+
+    def call(self, batch: Any) -> Returned:
+        """Call the function on the arguments, with the tensors of a trace for those of `batch`."""
+        tensors = iter(batch)
+
+        def argument(given: Any) -> Any:
+            if _is_tensor(given):
+                return next(tensors)
+            if isinstance(given, tf.data.Iterator) or hasattr(given, "get_next_as_optional"):
+                if given not in self._iterators:
+                    self._iterators[given] = HoistedIterator(given, self._graph)
+                self._iterators[given].begin()
+                return self._iterators[given]
+            return given
+
+        args, kwargs = tf.nest.map_structure(argument, self._given)
+        self._result = tf.nest.map_structure(_read, self._fn(*args, **kwargs))
+        leaves = tf.nest.flatten(self._result, expand_composites=True)
+        return Returned(predicted=[leaf for leaf in leaves if tf.is_tensor(leaf)])
+
+    def result(self, predicted: Sequence[tf.Tensor]) -> Any:
+        """Return what the function returned, with the tensors of a step."""
+        tensors = iter(predicted)
+        leaves = tf.nest.flatten(self._result, expand_composites=True)
+        return tf.nest.pack_sequence_as(
+            self._result,
+            [next(tensors) if tf.is_tensor(leaf) else leaf for leaf in leaves],
+            expand_composites=True,
+        )
+
+
+class HoistedIterator:
+    """Stands in for an iterator that a step is given: what it reads is read ahead of the step.
+
+    A step is traced several times and its ids are found ahead of it, while each batch is read once.
+
+    Args:
+        iterator: the iterator.
+        graph: the graph around the step.
+    """
+
+    def __init__(self, iterator: Any, graph: Any) -> None:
+        self._iterator = iterator
+        self._graph = graph
+        self._read: list[Any] = []
+        self._next = 0
+
+    def begin(self) -> None:
+        """Begin another trace, which reads the same again."""
+        self._next = 0
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of what it reads."""
+        return self._iterator.element_spec
+
+    def __iter__(self) -> Any:
+        raise UnsupportedError(
+            "The function given to `strategy.run` loops over an iterator. Expected: one batch, or "
+            "a known number of them: `next(iterator)`. Received: `for ... in iterator`. Put the "
+            "loop around `strategy.run`, with `next(iterator)` among its arguments."
+        )
+
+    def __next__(self) -> Any:
+        return self.get_next()
+
+    def get_next(self) -> Any:
+        """Return the next batch."""
+        return self._hoisted(lambda: self._iterator.get_next())
+
+    def get_next_as_optional(self) -> Any:
+        """Return the next batch as a `tf.experimental.Optional`."""
+        return self._hoisted(lambda: self._iterator.get_next_as_optional())
+
+    def _hoisted(self, read: Callable[[], Any]) -> Any:
+        phase: Any = current_phase()
+        if phase is not None and phase.values.in_control_flow():
+            return read()  # nobody can know ahead whether it is
+        if self._next == len(self._read):
+            with self._graph.as_default():
+                self._read.append(read())
+        self._next += 1
+        return self._read[self._next - 1]
+
+
+def _is_tensor(value: Any) -> bool:
+    is_composite = isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
+    return is_composite or (isinstance(value, tf.Tensor) and value.dtype != tf.resource)
+
+
+def _read(value: Any) -> Any:
+    """Return the value of a variable that a function returns; all else as it is."""
+    is_variable = isinstance(value, (tf.Variable, keras.Variable))
+    return tf.convert_to_tensor(value) if is_variable else value

@@ -1,0 +1,400 @@
+"""A step of a model (to train, test or predict), traced, as step graphs that executions run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps.runtime.calls import call_flat
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.fetching import fetch, sent
+from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
+from kerasps.step.compute.methods import ModelMethod
+from kerasps.step.compute.returned import MetricResult
+from kerasps.step.running.kept_graphs import KEPT_GRAPHS
+from kerasps.step.running.message_texts import OtherWords
+from kerasps.step.running.timing import StepTiming
+from kerasps.step.tracing.device_plans import DevicePlans
+from kerasps.step.tracing.state import Header, Ticket, WorkerVariables
+from kerasps.step.tracing.step_graph import build_step_graph
+from kerasps.step.tracing.tracer import Tracer
+from kerasps.step.tracing.traffic import StepTraffic
+from kerasps.variables import ParameterServerVariable
+from kerasps.variables.flights import Flight
+
+
+@dataclass(frozen=True)
+class ExecutionResult:
+    """What one or more executions on a worker brought back.
+
+    Attributes:
+        steps: how many steps were done.
+        metrics: the metric states that these steps alone add up to.
+        rows: how many rows were read of each shard of a table, in one array; empty without tables.
+        logs: what the last step returned beside the metrics.
+        outputs: what each step predicted.
+    """
+
+    steps: int
+    metrics: list[np.ndarray]
+    rows: list[np.ndarray]
+    logs: dict[str, np.ndarray]
+    outputs: list[Any]
+
+
+class TracedStep:
+    """A step of a model, traced, and the step graphs that were built of it.
+
+    Args:
+        model: a built `keras.Model` made under the strategy's scope.
+        strategy: the `ParameterServerStrategy`.
+        element_spec: the `tf.TypeSpec` structure of a batch.
+        method: the method of the model that is a step: `"train_step"`, `"test_step"` or
+            `"predict_step"`.
+        fused: whether small variables lie in `FusedVariables` between `load` and `store`: steps are
+            faster, beginnings slower.
+        device: the device that computes, in short ("GPU:0"); `trace_for` adds others.
+        known: another step of the model, which spares traces; None for none.
+
+    Attributes:
+        plans: its plans, by the devices that compute.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Any,
+        element_spec: Any,
+        method: str,
+        *,
+        fused: bool,
+        device: str,
+        known: TracedStep | None = None,
+    ) -> None:
+        self._model = model
+        self._fused = fused
+        self._element_spec = element_spec
+        self._lock = threading.Lock()
+        self._step_graphs: dict[Any, Any] = {}
+        self._words = OtherWords()
+        self._tracer: Tracer = Tracer(
+            ModelMethod(model, method),
+            strategy,
+            element_spec,
+            fused=fused,
+            known=None if known is None else known._tracer,
+        )
+        self.plans = DevicePlans(self._tracer, device)
+        self._trace = self.plans.trace
+        self._plan = self._trace.plan
+        self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
+        self._state = _state_of(model)
+        # Noted by whoever drives the step.
+        self.timing = StepTiming()
+
+    def serves(self, element_spec: Any, *, fused: bool) -> bool:
+        """Return whether this is the step for batches of `element_spec`.
+
+        It is as long as the model's variables are as they were. With `fused`, it must be made so;
+        without, it may be.
+        """
+        is_fast = self._fused or not fused
+        return is_fast and self._plan.lookup_tables.are_current and self._is_for(element_spec)
+
+    def _is_for(self, element_spec: Any) -> bool:
+        return bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
+
+    @property
+    def metrics(self) -> list[ParameterServerVariable]:
+        """The metric states, in the order of `ExecutionResult.metrics`."""
+        return self._plan.metrics
+
+    @property
+    def seeds(self) -> list[ParameterServerVariable]:
+        """The states of the seed generators that a step draws from, in the order of the header."""
+        return self._plan.seeds
+
+    @property
+    def variables(self) -> list[ParameterServerVariable]:
+        """All variables that a step touches but the states of metrics."""
+        inventory = self._plan.inventory
+        groups = [inventory.pulled, inventory.tables, inventory.optimizer_state, inventory.seeds]
+        return [variable for group in groups for variable in group]
+
+    @property
+    def traffic(self) -> StepTraffic:
+        """What each step moves, per ps."""
+        return self._plan.traffic
+
+    @property
+    def logs_are_metrics(self) -> bool:
+        """Whether the step returns the model's metrics.
+
+        Their merged states then say more than its last return.
+        """
+        return self._trace.logs_are_metrics
+
+    @property
+    def results(self) -> dict[str, MetricResult]:
+        """Of other logs, those that are results of metrics, by name."""
+        return self._trace.results
+
+    @property
+    def max_steps(self) -> int | None:
+        """The most steps of an execution; None where there is no limit.
+
+        Steps that predict are not looped, and outputs that cannot be put end to end come back step
+        by step.
+        """
+        if not self._plan.outputs:
+            return None
+        return self._plan.max_unrolled_steps if self._plan.joins_outputs else 1
+
+    @property
+    def unrolled_steps(self) -> int:
+        """How many steps of an execution are laid out one after the other, at most."""
+        return self._plan.max_unrolled_steps
+
+    @property
+    def overlapping_steps(self) -> int:
+        """How many steps of an execution overlap with each other; 1 where none do."""
+        return self._plan.max_unrolled_steps if self._plan.overlaps else 1
+
+    @property
+    def max_fed_steps(self) -> int:
+        """The most steps of an execution to which the batches are sent."""
+        return self.max_steps or self._plan.max_unrolled_steps
+
+    @property
+    def seeds_per_step(self) -> list[int]:
+        """How many seeds a step draws from each generator."""
+        return self._plan.draws
+
+    def step_graph(
+        self,
+        source_spec: Any,
+        num_steps: int,
+        *,
+        checked: bool,
+        keeps_totals: bool,
+        redoes: bool = False,
+        devices: Sequence[str],
+        on_coordinator: bool = False,
+        replicas: int = 1,
+    ) -> Any:
+        """Return the step graph of an execution of `num_steps` batches: a concrete function.
+
+        It is built at the first call for its arguments. Thread: any.
+
+        Args:
+            source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a list of
+                batches.
+            num_steps: batches to take.
+            checked: whether the data may end within the execution.
+            keeps_totals: whether what the steps add up to stays on the worker until `collect`, or
+                is returned.
+            redoes: whether it goes by what the ticket says was applied before; others do all.
+            devices: the devices that compute, for which the step was traced (see `plans`).
+            on_coordinator: whether it is the coordinator that runs it, and not a worker.
+            replicas: how many batches a step takes, each on a device of its own. What is left over
+                is taken one by one. `num_replicas` was asked before.
+        """
+        plan = self.plans.plan_for(min(replicas, num_steps), replicas, tuple(devices))
+        key = (source_spec, num_steps, checked, keeps_totals, redoes, on_coordinator, id(plan))
+        with self._lock:
+            if key not in self._step_graphs:
+                spec = [self._element_spec] * num_steps if source_spec is None else source_spec
+                with optimizing(GraphOptimizer.LEAN):
+                    built = build_step_graph(
+                        plan.redoing if redoes else plan,
+                        spec,
+                        num_steps,
+                        checked=checked,
+                        variables=self._variables,
+                        keeps_totals=keeps_totals,
+                        on_coordinator=on_coordinator,
+                    )
+                self._step_graphs[key] = KEPT_GRAPHS.shared(built, self._words)
+            return self._step_graphs[key]
+
+    def load(self) -> None:
+        """Copy small variables to where steps find them: gathered, and fused, on a ps.
+
+        Call in a flight, before the first execution is sent.
+        """
+        self._plan.gathered.load()
+        self._plan.fused.load()
+
+    def store(self) -> None:
+        """Copy them back into the variables.
+
+        Call in a flight, after `load`, when nothing is in flight. Until then, `variable.value` is
+        stale.
+        """
+        try:
+            self._plan.fused.store()
+        finally:
+            self._plan.gathered.store()
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the ps that a step pushes to."""
+        return self._plan.push.devices
+
+    def start(self, lane: int) -> list[tf.Tensor]:
+        """Make the worker on whose device this runs ready for executions.
+
+        Fills its lookup tables, and has it push in a lane (see `variables.Fences`).
+
+        Returns:
+            The handles of what it keeps from execution to execution, for all calls below.
+        """
+        self._plan.lookup_tables.bring()
+        ticket = Ticket(lane, [0] * len(self.devices))
+        return call_flat(self._variables.make, [sent(tf.constant(ticket.to_array()))])
+
+    def give_ticket(self, handles: list[tf.Tensor], ticket: Ticket) -> None:
+        """Have the worker on whose device this runs go by `ticket`.
+
+        Call when nothing runs there.
+        """
+        # Flat, since to check an argument that the worker was lost with ends in an error which
+        # does not say so.
+        call_flat(self._variables.give, [*handles, sent(tf.constant(ticket.to_array()))])
+
+    def run(
+        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header
+    ) -> ExecutionResult:
+        """Run a step graph on the current device, and return its result.
+
+        Args:
+            graph: what `step_graph` returned.
+            handles: what `start` returned; None on the coordinator.
+            source: the resource of the worker's iterator, or a list of batches.
+            header: which steps these are.
+        """
+        try:
+            returned = self._call(graph, handles, source, header)
+            if not self._plan.outputs:
+                return self._result(returned)
+            flats, leaves, sizes = returned
+            result = self._result(flats)
+            # The steps for which there was no data have predicted nothing.
+            return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
+        except tf.errors.OpError as exc:
+            raise self.error(exc) from exc.__cause__
+
+    def error(self, error: BaseException) -> BaseException:
+        """Return an error that an execution ended in, in the words of this step's model."""
+        return self._words.say(error)
+
+    def run_alone(self, graph: Any, batches: list[Any], header: Header) -> ExecutionResult:
+        """Run a step graph on the coordinator, in a flight of its own.
+
+        Call when no other execution runs.
+        """
+        owner = threading.Lock()
+
+        def work(flight: Flight) -> ExecutionResult:
+            self.load()
+            try:
+                with tf.device(COORDINATOR_CPU):
+                    return self.run(graph, None, batches, header)
+            finally:
+                self.store()
+
+        flight = Flight(owner, work, lambda: "a ps does not answer")
+        with owner:
+            flight.start()
+            flight.wait()
+        if flight.error is not None:
+            raise flight.error
+        result: ExecutionResult = flight.result
+        return result
+
+    def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: Header) -> None:
+        """Run a step graph that keeps totals; `collect` returns what such add up to."""
+        self._call(graph, handles, source, header)
+
+    def _call(
+        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header
+    ) -> Any:
+        headers = [self._header(header)] if self.seeds else []
+        with optimizing(GraphOptimizer.LEAN):
+            if isinstance(source, list):
+                return graph(*([] if handles is None else [handles]), sent(source), *headers)
+            outputs = call_flat(graph, [*(handles or []), source, *headers])
+        if not self._plan.outputs:
+            return outputs
+        return tf.nest.pack_sequence_as(graph.structured_outputs, outputs, expand_composites=True)
+
+    def _header(self, header: Header) -> tf.Tensor:
+        packed = header.to_bytes()
+        if self._plan.push.joints is None:
+            return tf.constant(packed)
+        # Made on a worker, it would be waited for with Python's lock held, behind executions that
+        # wait for other workers; and what these are to do is sent by other threads of Python.
+        with tf.device(COORDINATOR_CPU):
+            return tf.constant(packed)
+
+    @property
+    def joins(self) -> bool:
+        """Whether a step waits for those of other workers: its updates are synchronous."""
+        return self._plan.push.joints is not None
+
+    @property
+    def num_backups(self) -> int:
+        """How many workers an update does not wait for."""
+        joints = self._plan.push.joints
+        return 0 if joints is None else joints.num_backups
+
+    def join(self, lane: int) -> None:
+        """Have the steps of a worker be waited for. Call when nothing runs there."""
+        if self._plan.push.joints is not None:
+            self._plan.push.joints.join(lane)
+
+    def leave(self, lane: int) -> None:
+        """Have the steps of a worker be waited for no more. It may be called again."""
+        if self._plan.push.joints is not None:
+            self._plan.push.joints.leave(lane)
+
+    def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
+        """Return and clear the totals of the worker on whose device this runs."""
+        return self._result(self._variables.collect(handles))
+
+    def _outputs_of_steps(self, leaves: list[tf.Tensor], sizes: Any) -> list[Any]:
+        """Return what each step predicted, from what a step graph returned of all."""
+        structure = self._trace.predicted
+        if not self._plan.joins_outputs:
+            return [_to_numpy(tf.nest.pack_sequence_as(structure, leaves, expand_composites=True))]
+        lengths, *values = fetch([sizes, *leaves])
+        ends = np.cumsum(lengths, axis=0)[:-1]
+        of_steps = [np.split(value, ends[:, i]) for i, value in enumerate(values)]
+        return [tf.nest.pack_sequence_as(structure, step) for step in zip(*of_steps, strict=True)]
+
+    def _result(self, flats: list[tf.Tensor]) -> ExecutionResult:
+        state = self._plan.state.unpack_numpy(fetch(flats))
+        return ExecutionResult(
+            steps=int(state.steps),
+            metrics=state.metrics,
+            rows=state.rows,
+            logs=dict(zip(self._plan.log_names, state.logs, strict=True)),
+            outputs=[],
+        )
+
+
+def _state_of(model: keras.Model) -> list[tuple[int, bool]]:
+    """Return what a trace depends on: which variables there are, and which of them are trained."""
+    return [(id(v), v.trainable) for v in model.variables]
+
+
+def _to_numpy(structure: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda t: fetch([t])[0] if isinstance(t, tf.Tensor) else t, structure
+    )

@@ -1,0 +1,121 @@
+"""The plans of a step, by the devices that compute it: workers may have GPUs, or none, or several.
+
+A trace asks what there is: Keras takes cuDNN's kernels for a recurrent layer where it sees a GPU,
+and several devices are several replicas. So a step is traced for each kind of worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from kerasps.errors import UnsupportedError
+from kerasps.step.tracing.plan import StepPlan
+from kerasps.step.tracing.tracer import Tracer
+
+_LOGGER = logging.getLogger("kerasps")
+
+# How often a worker's thread looks whether the flight that it waits in is over.
+_POLL_S = 0.1
+
+
+class DevicePlans:
+    """Traces a step for each kind of worker.
+
+    Args:
+        tracer: traces the step.
+        device: the device to trace it for first, in short ("GPU:0").
+
+    Attributes:
+        trace: the first trace.
+    """
+
+    def __init__(self, tracer: Tracer, device: str) -> None:
+        self._tracer = tracer
+        self.trace = tracer.trace(device)
+        self._plans: dict[tuple[str, ...], StepPlan] = {(device,): self.trace.plan}
+        self._awaited: set[tuple[str, ...]] = set()
+        self._has_changed = threading.Condition()
+
+    def trace_for(self, devices_of_workers: Iterable[Sequence[str]]) -> None:
+        """Trace the step for the devices of each worker, where that was not done before.
+
+        Call before the first execution is sent. Thread: `fit`'s.
+
+        Raises UnsupportedError where the step cannot be done on them.
+        """
+        for devices in dict.fromkeys(tuple(devices) for devices in devices_of_workers):
+            single = self._traced(devices[:1])
+            if len(devices) > 1:
+                self._traced(devices, single)
+
+    def _traced(self, devices: tuple[str, ...], single: StepPlan | None = None) -> StepPlan:
+        if devices not in self._plans:
+            self._plans[devices] = self._tracer.trace_for(devices, self.trace.plan, single)
+        return self._plans[devices]
+
+    def num_replicas(self, devices: Sequence[str]) -> int:
+        """Return how many batches a step takes on a worker with these devices.
+
+        Of a worker that came after `trace_for`, and is unlike the others, the first device alone is
+        used.
+        """
+        return len(devices) if tuple(devices) in self._plans else 1
+
+    @property
+    def batches_per_step(self) -> int:
+        """The number of batches that make whole steps on each worker, whichever it is."""
+        return math.lcm(*(plan.num_replicas for plan in self._plans.values()))
+
+    def plan_for(self, size: int, replicas: int, devices: tuple[str, ...]) -> StepPlan:
+        """Return the plan of an execution on a worker.
+
+        Args:
+            size: the batches of the execution.
+            replicas: how many of them a step takes.
+            devices: the devices of the worker, for the first of which the step was traced.
+        """
+        if size < replicas or replicas == 1:
+            return self._plans[devices[:1]]
+        if len(devices) == replicas and devices in self._plans:
+            return self._plans[devices]
+        # What a lost worker has done in part is done again in the same steps; TensorFlow takes
+        # other devices for those that are not there.
+        return next(plan for plan in self._plans.values() if plan.num_replicas == replicas)
+
+    # Workers that come while steps run, and are unlike those before
+
+    def await_trace(self, devices: Sequence[str], is_over: Callable[[], bool]) -> None:
+        """Wait until the step is traced for the first of these devices. Thread: a worker's.
+
+        Args:
+            devices: the devices of the worker.
+            is_over: tells that there is nothing to wait for any more.
+        """
+        first = tuple(devices[:1])
+        with self._has_changed:
+            while first not in self._plans and not is_over():
+                self._awaited.add(first)
+                self._has_changed.wait(_POLL_S)
+
+    def trace_awaited(self) -> None:
+        """Trace the step for what workers wait for. Thread: `fit`'s, where traces are made."""
+        if not self._awaited:
+            return
+        with self._has_changed:
+            awaited = {devices for devices in self._awaited if devices not in self._plans}
+            self._awaited.clear()
+        for devices in awaited:
+            try:
+                self._traced(devices)
+            except UnsupportedError as exc:
+                # One worker more is no reason to end a training.
+                _LOGGER.warning(
+                    f"The step is done on {devices[0]} as on other devices, since it cannot be "
+                    f"traced for it: {exc}"
+                )
+                self._plans[devices] = self.trace.plan
+        with self._has_changed:
+            self._has_changed.notify_all()

@@ -1,0 +1,176 @@
+"""All that a step graph needs to know of the traced step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.runtime.devices import ps_index
+from kerasps.step.contract.compute_messages import InputNames
+from kerasps.step.contract.inventory import Inventory
+from kerasps.step.layout.fused import FusedVariables
+from kerasps.step.layout.gathered import GatheredVariables
+from kerasps.step.phases.compute_phase import ComputePhase
+from kerasps.step.phases.pull import PullPhase
+from kerasps.step.phases.push import PushPhase
+from kerasps.step.phases.seed_draw import SeedDraw
+from kerasps.step.phases.step_context import StepPhase
+from kerasps.step.records.packing import Packing
+from kerasps.step.records.specs import spec_of
+from kerasps.step.tracing.state import StepState
+from kerasps.step.tracing.traffic import StepTraffic, TableTraffic
+from kerasps.variables import LookupTables, ParameterServerVariable, Shard
+from kerasps.variables.named import Lookup
+
+# A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share,
+# and once what another block would send. Building the graph costs a worker some 0.1 ms an
+# operation. A model that computes with many is slow enough not to feel the loop: it is unrolled
+# less.
+MAX_UNROLLED_STEPS = 10
+MAX_UNROLLED_OPERATIONS = 20000
+MAX_UNROLLED_COMPUTE_OPERATIONS = 8000
+# Steps overlap within a block alone, and between blocks the network is waited for some ten times:
+# longer ones are worth the time it takes to build them.
+MAX_OVERLAPPING_STEPS = 40
+MAX_OVERLAPPING_OPERATIONS = 12000
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The phases of a step, and what goes from step to step.
+
+    Attributes:
+        pull: the first phase.
+        compute: the second.
+        push: the third.
+        names: the names of the inputs of the compute phase's graph, by replica.
+        gathered: the variables that are on another ps in flight.
+        fused: the fused variables.
+        lookup: finds by name, in a step graph, what the phases have captured.
+        lookup_tables: those that the compute phase has captured.
+        draws: how many seeds a step takes from each generator.
+        draw: asks a ps for them, where their states are away (see `variables.AwayStates`).
+        log_names: what the step returned beside the metrics.
+        outputs: the specs of the tensors that it predicted.
+        joins_outputs: whether those of several steps can be put end to end.
+        overlaps: whether a step is pulled for while the push of the one before is on its way.
+        single: of a step of several replicas, the step of one, for what is left over; else None.
+    """
+
+    pull: PullPhase
+    compute: ComputePhase
+    push: PushPhase
+    names: list[InputNames]
+    gathered: GatheredVariables
+    fused: FusedVariables
+    lookup: Lookup
+    lookup_tables: LookupTables
+    draws: list[int]
+    draw: SeedDraw | None
+    log_names: list[str]
+    outputs: list[tf.TensorSpec]
+    joins_outputs: bool
+    overlaps: bool
+    single: StepPlan | None = None
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas a step has, each of which takes a batch."""
+        return len(self.names)
+
+    @property
+    def phases(self) -> list[StepPhase]:
+        """The phases, in the order in which a step goes through them."""
+        return [self.pull, self.compute, self.push]
+
+    @cached_property
+    def redoing(self) -> StepPlan:
+        """The plan of steps that may have been applied on some ps before."""
+        single = None if self.single is None else self.single.redoing
+        with self.gathered.in_place():
+            return replace(self, push=self.push.redoing(), single=single)
+
+    @property
+    def inventory(self) -> Inventory:
+        """The variables that the step touches."""
+        return self.compute.inventory
+
+    @cached_property
+    def metrics(self) -> list[ParameterServerVariable]:
+        """The metric states, in the order of the state."""
+        return list(self.inventory.metrics)
+
+    @cached_property
+    def seeds(self) -> list[ParameterServerVariable]:
+        """The states of the seed generators that a step draws from, in the order of the header."""
+        return list(self.inventory.seeds)
+
+    @cached_property
+    def table_shards(self) -> list[Shard]:
+        """The shards of tables, in the order in which the state counts their rows."""
+        return [shard for group in self.pull.groups for own in group.shards for shard in own.shards]
+
+    @property
+    def _ps_of_tables(self) -> list[int]:
+        """The ps where each of `table_shards` is in flight."""
+        with self.gathered.in_place():
+            return [ps_index(shard.device) for shard in self.table_shards]
+
+    @cached_property
+    def state(self) -> Packing[StepState]:
+        """How the state travels."""
+        rows = tf.TensorSpec([len(self.table_shards)], tf.int64)
+        return Packing(
+            StepState(
+                steps=tf.TensorSpec([], tf.int64),
+                metrics=[spec_of(v) for v in self.metrics],
+                rows=[rows] if self.table_shards else [],
+                logs=[tf.TensorSpec([], tf.float32) for _ in self.log_names],
+            )
+        )
+
+    @cached_property
+    def traffic(self) -> StepTraffic:
+        """What each step moves, per ps; its tables are in the order of `table_shards`."""
+        read: dict[int, int] = {}
+        for pull in self.pull.pulls:
+            ps = ps_index(pull.device)
+            read[ps] = read.get(ps, 0) + pull.received.num_bytes
+        written = {ps_index(push.device): push.packing.num_bytes for push in self.push.pushes}
+        runs = [run for push in self.push.pushes for own in push.tables for run in own]
+        updated = {shard for run in runs for shard in run.shards}
+        tables = [
+            TableTraffic(
+                ps,
+                shard.variable.path,
+                math.prod(shard.spec.shape[1:]) * shard.spec.dtype.size,
+                shard in updated,
+            )
+            for shard, ps in zip(self.table_shards, self._ps_of_tables, strict=True)
+        ]
+        return StepTraffic(read, written, tables)
+
+    @cached_property
+    def max_unrolled_steps(self) -> int:
+        """How many steps are laid out one after the other.
+
+        Steps that are done again are a few, and a worker has others to do: what counts is how long
+        it takes to make their graph ready.
+        """
+        if self.push.redoes:
+            return 1
+        operations = _num_operations(*self.phases)
+        if self.overlaps:
+            return max(1, min(MAX_OVERLAPPING_STEPS, MAX_OVERLAPPING_OPERATIONS // operations))
+        of_compute = MAX_UNROLLED_COMPUTE_OPERATIONS // _num_operations(self.compute)
+        return max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_OPERATIONS // operations, of_compute))
+
+
+def _num_operations(*phases: StepPhase) -> int:
+    """Return how many operations phases have, at least 1 so that it can divide."""
+    functions: list[Any] = [f for phase in phases for f in phase.functions]
+    return max(1, sum(len(function.graph.get_operations()) for function in functions))

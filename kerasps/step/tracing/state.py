@@ -1,0 +1,196 @@
+"""What an execution is given and what it returns: its header, and the state that its steps add to.
+
+The state goes from step to step. It starts at zero and is returned; or it is added to what the
+worker holds from the executions before (`WorkerVariables`), which spares the coordinator a fetch
+per execution.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.step.records.packing import Packing
+from kerasps.variables import anonymous_handle
+from kerasps.variables.fences import OPEN_LANE
+
+# Keras's seeds are less than this, and positive.
+_MAX_SEED = 2**31 - 1
+
+
+class Header(NamedTuple):
+    """What the coordinator sends with an execution: which steps of the training these are.
+
+    Attributes:
+        first_step: the global number of the first step.
+        seeds: for each generator that a step draws from, its seed and its counter at that step.
+        draws: how many seeds a step takes from each.
+    """
+
+    first_step: Any
+    seeds: Sequence[Sequence[Any]]
+    draws: Sequence[int] = ()
+
+    @staticmethod
+    def spec() -> tf.TensorSpec:
+        """Return the spec of a header as it travels: one element, for which no call waits."""
+        return tf.TensorSpec([], tf.string)
+
+    def to_bytes(self) -> bytes:
+        """Return the header as the coordinator sends it: int64 numbers."""
+        numbers = [self.first_step, *(n for seed in self.seeds for n in seed)]
+        return np.array(numbers, "<i8").tobytes()
+
+    def after(self, num_steps: int) -> Header:
+        """Return the header of what follows so many steps."""
+        seeds = [
+            (seed, counter + num_steps * draws)
+            for (seed, counter), draws in zip(self.seeds, self.draws, strict=True)
+        ]
+        return self._replace(first_step=self.first_step + num_steps, seeds=seeds)
+
+    def with_other_seeds(self, offset: int) -> Header:
+        """Return the header with `offset` added to each seed."""
+        seeds = [((seed + offset) % _MAX_SEED, counter) for seed, counter in self.seeds]
+        return self._replace(seeds=seeds)
+
+    @classmethod
+    def from_tensor(cls, tensor: tf.Tensor, num_seeds: int) -> Header:
+        """Return the header that `to_bytes` made, as scalars in the graph of an execution."""
+        packed = tf.io.decode_raw(tensor, tf.int64)
+        first_step, *numbers = tf.unstack(packed, 1 + 2 * num_seeds)
+        pairs = iter(numbers)
+        return cls(first_step, list(zip(pairs, pairs, strict=True)))
+
+
+class StepState(NamedTuple):
+    """What goes from step to step; holds tensors, arrays or their specs.
+
+    Attributes:
+        steps: how many steps were done.
+        metrics: the states of metrics that these steps alone add up to.
+        rows: how many rows of each shard of a table were asked for, in one tensor; empty for a
+            model without tables.
+        logs: what the last step returned beside the metrics.
+    """
+
+    steps: Any
+    metrics: list[Any]
+    rows: list[Any]
+    logs: list[Any]
+
+    def zeros(self) -> StepState:
+        """Return the state before any step; this is one of specs."""
+        zeros: StepState = tf.nest.map_structure(
+            lambda spec: tf.zeros(spec.shape, spec.dtype), self
+        )
+        return zeros
+
+    def followed_by(self, later: StepState) -> StepState:
+        """Return the state after the steps of both: sums, and the last logs."""
+        sums: StepState = tf.nest.map_structure(
+            operator.add, self._replace(logs=[]), later._replace(logs=[])
+        )
+        return sums._replace(logs=later.logs)
+
+
+class Ticket(NamedTuple):
+    """What a worker needs to know to have its pushes applied; holds numbers, or tensors of them.
+
+    Attributes:
+        lane: the lane in which it pushes (see `variables.Fences`).
+        applied: for each ps that is pushed to, how many of the first steps of the executions that
+            it runs now were applied there before, by a worker that was lost.
+    """
+
+    lane: Any
+    applied: Sequence[Any]
+
+    @classmethod
+    def from_tensor(cls, tensor: tf.Tensor) -> Ticket:
+        """Return the ticket that `to_array` made, as scalars in the graph of an execution."""
+        lane, *applied = tf.unstack(tensor)
+        return cls(lane, applied)
+
+    def to_array(self) -> np.ndarray:
+        """Return the ticket as the coordinator sends it: one int32 array."""
+        return np.array([self.lane, *self.applied], np.int32)
+
+
+class WorkerVariables:
+    """What a worker keeps from execution to execution, from when it is made ready.
+
+    That is its ticket, and its totals: the state of all steps since it was last collected. They are
+    resources without names, which the coordinator has handles of. A worker that is made ready again
+    gets others; so executions that it was sent before, and may still run, reach neither.
+
+    Args:
+        packing: how the state is laid into flat tensors.
+        num_ps: how many ps are pushed to.
+    """
+
+    def __init__(self, packing: Packing[StepState], num_ps: int) -> None:
+        self._packing = packing
+        self._num_ps = num_ps
+        self._ticket_spec = tf.TensorSpec([1 + num_ps], tf.int32)
+        self._specs = [self._ticket_spec, *packing.carrier_specs]
+        self.handle_specs = [tf.TensorSpec([], tf.resource) for _ in self._specs]
+        self.make = _concrete(self._make, self._ticket_spec)
+        self.give = _concrete(self._give, self.handle_specs, self._ticket_spec)
+        self.collect = _concrete(self._collect, self.handle_specs)
+
+    @property
+    def ticket_spec(self) -> tf.TensorSpec:
+        """The spec of a ticket as it travels."""
+        return self._ticket_spec
+
+    def ticket(self, handles: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Read the ticket, packed, in the graph of an execution."""
+        return self._read(handles)[0]
+
+    def ticket_of_coordinator(self) -> tf.Tensor:
+        """Return the ticket of steps that the coordinator does itself, packed."""
+        return tf.constant(Ticket(OPEN_LANE, [0] * self._num_ps).to_array())
+
+    def add(self, handles: Sequence[tf.Tensor], state: StepState) -> None:
+        """Add to the totals, in the graph of an execution."""
+        totals = self._packing.unpack(self._read(handles)[1:])
+        self._write(handles, [None, *self._packing.pack(totals.followed_by(state))])
+
+    def _make(self, ticket: tf.Tensor) -> list[tf.Tensor]:
+        with tf.device("CPU:0"):
+            handles = [anonymous_handle(spec.shape, spec.dtype) for spec in self._specs]
+        self._write(handles, [ticket, *self._packing.pack(self._packing.specs.zeros())])
+        return handles
+
+    def _give(self, handles: Sequence[tf.Tensor], ticket: tf.Tensor) -> None:
+        self._write(handles[:1], [ticket])
+
+    def _collect(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        flats = self._read(handles)[1:]
+        # Cleared once read, never before: without the edge, TensorFlow may do it in any order.
+        with tf.control_dependencies(flats):
+            self._write(handles, [None, *self._packing.pack(self._packing.specs.zeros())])
+        return flats
+
+    def _read(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        values = []
+        for handle, spec in zip(handles, self._specs, strict=True):
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+            value.set_shape(spec.shape)
+            values.append(value)
+        return values
+
+    @staticmethod
+    def _write(handles: Sequence[tf.Tensor], values: Sequence[tf.Tensor | None]) -> None:
+        for handle, value in zip(handles, values, strict=True):
+            if value is not None:
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _concrete(function: Callable[..., Any], *specs: Any) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(*specs)

@@ -1,0 +1,507 @@
+"""The step graph: pull, compute, push, for each step of an execution, as one graph.
+
+Steps are unrolled up to a bound, and the unrolled block is looped beyond it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasps.cluster.description.worker_devices import FIRST_CPU
+from kerasps.errors import KeraspsError
+from kerasps.step.phases.step_context import ReplicaInputs, StepContext, batch_inputs
+from kerasps.step.records.identity import ByIdentity, IdentitySet
+from kerasps.step.records.packing import leaves_of
+from kerasps.step.tracing.overlap import Overlap
+from kerasps.step.tracing.plan import MAX_UNROLLED_STEPS, StepPlan
+from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
+from kerasps.variables import ParameterServerVariable, anonymous_handle
+from kerasps.variables.lane_table import NO_LANE
+
+
+class StepResult(NamedTuple):
+    """What comes out of one step, or of several.
+
+    Attributes:
+        state: the state after it.
+        predicted: of each batch, the tensors that were predicted.
+    """
+
+    state: StepState
+    predicted: list[list[tf.Tensor]]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the batches of an execution are laid out in steps.
+
+    Attributes:
+        spec: of an iterator (`tf.data.IteratorSpec`), or of a list of batches.
+        checked: whether the iterator may end within the execution.
+        blocks: how many blocks of unrolled steps are looped over.
+        block: how many batches each step of a block takes.
+        rest: likewise, of the steps that are unrolled behind the loop.
+    """
+
+    spec: Any
+    checked: bool
+    blocks: int
+    block: list[int]
+    rest: list[int]
+
+    @classmethod
+    def of(cls, plan: StepPlan, spec: Any, num_batches: int, *, checked: bool) -> _Layout:
+        """Choose the layout of `num_batches` batches.
+
+        As many as there are replicas make a step. Those that are left over are steps of their own.
+        """
+        whole, left_over = divmod(num_batches, plan.num_replicas)
+        blocks, rest = divmod(whole, plan.max_unrolled_steps)
+        is_list = not isinstance(spec, tf.data.IteratorSpec)
+        # What was predicted cannot come out of a loop; nor can a list be indexed in one.
+        # Behind a loop, what would be its next block runs dead through all tasks, step by step.
+        most = max(MAX_UNROLLED_STEPS, plan.max_unrolled_steps)
+        if is_list or plan.outputs or (blocks < 2 and whole <= most):
+            blocks, rest = 0, whole
+        size = plan.num_replicas
+        block = [size] * plan.max_unrolled_steps
+        return cls(spec, checked, blocks, block, [size] * rest + [1] * left_over)
+
+    @property
+    def reads(self) -> bool:
+        """Whether batches come from an iterator."""
+        return isinstance(self.spec, tf.data.IteratorSpec)
+
+
+def build_step_graph(
+    plan: StepPlan,
+    source_spec: tf.data.IteratorSpec | Any,
+    num_batches: int,
+    *,
+    checked: bool,
+    variables: WorkerVariables,
+    keeps_totals: bool,
+    on_coordinator: bool = False,
+) -> Any:
+    """Return the concrete function of an execution: from handles, a source of data and a header.
+
+    The handles are those of the worker's variables; the coordinator has none. It takes a header
+    where something is drawn from it. It returns the state, packed. Where steps
+    predict, it also returns their outputs, end to end, and how long those of each batch are, of
+    shape `[num_batches, num_outputs]`; or, where outputs cannot be put end to end, those of its
+    only batch.
+
+    Args:
+        plan: the step.
+        source_spec: the spec of an iterator, whose resource is the argument then, or of a list of
+            batches, which is.
+        num_batches: batches to take.
+        checked: whether the iterator may end within the execution.
+        variables: what the worker keeps: in which lane it pushes, and totals.
+        keeps_totals: whether the state stays on the worker, or is returned.
+        on_coordinator: whether it is the coordinator that runs it, and not a worker.
+    """
+    layout = _Layout.of(plan, source_spec, num_batches, checked=checked)
+
+    # The compute phase names its device. All else is on the CPU of the task.
+    @_on_cpu
+    def steps(packed: tf.Tensor, source: Any, *header: tf.Tensor) -> Any:
+        step = _Step(plan, Ticket.from_tensor(packed), *header, on_coordinator=on_coordinator)
+        if layout.reads:
+            source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
+        state, outputs = _all_steps(step, layout, source)
+        flats = plan.state.pack(state)
+        return (flats, *_joined(plan, outputs)) if plan.outputs else flats
+
+    # The resource and not the iterator: to take an iterator apart costs the coordinator 0.15 ms per
+    # call. A header that nothing draws from stays at home: to send it costs a millisecond.
+    arguments = [
+        tf.TensorSpec([], tf.resource) if layout.reads else source_spec,
+        *([Header.spec()] if plan.seeds else []),
+    ]
+    # A function of its own: where a graph reads a variable of the worker, look-ups on ps wait for
+    # that. Not inlined into `into_totals`, since a graph that returns nothing is not optimized.
+    attributes = {"_noinline": True} if keeps_totals else None
+    inner = tf.function(
+        steps, autograph=False, experimental_attributes=attributes
+    ).get_concrete_function(variables.ticket_spec, *arguments)
+    _check_devices(plan, inner.graph)
+
+    @_on_cpu
+    def on_worker(handles: list[tf.Tensor], *arguments: Any) -> Any:
+        return inner(variables.ticket(handles), *arguments)
+
+    @_on_cpu
+    def into_totals(handles: list[tf.Tensor], *arguments: Any) -> list[tf.Tensor]:
+        variables.add(handles, plan.state.unpack(on_worker(handles, *arguments)))
+        return []
+
+    @_on_cpu
+    def alone(*arguments: Any) -> Any:
+        return inner(variables.ticket_of_coordinator(), *arguments)
+
+    if on_coordinator:
+        return tf.function(alone, autograph=False).get_concrete_function(*arguments)
+    function = tf.function(into_totals if keeps_totals else on_worker, autograph=False)
+    return function.get_concrete_function(variables.handle_specs, *arguments)
+
+
+def _on_cpu(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that adds what `body` does to a graph, on the CPU of the task."""
+
+    @functools.wraps(body)  # whose name TensorFlow gives the graph
+    def placed(*arguments: Any) -> Any:
+        with tf.device(f"/device:{FIRST_CPU}"):
+            return body(*arguments)
+
+    return placed
+
+
+def _check_devices(plan: StepPlan, graph: Any) -> None:
+    """Check that every call of a compute phase in a step graph names the device of the phase.
+
+    Without one, TensorFlow would place it on the CPU, for no reason that is told.
+
+    Raises KeraspsError where one does not.
+    """
+    phases = [own.compute for own in (plan, plan.single) if own is not None]
+    expected = {phase.function.name: phase.device for phase in phases}
+    graph_def = graph.as_graph_def()
+    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+    for node in (node for body in bodies for node in body):
+        name = _name_of_call(node)
+        if name not in expected:
+            continue
+        spec = tf.DeviceSpec.from_string(node.device)
+        device = f"{spec.device_type}:{spec.device_index}"
+        if device != expected[name]:
+            raise KeraspsError(
+                "The compute phase of a step graph is not on its device. Expected: "
+                f"{expected[name]}. Received: {node.device!r} for {node.name}. This is a defect of "
+                "kerasps: please report it."
+            )
+
+
+def _name_of_call(node: Any) -> bytes:
+    """Return the name of the function that a node calls, or that of its operation."""
+    is_call = node.op in ("PartitionedCall", "StatefulPartitionedCall")
+    name = str(node.attr["f"].func.name if is_call else node.op)
+    return name.encode()
+
+
+def _all_steps(
+    step: _Step, layout: _Layout, source: Any
+) -> tuple[StepState, list[list[tf.Tensor]]]:
+    """Return the state after all steps, and what was predicted of each batch of unrolled ones."""
+    plan = step.plan
+    state = plan.state.specs.zeros()
+    if layout.blocks:
+
+        def block(number: tf.Tensor, state: StepState) -> tuple[tf.Tensor, StepState]:
+            return number + 1, _unrolled(step, layout, source, state, layout.block)[0]
+
+        _, state = tf.while_loop(
+            lambda number, _: number < layout.blocks,
+            block,
+            (tf.constant(0), state),
+            parallel_iterations=1,
+        )
+        if step.overlap is not None:
+            step.overlap.after_loop(state.steps)
+    return _unrolled(step, layout, source, state, layout.rest)
+
+
+def _unrolled(
+    step: _Step, layout: _Layout, source: Any, state: StepState, sizes: list[int]
+) -> tuple[StepState, list[list[tf.Tensor]]]:
+    """Return the state after some steps, laid out one after the other, and their predictions.
+
+    `sizes` says how many batches each of them takes.
+    """
+    if layout.checked and len(sizes) > 1 and not step.plan.outputs:
+        return step.while_data(source, state, sizes), []
+    if not layout.checked:
+        batches = [
+            _next_batch(source, layout.spec) if layout.reads else source[index]
+            for index in range(sum(sizes))
+        ]
+        return step.in_turn(batches, state, sizes)
+    outputs = []
+    for size in sizes:
+        state, predicted = step.if_data(source, state, size)
+        outputs += predicted
+    return state, outputs
+
+
+def _next_batch(iterator: Any, spec: tf.data.IteratorSpec) -> Any:
+    """Return the next batch of an iterator."""
+    # Of an object of its own: one that is asked often in one graph takes it for a mistake.
+    handles = tf.nest.flatten(iterator, expand_composites=True)
+    batch = tf.nest.pack_sequence_as(spec, handles, expand_composites=True).get_next()
+    # What follows an operation that has waited is handed to other threads, each for itself: one
+    # operation here, and not one for each array of the batch.
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    passed_on = iter(tf.identity_n(leaves_of(batch)))
+    tensors = [None if tensor is None else next(passed_on) for tensor in tensors]
+    return tf.nest.pack_sequence_as(batch, tensors, expand_composites=True)
+
+
+def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], Any]:
+    """Return what the steps predicted, end to end, and the lengths of each batch's."""
+    if not plan.joins_outputs:
+        (only,) = outputs
+        return only, []
+    sizes = tf.stack([tf.stack([tf.shape(leaf)[0] for leaf in predicted]) for predicted in outputs])
+    return [tf.concat(leaves, 0) for leaves in zip(*outputs, strict=True)], sizes
+
+
+class _Step:
+    """Adds the operations of one step to a step graph.
+
+    Args:
+        plan: the step.
+        ticket: in which lane it pushes.
+        header: the header, packed, where something is drawn from it.
+        on_coordinator: whether the coordinator runs the graph, which has no copies of lookup
+            tables.
+
+    Attributes:
+        overlap: what has steps overlap; None where each waits for the one before.
+    """
+
+    def __init__(
+        self, plan: StepPlan, ticket: Ticket, *header: tf.Tensor, on_coordinator: bool
+    ) -> None:
+        self.plan = plan
+        self._ticket = ticket
+        num_seeds = len(plan.seeds)
+        self._seeds = Header.from_tensor(header[0], num_seeds).seeds if header else []
+        self._handles = plan.lookup()
+        self.overlap = Overlap(plan) if plan.overlaps else None
+        if not on_coordinator:
+            for own in (plan, plan.single):
+                self._handles.update({} if own is None else own.lookup_tables.handles())
+        self._scratch = [
+            {
+                key: anonymous_handle(spec.shape, spec.dtype)
+                for key, spec in plan.inventory.scratch.items()
+            }
+            for _ in plan.names
+        ]
+
+    def in_turn(self, batches: list[Any], state: StepState, sizes: Sequence[int]) -> StepResult:
+        """Add steps of so many batches each, one after the other; the first starts from `state`."""
+        ends = itertools.accumulate(sizes)
+        of_steps = [batches[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        outputs = []
+        for own, asked in zip(of_steps, self._ask_ahead(of_steps), strict=True):
+            state, predicted = self(own, state, asked)
+            outputs += predicted
+        return StepResult(state, outputs)
+
+    def _ask_ahead(self, of_steps: Sequence[list[Any]]) -> list[dict[Any, Any]]:
+        """Ask for the rows of steps that follow each other, where their batches say which."""
+        asked: list[dict[Any, Any]] = []
+        for size, alike in itertools.groupby(of_steps, len):
+            plan = self._plan_of(size)
+            steps = [batch_inputs(plan.names, batches) for batches in alike]
+            asked += plan.pull.ask_ahead(self._handles, steps)
+        return asked
+
+    def _plan_of(self, num_batches: int) -> StepPlan:
+        single = self.plan.single
+        return single if single is not None and num_batches == 1 else self.plan
+
+    def __call__(
+        self, batches: list[Any], state: StepState, asked: Mapping[Any, Any] | None = None
+    ) -> StepResult:
+        """Add a step that starts from `state`, with a replica for each batch.
+
+        What it needs may have been asked for ahead.
+        """
+        plan = self._plan_of(len(batches))
+        replicas = [
+            ReplicaInputs(scratch, names, batch, self._start(state, index))
+            for index, (scratch, names, batch) in enumerate(
+                zip(self._scratch, plan.names, batches, strict=False)
+            )
+        ]
+        lanes = self._lanes_at(state.steps)
+        step = StepContext(self._handles, replicas, lanes, asked=asked)
+        if self.overlap is not None:
+            self.overlap.before_pull(step)
+        plan.pull.add_to(step)
+        if plan.push.joints is not None:
+            plan.push.joints.after_pull(step)
+        if self.overlap is not None:
+            self.overlap.after_pull(step)
+        plan.compute.add_to(step)
+        plan.push.add_to(step)
+        outputs = step.outputs
+        after = StepState(
+            steps=state.steps + len(batches),
+            metrics=outputs.metrics,
+            rows=[before + self._rows_asked_for(step) for before in state.rows],
+            logs=outputs.logs,
+        )
+        num_outputs = len(plan.outputs)
+        predicted = [
+            outputs.predicted[index * num_outputs : (index + 1) * num_outputs]
+            for index in range(len(batches))
+        ]
+        return StepResult(after, predicted)
+
+    def if_data(self, iterator: Any, state: StepState, size: int) -> StepResult:
+        """Add a step of `size` batches that is done if the iterator has so many left.
+
+        If it has fewer, each is a step of its own.
+        """
+        batches = [iterator.get_next_as_optional() for _ in range(size)]
+        if size == 1:
+            return self._if_value(batches[0], state)
+
+        def one_by_one() -> StepResult:
+            after, predicted = state, []
+            for batch in batches:
+                after, own = self._if_value(batch, after)
+                predicted += own
+            return StepResult(after, predicted)
+
+        result: StepResult = tf.cond(
+            batches[-1].has_value(),
+            lambda: self([batch.get_value() for batch in batches], state),
+            one_by_one,
+        )
+        return result
+
+    def _if_value(self, batch: Any, state: StepState) -> StepResult:
+        def skip() -> StepResult:
+            nothing = [
+                tf.zeros([] if s.shape.rank is None else [d or 0 for d in s.shape], s.dtype)
+                for s in self.plan.outputs
+            ]
+            return StepResult(tf.nest.map_structure(tf.identity, state), [nothing])
+
+        result: StepResult = tf.cond(
+            batch.has_value(), lambda: self([batch.get_value()], state), skip
+        )
+        return result
+
+    def while_data(self, iterator: Any, state: StepState, sizes: list[int]) -> StepState:
+        """Return the state after some steps, or after as many as the iterator has batches left.
+
+        One look for all of them: to decide takes a transfer to every task that a step asks. Where
+        the last batch is there, the steps are laid out one after the other; else those that are
+        there, once in an epoch, are looped over.
+
+        Args:
+            iterator: the iterator.
+            state: the state before.
+            sizes: how many batches each step takes, the largest first.
+        """
+        batches = [iterator.get_next_as_optional() for _ in range(sum(sizes))]
+
+        def all_steps() -> StepState:
+            return self.in_turn([batch.get_value() for batch in batches], state, sizes).state
+
+        def steps_left() -> StepState:
+            batch_at = _indexed(batches, tf.OptionalSpec(iterator.element_spec))
+            after = tf.constant(0), state
+            for size in sorted({*sizes, 1}, reverse=True):
+                after = self._while_batches(batch_at, len(batches), size, *after)
+            return after[1]
+
+        after: StepState = tf.cond(batches[-1].has_value(), all_steps, steps_left)
+        return after
+
+    def _while_batches(
+        self,
+        batch_at: Callable[[tf.Tensor], Any],
+        num_batches: int,
+        size: int,
+        index: tf.Tensor,
+        state: StepState,
+    ) -> tuple[tf.Tensor, StepState]:
+        """Return index and state behind all steps of `size` batches for which there are enough.
+
+        The last of the `num_batches` batches is not there.
+        """
+
+        def is_there(index: tf.Tensor, _: Any) -> tf.Tensor:
+            last = index if size == 1 else tf.minimum(index + size - 1, num_batches - 1)
+            return batch_at(last).has_value()
+
+        def step(index: tf.Tensor, state: StepState) -> Any:
+            own = [batch_at(index + i if i else index).get_value() for i in range(size)]
+            return index + size, self(own, state).state
+
+        index, after = tf.while_loop(is_there, step, (index, state), parallel_iterations=1)
+        return index, StepState(*after)
+
+    def _start(
+        self, state: StepState, index: int
+    ) -> ByIdentity[ParameterServerVariable, tf.Tensor]:
+        """Return what metrics and seeds the replica of that index starts from."""
+        plan = self.plan
+        metrics = [tf.zeros_like(value) for value in state.metrics] if index else state.metrics
+        start = ByIdentity(zip(plan.metrics, metrics, strict=True))
+        steps = state.steps + index if index else state.steps
+        start.update(zip(plan.seeds, self._seeds_at(steps), strict=True))
+        return start
+
+    def _seeds_at(self, steps: tf.Tensor) -> list[tf.Tensor]:
+        """Return the states of the generators when `steps` batches of the execution are done."""
+        return [
+            tf.cast(tf.stack([seed, counter + steps * draws]), variable.storage.dtype)
+            for variable, (seed, counter), draws in zip(
+                self.plan.seeds, self._seeds, self.plan.draws, strict=True
+            )
+        ]
+
+    def _lanes_at(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Return the lane for each ps when `steps` batches of the execution are done."""
+        if not self.plan.push.redoes:
+            return dict.fromkeys(self.plan.push.devices, self._ticket.lane)
+        size = self.plan.num_replicas
+        with tf.device("/device:CPU:0"):
+            done = tf.cast(steps, tf.int32)
+            if size > 1:  # batches that are left over are pushed one by one
+                done = done // size + done % size
+            # To a joint a worker comes all the same: the others wait for it.
+            joins = self.plan.push.joints is not None
+            without = -1 - self._ticket.lane if joins else NO_LANE
+            return {
+                device: tf.where(done < applied, without, self._ticket.lane)
+                for device, applied in zip(
+                    self.plan.push.devices, self._ticket.applied, strict=True
+                )
+            }
+
+    def _rows_asked_for(self, step: StepContext) -> tf.Tensor:
+        """Return how many rows of each of `StepPlan.table_shards` a step asks for."""
+        requests = IdentitySet(step.requests.values())
+        counts = [own.counts_in(shard) for own in requests for shard in own.group.shards]
+        return tf.cast(tf.concat(counts, 0), tf.int64)
+
+
+def _indexed(batches: list[Any], spec: tf.OptionalSpec) -> Callable[[tf.Tensor], Any]:
+    """Return a function from an index that only the graph knows to one of `batches`."""
+    (variants,) = zip(
+        *(tf.nest.flatten(batch, expand_composites=True) for batch in batches), strict=True
+    )
+    with tf.device("/device:CPU:0"):  # where the iterator is
+        stacked = tf.stack(variants)
+
+    def batch_at(index: tf.Tensor) -> Any:
+        with tf.device("/device:CPU:0"):
+            return tf.nest.pack_sequence_as(
+                spec, [tf.gather(stacked, index)], expand_composites=True
+            )
+
+    return batch_at

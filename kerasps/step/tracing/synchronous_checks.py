@@ -1,0 +1,77 @@
+"""What steps cannot do where updates are synchronous, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kerasps.errors import UnsupportedError
+from kerasps.step.contract.inventory import Inventory
+from kerasps.step.updates.update import Update
+
+
+def check_synchronous(
+    method: str, updates: Sequence[Update], inventory: Inventory, *, is_scheduled: bool
+) -> None:
+    """Check that the update by the mean of several workers' gradients is exact.
+
+    Args:
+        method: the name of what a step calls.
+        updates: what the optimizers want applied.
+        inventory: the variables that the step touches.
+        is_scheduled: whether it is a function of a custom loop.
+
+    Raises:
+        UnsupportedError: it is not.
+    """
+    for update in updates:
+        reason = _reason_against(update, is_scheduled=is_scheduled)
+        if reason is not None:
+            what, instead = reason
+            raise _unsupported(f"optimizer {update.optimizer.name!r} {what}", instead)
+    ahead = [variable.path for variable in inventory.ahead]
+    if ahead:
+        raise _unsupported(
+            f"{method} reads {', '.join(map(repr, ahead))} after an update of it, which no worker "
+            "knows before all gradients are there",
+            "Read it before the update",
+        )
+
+
+def _reason_against(update: Update, *, is_scheduled: bool) -> tuple[str, str] | None:
+    """Return what of an update cannot be, and what to do instead; None for nothing."""
+    optimizer = update.optimizer
+    if is_scheduled:
+        return (
+            "is applied in a function that a custom loop schedules, and nobody knows which "
+            "workers are given one to wait for",
+            "Train with `model.fit`",
+        )
+    for argument in ("clipnorm", "global_clipnorm", "clipvalue"):
+        if getattr(optimizer, argument, None) is not None:
+            return (
+                f"has {argument}={getattr(optimizer, argument)!r}, by which each worker would clip "
+                "its own gradients and not their mean",
+                f"Leave `{argument}` out",
+            )
+    if update.tensors.applied is not None:
+        return (
+            "is applied inside a condition, as that of a loss scale is, on which workers may "
+            "differ",
+            "Apply it in each step: `bfloat16` needs no loss scale",
+        )
+    for variable, coupled in update.coupled.items():
+        if variable.sharding is not None and coupled.needs_whole:
+            return (
+                f"couples the rows of '{variable.path}', which are in shards, so that a worker "
+                "would work out a part of the update from its own gradient",
+                "Leave that variable whole, or take an elementwise optimizer such as Adam",
+            )
+    return None
+
+
+def _unsupported(what: str, instead: str) -> UnsupportedError:
+    return UnsupportedError(
+        "With update_mode='sync', the ps apply the mean of all workers' gradients. Expected: an "
+        f"update that follows from the mean alone. Received: {what}. {instead}, or train with "
+        "update_mode='async'."
+    )

@@ -1,0 +1,484 @@
+"""Traces what a step calls, as often as it takes to know the variables that it touches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster.description.worker_devices import FIRST_CPU
+from kerasps.errors import KeraspsError, UnsupportedError
+from kerasps.inputs import has_loops, python_calls
+from kerasps.runtime.devices import ps_device
+from kerasps.step.compute.compute import Compute
+from kerasps.step.compute.methods import Method
+from kerasps.step.compute.replicas import OnlyReplica, Replicas, mean_logs
+from kerasps.step.compute.returned import MetricResult, Returned
+from kerasps.step.compute.scalars import place_scalars
+from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs
+from kerasps.step.contract.inventory import Inventory
+from kerasps.step.layout.fused import FusedVariables
+from kerasps.step.layout.gathered import GatheredVariables
+from kerasps.step.phases.compute_phase import ComputePhase
+from kerasps.step.phases.joints import Joints
+from kerasps.step.phases.pull import PullPhase
+from kerasps.step.phases.push import PushPhase
+from kerasps.step.phases.push_message import StepChanges
+from kerasps.step.phases.seed_draw import SeedDraw
+from kerasps.step.records.identity import ByIdentity, IdentitySet
+from kerasps.step.rows.groups import grouping
+from kerasps.step.rows.lookups import MustReadWhole, Round, plan_rounds
+from kerasps.step.tracing.plan import StepPlan
+from kerasps.step.tracing.synchronous_checks import check_synchronous
+from kerasps.step.updates.update import Update
+from kerasps.variables import (
+    LookupTables,
+    NamedVariable,
+    ParameterServerVariable,
+    entering,
+    shards_in,
+)
+from kerasps.variables.lane_table import read_clock
+from kerasps.variables.named import Lookup
+from kerasps.variables.slots import move_slots
+
+# How often a trace may meet news before it is given up; each round can only add to the inventory,
+# two are usual.
+MAX_TRACES = 8
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step as it was traced.
+
+    Attributes:
+        plan: all that a step graph needs to know.
+        predicted: what the step predicted, as tensors of the trace; [] of other steps.
+        logs_are_metrics: whether the step returned the model's metrics and nothing else.
+        results: of the other logs, those that are results of metrics.
+    """
+
+    plan: StepPlan
+    predicted: Any
+    logs_are_metrics: bool
+    results: dict[str, MetricResult]
+
+
+class Tracer:
+    """Traces a step.
+
+    Args:
+        method: what a step calls.
+        strategy: the `ParameterServerStrategy`.
+        element_spec: the `tf.TypeSpec` structure of a batch.
+        fused: whether small variables are to be gathered and fused.
+        known: what traced another step of the same model before; None for none.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        strategy: Any,
+        element_spec: Any,
+        *,
+        fused: bool,
+        known: Tracer | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._element_spec = element_spec
+        self._method = method
+        self._fused = fused
+        self._inventory = Inventory(strategy.table_min_bytes)
+        self._known = None if known is None else known._inventory
+        self._has_loops: bool = known is not None and known._has_loops
+        self._has_gpu: bool | None = None
+
+    def trace(self, device: str, *, has_gpu: bool | None = None) -> Trace:
+        """Trace until a trace meets no news.
+
+        Args:
+            device: the device of the worker that computes, in short ("GPU:0").
+            has_gpu: whether it may use kernels that a GPU alone has. Default: where the device is
+                one.
+
+        Raises KeraspsError when that takes more than `MAX_TRACES` traces.
+        """
+        if has_gpu is not None:
+            self._has_gpu = has_gpu
+        self._add_expected()
+        for _ in range(MAX_TRACES):
+            self._inventory.grew = False
+            self._settle_optimizers()
+            try:
+                trace = self._trace_once([device])
+            except Exception:
+                # A trace that met news may fail for it (a value assigned in a loop, read outside);
+                # the next one may not.
+                if not self._inventory.grew:
+                    raise
+                continue
+            if trace is not None:
+                return trace
+        raise KeraspsError(
+            f"{self._method.name}{self._method.whose} touched new variables in each of "
+            f"{MAX_TRACES} traces. Expected: the same variables in each call. Create variables in "
+            "`build`, or before, and not in each call."
+        )
+
+    def trace_for(
+        self, devices: Sequence[str], known: StepPlan, single: StepPlan | None = None
+    ) -> StepPlan:
+        """Trace once more, for other devices; return the plan. Call after `trace`.
+
+        Args:
+            devices: the device of each replica.
+            known: another plan of the step.
+            single: of several replicas, the plan of the step on the first device alone.
+
+        Raises UnsupportedError where the step cannot be done there.
+        """
+        if self._method.jit_compile and len(devices) > 1:
+            raise UnsupportedError(
+                "XLA compiles a step for one device, and the workers use several. Expected: "
+                "jit_compile=False, or one device per worker. Received: jit_compile=True with "
+                f'{", ".join(devices)}. Give `jit_compile=False` or "auto" to `compile`, or one '
+                "device as `worker_devices`."
+            )
+        self._inventory.grew = False
+        trace = self._trace_once(devices, known, single)
+        if trace is None:
+            raise UnsupportedError(
+                f"{self._method.name}{self._method.whose} touches other variables on workers with "
+                "other devices. Expected: the same ones. Received: a step that differs on "
+                f"{', '.join(devices)}. Do not have it depend on the devices or on "
+                "`num_replicas_in_sync`, or give one device as `worker_devices`."
+            )
+        return trace.plan
+
+    def _add_expected(self) -> None:
+        """Note what a step mostly reads, to spare traces."""
+        expected = self._method.expected()
+        for optimizer in self._optimizers():
+            expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
+        variables = [*expected, *self._method.expected_metrics()]
+        self._inventory.presume(
+            [v for v in variables if isinstance(v, ParameterServerVariable)], self._known
+        )
+        self._known = None  # that it may go
+
+    def _optimizers(self) -> IdentitySet[Any]:
+        return IdentitySet([*self._method.optimizers(), *self._inventory.optimizers])
+
+    def _settle_optimizers(self) -> None:
+        # A step may build an optimizer, so this is done before each trace.
+        optimizers = self._optimizers()
+        self._inventory.add_optimizers(optimizers)
+        with self._strategy.scope():
+            for optimizer in optimizers:
+                if optimizer.built:
+                    move_slots(optimizer)
+
+    def _trace_once(
+        self, devices: Sequence[str], known: StepPlan | None = None, single: StepPlan | None = None
+    ) -> Trace | None:
+        """Trace once, for a replica on each device; return None where that met news.
+
+        Args:
+            devices: the devices.
+            known: another plan of the step; None in the first traces.
+            single: the plan for the first device, where there are several.
+        """
+        inventory = self._inventory
+        function, phases, returned = self._trace_function(devices)
+        phase = phases[0]
+        phase.settle_reads()
+        inventory.settle(phase.whole, phase.lookups)
+        for own in phases[1:]:
+            own.settle_reads()
+        graph_def = function.graph.as_graph_def()
+        if not self._has_loops and has_loops(graph_def):
+            self._has_loops = True
+            return None
+        if inventory.grew:
+            return None
+        if not self._method.may_assign:
+            _check_assigned(function.graph, self._method.name)
+        _check_python_calls(graph_def, self._method.name)
+        lookups = ByIdentity(
+            (table, [looked_up for own in phases for looked_up in own.lookups[table]])
+            for table in inventory.tables
+        )
+        names = [own.inputs for own in phases]
+        gathered = known.gathered if known is not None else self._gather(phase)
+        with gathered.in_place():
+            divide = grouping(phase.updates, self._strategy.sparse_updates)
+            rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
+            if isinstance(rounds, MustReadWhole):
+                for table, why in rounds.reasons.items():
+                    inventory.read_whole(table, why)
+                return None
+            plan = self._make_plan(
+                function, phases, rounds, returned, gathered, devices[0], known, single
+            )
+        ledger = self._strategy.extended.ledger
+        ledger.note_looked_up(inventory.tables, small=False)
+        ledger.note_looked_up(inventory.small, small=True)
+        return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
+
+    def _trace_function(
+        self, devices: Sequence[str]
+    ) -> tuple[tf.types.experimental.ConcreteFunction, list[Compute], Returned]:
+        """Trace the method for a replica on each device; return what came of it.
+
+        Returns:
+            The function, the phase of each replica, and what the first one returned.
+        """
+        inventory = self._inventory
+        traced: list[tuple[list[Compute], Returned]] = []
+
+        def compute(*arguments: Any) -> ComputeOutputs:
+            phases, returned, outputs = self._compute(arguments, devices)
+            traced.append((phases, returned[0]))
+            is_inlined = not (self._method.jit_compile or self._has_loops)
+            if is_inlined and list(devices) != [FIRST_CPU]:
+                by_replica = ComputeInputs.by_replica(arguments, len(devices))
+                values = [own.values(inventory).values() for own in by_replica]
+                graph = tf.compat.v1.get_default_graph()
+                place_scalars(graph, itertools.chain(*values), devices)
+            if self._method.has_states_away:
+                outputs = outputs._replace(deltas=[*outputs.deltas, *outputs.metrics])
+            return outputs._replace(
+                logs=returned[0].logs if len(returned) == 1 else mean_logs(returned),
+                predicted=[
+                    leaf
+                    for own in returned
+                    for leaf in tf.nest.flatten(own.predicted, expand_composites=True)
+                ],
+            )
+
+        # TensorFlow would lay the loops of a step (of a recurrent layer) into the step graph's own,
+        # across tasks, where they wait for each other for ever. So the step stays a function.
+        function = tf.function(
+            compute,
+            autograph=False,
+            jit_compile=self._method.jit_compile,
+            experimental_attributes={"_noinline": True} if self._has_loops else None,
+        ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory) * len(devices))
+        phases, returned = traced[-1]  # TensorFlow traces twice where variables are made
+        return function, phases, returned
+
+    def _compute(
+        self, arguments: Sequence[Any], devices: Sequence[str]
+    ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
+        """Call the method once for each device; return what came of it, and what leaves."""
+        inputs = ComputeInputs.by_replica(arguments, len(devices))
+        may_assign = self._method.may_assign
+        has_gpu = self._has_gpu
+        if has_gpu is None:
+            has_gpu = all(device.startswith("GPU:") for device in devices)
+        if len(devices) == 1:
+            phase = Compute(self._inventory, inputs[0], trains_bare=may_assign, has_gpu=has_gpu)
+            returned = self._call_method(phase, inputs[0].batch)
+            return [phase], [returned], phase.outputs()
+        replicas = Replicas(
+            self._strategy, self._inventory, inputs, trains_bare=may_assign, has_gpu=has_gpu
+        )
+        of_all = replicas.call(self._method.call, devices)
+        return replicas.phases, of_all, replicas.outputs()
+
+    def _call_method(self, phase: Compute, batch: Any) -> Returned:
+        """Call the method, in `phase`."""
+        with (
+            self._strategy.scope(),
+            OnlyReplica(self._strategy, 0),
+            entering(phase),
+        ):
+            return self._method.call(batch)
+
+    def _make_plan(
+        self,
+        function: Any,
+        phases: Sequence[Compute],
+        rounds: list[Round],
+        returned: Returned,
+        gathered: GatheredVariables,
+        device: str,
+        known: StepPlan | None,
+        single: StepPlan | None,
+    ) -> StepPlan:
+        inventory, extended, phase = self._inventory, self._strategy.extended, phases[0]
+        deltas, assigned = phase.values.state_changes()
+        # What lies end to end, whoever does a step.
+        fused = known.fused if known is not None else self._fuse(phase)
+        draws = [phase.values.draws.get(generator, 0) for generator in inventory.seeds]
+        draw = None
+        if self._method.has_states_away:
+            ps = _first_device(phase.updates, [*deltas, *assigned])
+            deltas += [extended.away.state_of(v, ps) for v in inventory.metrics]
+            draw = self._seed_draw(draws)
+        changes = StepChanges(
+            phase.updates,
+            deltas,
+            assigned,
+            IdentitySet(inventory.tables),
+            self._strategy.sparse_updates,
+            fused.all,
+            [group for own in rounds for group in own.groups],
+        )
+        joints = known.push.joints if known is not None else self._joints(phase, changes)
+        pull = PullPhase(
+            list(inventory.pulled),
+            rounds,
+            fused.all,
+            self._clocks(changes, joints),
+            needs_clocks=joints is not None,
+        )
+        push = PushPhase(
+            changes,
+            pull.pulls,
+            extended.mutex,
+            extended.fences,
+            numbered=self._method.numbers_pushes,
+            joints=joints,
+        )
+        captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
+        captures += [] if single is None else [*single.pull.captures, *single.push.captures]
+        outputs = function.structured_outputs.predicted
+        outputs = outputs[: len(outputs) // len(phases)]  # of the first replica
+        return StepPlan(
+            pull=pull,
+            compute=ComputePhase(
+                function,
+                list(function.captured_inputs),
+                inventory,
+                phase.updates,
+                device,
+                pads_rows=self._method.jit_compile,
+            ),
+            push=push,
+            names=[own.inputs for own in phases],
+            gathered=gathered,
+            fused=fused,
+            lookup=Lookup(captures, extended.mutex),
+            lookup_tables=LookupTables(function),
+            draws=draws,
+            draw=draw,
+            log_names=returned.log_names,
+            outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
+            joins_outputs=_can_join(returned.predicted),
+            # Steps that push nothing never wait for a push.
+            overlaps=self._strategy.overlap and bool(changes.devices),
+            single=single,
+        )
+
+    def _seed_draw(self, draws: list[int]) -> SeedDraw | None:
+        """Return what draws seeds from the states of their generators on a ps."""
+        extended = self._strategy.extended
+        seeds = [extended.away.state_of(v, ps_device(0)) for v in self._inventory.seeds]
+        return SeedDraw(seeds, draws, extended.mutex) if seeds else None
+
+    def _gather(self, phase: Compute) -> GatheredVariables:
+        """Return what is on another ps in flight; nothing where variables stay what they are."""
+        if not self._fused:
+            return GatheredVariables([], [], [], [], [], 0)
+        deltas, assigned = (IdentitySet(own) for own in phase.values.state_changes())
+        return GatheredVariables(
+            phase.updates,
+            self._inventory.pulled,
+            deltas,
+            assigned,
+            self._inventory.tables,
+            self._strategy.table_min_bytes,
+        )
+
+    def _fuse(self, phase: Compute) -> FusedVariables:
+        deltas, assigned = phase.values.state_changes()
+        return FusedVariables(
+            phase.updates if self._fused else [],
+            self._inventory.pulled,
+            IdentitySet([*deltas, *assigned]),
+        )
+
+    def _joints(self, phase: Compute, changes: StepChanges) -> Joints | None:
+        """Return the joints of the step; None where each push is applied at once."""
+        if self._strategy.update_mode != "sync":
+            return None
+        is_scheduled = self._method.has_states_away
+        check_synchronous(
+            self._method.name, phase.updates, self._inventory, is_scheduled=is_scheduled
+        )
+        if is_scheduled or not changes.devices:
+            return None
+        return Joints(
+            changes.devices, self._strategy.extended.mutex, self._strategy.num_backup_workers
+        )
+
+    def _clocks(
+        self, changes: StepChanges, joints: Joints | None
+    ) -> dict[str, Callable[[], tf.Tensor]]:
+        """Return what reads the clock of each ps that the step pushes to."""
+        if joints is not None:
+            return {device: own.read_number for device, own in joints.on.items()}
+        tables = {d: self._strategy.extended.fences.table(d) for d in changes.devices}
+        return {device: functools.partial(_read_clock, table) for device, table in tables.items()}
+
+
+def _read_clock(table: NamedVariable) -> tf.Tensor:
+    return read_clock(table.handle)
+
+
+def _first_device(updates: Sequence[Update], changed: Sequence[ParameterServerVariable]) -> str:
+    """Return the device of a ps that a step pushes to in any case; else that of the first ps."""
+    variables = [*(v for update in updates for v in update.variables), *changed]
+    return min((shard.device for shard in shards_in(variables)), default=ps_device(0))
+
+
+def _check_assigned(graph: Any, method: str) -> None:
+    """Check that a step assigns no variable but Keras's.
+
+    Raises UnsupportedError, naming it, where it does: workers would overwrite it.
+    """
+    unchanged = {
+        id(graph.inputs[i]) for i in _compat.get_read_only_resource_input_indices_graph(graph)
+    }
+    assigned = {id(outer) for outer, inner in graph.captures if id(inner) not in unchanged}
+    for variable in graph.variables:
+        # The state of a `tf.random.Generator` is read and moved on in one operation.
+        if id(variable.handle) in assigned and not variable.name.endswith("StateVar:0"):
+            raise UnsupportedError(
+                f"{method} assigns the `tf.Variable` '{variable.name}', and several workers "
+                "would overwrite each other's values. Expected: a variable of Keras. Received: a "
+                f"tf.Variable of shape {tuple(variable.shape)} on {variable.device}. Make it a "
+                "`keras.Variable`, or a weight of the model: `self.add_weight(shape=..., "
+                "initializer=..., trainable=False)`."
+            )
+
+
+def _check_python_calls(graph_def: Any, method: str) -> None:
+    """Check that a step calls nothing that lives in this process alone; else raise."""
+    calls = python_calls(graph_def)
+    if calls:
+        raise UnsupportedError(
+            f"{method} calls Python functions (`tf.py_function`, `tf.numpy_function`), which "
+            "live in this process, where the workers cannot reach them. Expected: operations of "
+            f"Keras or TensorFlow. Received: {', '.join(calls)}. Write it with `keras.ops`, or do "
+            "it to the data: batches that a generator yields are made in this process."
+        )
+
+
+def _can_join(outputs: Any) -> bool:
+    """Return whether what several steps predict can be put end to end."""
+
+    def joins(tensor: Any) -> bool:
+        return (
+            isinstance(tensor, tf.Tensor)
+            and bool(tensor.shape.rank)
+            and tensor.shape[1:].is_fully_defined()
+        )
+
+    return all(joins(tensor) for tensor in tf.nest.flatten(outputs))

@@ -1,0 +1,157 @@
+"""Updates that couple the rows of a variable, by a norm, a mean over rows or a constraint.
+
+Where such a variable is in shards, no ps has all that its update needs, and no ps asks another. A
+worker does have it: the whole value, which it pulled, and the whole gradient. So the update is
+traced on the whole variable and the graph is cut in two.
+
+* On each ps, on the rows that it holds, runs all that treats rows one by one: it starts from the
+  slots as they are there, under the lock, and workers that push at once lose nothing.
+* On the worker, from the slots that it pulls for this, runs what couples rows. Its results travel
+  with the push: of Lamb a ratio of two norms, of Adafactor means of rows and columns, of Muon the
+  orthogonalised update.
+
+With one worker that is the update of the whole variable. With several, what the worker worked out
+is of the values that it pulled, as its gradients are. Operations that are not known to treat rows
+one by one are taken to couple them: exact, but more to send.
+
+A slot of another shape than its variable lies whole beside the first shard (its home), which
+updates it from what does not follow from it, sent by the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from kerasps.step.records.packing import specs_of
+from kerasps.step.updates.traced_update import TracedUpdate
+from kerasps.step.updates.update_cut import Cut, Result, cut_home, cut_rows, is_sliced, is_uniform
+from kerasps.step.updates.updating import Scalars
+from kerasps.variables import ParameterServerVariable, Shard
+
+
+class Sent(NamedTuple):
+    """What the worker sends of the whole of a variable, for the update of its shards.
+
+    Holds tensors or their specs.
+
+    Attributes:
+        rows: what each ps needs to update its rows.
+        home: what the ps of the first shard needs to update the slots of other shapes.
+    """
+
+    rows: list[Any]
+    home: list[Any]
+
+
+class CoupledUpdate:
+    """The update of one variable, cut in two."""
+
+    def __init__(self, traced: TracedUpdate) -> None:
+        self._traced = traced
+        self._rows = cut_rows(traced)
+        self._home = cut_home(traced)
+        self._constants = [tensor.name for tensor in self._rows.constants]
+
+    @property
+    def couples_rows(self) -> bool:
+        """Whether rows cannot be updated by themselves."""
+        tells_rows_apart = not all(is_uniform(tensor) for tensor in self._rows.constants)
+        return bool(self._rows.sent or self._home.results or tells_rows_apart)
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether something of the whole travels with a push."""
+        return bool(self._rows.sent or self._home.sent)
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another trace of the same step may use it.
+
+        It may where this refers to nothing in the graph of the first.
+        """
+        return not self._traced.captured
+
+    @property
+    def pulled(self) -> list[ParameterServerVariable]:
+        """The variable and slots from which the worker works out what it sends."""
+        traced = self._traced
+        needed = {
+            source
+            for name in [*self._rows.sent, *self._home.sent]
+            for source in traced.sources[name]
+        }
+        return [v for v in traced.state if traced.inputs[v] in needed]
+
+    def sent(
+        self,
+        gradient: tf.Tensor,
+        scalars: Scalars,
+        values: Mapping[ParameterServerVariable, tf.Tensor],
+    ) -> Sent:
+        """Work out what is sent of the whole, on the worker, from `values` of `pulled`."""
+        traced = self._traced
+        feeds = {traced.gradient: gradient, **traced.feeds_of(scalars), **traced.captured}
+        feeds.update({traced.inputs[v]: values[v] for v in self.pulled})
+        wanted = [*self._rows.sent, *self._home.sent]
+        found = dict(zip(wanted, traced.replay(feeds, wanted, in_order=True), strict=True))
+        return Sent(
+            [found[name] for name in self._rows.sent], [found[name] for name in self._home.sent]
+        )
+
+    def sent_to(self, shard: Shard, sent: Sent) -> Sent:
+        """Return what of `sent` the update of `shard` needs, and of that the rows that it has."""
+        rows = [shard.of(t) if is_sliced(self._traced, t) else t for t in sent.rows]
+        return Sent(rows, sent.home if shard.index == 0 else [])
+
+    def specs_of(self, shard: Shard) -> Sent:
+        """Return the specs of what `sent_to` returns."""
+        num_rows = shard.storage.shape[0]
+        specs = specs_of(Sent(list(self._rows.sent.values()), list(self._home.sent.values())))
+        rows = [
+            tf.TensorSpec([num_rows, *s.shape[1:]], s.dtype) if is_sliced(self._traced, s) else s
+            for s in specs.rows
+        ]
+        return Sent(rows, specs.home if shard.index == 0 else [])
+
+    def apply(self, shard: Shard, gradient: tf.Tensor, scalars: Scalars, sent: Sent) -> None:
+        """Update `shard` on its ps, and with the first shard the slots of other shapes.
+
+        Args:
+            shard: a shard of the variable.
+            gradient: that of the shard.
+            scalars: what the worker sent beside it.
+            sent: what `sent_to` returned for the shard.
+        """
+        traced = self._traced
+        scalar_feeds = traced.feeds_of(scalars)
+        constants = zip(self._constants, traced.replay({}, self._constants), strict=True)
+        feeds = {
+            **scalar_feeds,
+            traced.gradient: gradient,
+            **{name: shard.of(value) for name, value in constants},
+        }
+        new = self._worked_out(self._rows, shard.index, feeds, sent.rows)
+        if shard.index == 0:
+            new += self._worked_out(self._home, 0, scalar_feeds, sent.home)
+        # Assigned when both are worked out: each starts from values as they were.
+        for result, storage, value in new:
+            (storage.assign_add if result.adds else storage.assign)(value, read_value=False)
+
+    def _worked_out(
+        self, cut: Cut, index: int, feeds: dict[str, tf.Tensor], sent: list[tf.Tensor]
+    ) -> list[tuple[Result, tf.Variable, tf.Tensor]]:
+        """Return the results of a cut, where they go, and their values."""
+        stored = {
+            name: variable.shards[index].read_value() for name, variable in cut.stored.items()
+        }
+        received = dict(zip(cut.sent, sent, strict=True))
+        values = self._traced.replay(
+            {**feeds, **stored, **received}, [result.tensor for result in cut.results]
+        )
+        return [
+            (result, result.variable.shards[index], value)
+            for result, value in zip(cut.results, values, strict=True)
+        ]

@@ -1,0 +1,302 @@
+"""Decides when a `fit` is backed up, and puts one that begins where the last backup stands.
+
+Keras's `BackupAndRestore` says where backups are kept and asks for some. Others are made at
+intervals, and when the coordinator is told that it is about to end. Who writes them is a
+`BackupStore`, made by the hook of the callback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from kerasps.checks import time_limit
+from kerasps.inputs import Input
+from kerasps.step import TracedStep
+from kerasps.training.backup.callback_states import restore_states, states_of
+from kerasps.training.backup.preemption import Preempted, PreemptionNotice
+from kerasps.training.loop.loop import Loop
+from kerasps.training.loop.position import (
+    CannotResumeError,
+    LoopPosition,
+    Position,
+    global_seed_state,
+    seed_states_of,
+    set_global_seed_state,
+)
+from kerasps.variables import ParameterServerVariable
+from kerasps.variables.flights import worker_timeout
+
+# A minute of work is what a loss may cost; a backup of a large model takes some seconds of it.
+_INTERVAL_S = 60.0
+# When `fit` ends in an error, a backup that is being written gets so long.
+_LAST_WRITE_S = 10.0
+
+
+class BackupStore(Protocol):
+    """Keeps the backups of one `BackupAndRestore`."""
+
+    def restore(self, variables: list[ParameterServerVariable]) -> dict[str, Any] | None:
+        """Restore the variables of the last backup; return its record, None if there is none.
+
+        `variables` are those of `write`.
+        """
+
+    def write(self, record: dict[str, Any], variables: list[ParameterServerVariable]) -> None:
+        """Copy the variables where they are, and have the copies written with `record`.
+
+        Returns when they are copied. Call when no step is in flight.
+
+        Args:
+            record: dictionaries and lists of arrays and of values that JSON can hold.
+            variables: those that a step touches, whether the model knows them or not.
+        """
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a backup is being written."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until nothing is being written; return whether it is so."""
+
+    def problems(self) -> list[str]:
+        """Return what went wrong in writing since the last call."""
+
+
+def backup_interval() -> float | None:
+    """Return the seconds between backups: KERASPS_BACKUP_INTERVAL, else 60; None where it is 0."""
+    variable = "KERASPS_BACKUP_INTERVAL"
+    if os.environ.get(variable, "").strip() == "0":
+        return None
+    return time_limit(None, variable=variable, default=_INTERVAL_S)
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A callback, where its backups are kept, and when the next one is due."""
+
+    callback: keras.callbacks.BackupAndRestore
+    store: BackupStore
+    interval: float | None
+    due_at: float = 0.0
+    is_asked: bool = False
+    # The steps that the training had counted when the last one was made.
+    counted: int = 0
+
+    def __post_init__(self) -> None:
+        self.begin_interval(0)
+
+    def begin_interval(self, counted: int) -> None:
+        self.is_asked, self.counted = False, counted
+        self.due_at = time.monotonic() + (self.interval or 0.0)
+
+    def is_due(self, counted: int) -> bool:
+        if self.is_asked:
+            return True
+        is_time = self.interval is not None and time.monotonic() >= self.due_at
+        # Where nothing was done since, another would say the same; and sessions that end for each,
+        # before they know how far their data reach, would get nowhere.
+        return is_time and counted > self.counted and not self.store.is_writing
+
+
+_running: list[FitBackups] = []
+
+
+def running_fit(model: Any) -> FitBackups | None:
+    """Return the backups of the `fit` of a model that runs on workers now; None without one."""
+    return next((fit for fit in reversed(_running) if fit.model is model), None)
+
+
+class FitBackups:
+    """The backups of one `fit`.
+
+    Contract: enter it for the time of the `fit`. `resume` when the training has begun, `at_turn`
+    between two reports of its loop, `at_epoch_end` when all callbacks know of the epoch's end,
+    `finish` before they know of the training's. Thread: `fit`'s.
+
+    Args:
+        model: the model.
+        callbacks: the `keras.callbacks.CallbackList`.
+        function: the model's step.
+        validation: the validation data, None without.
+
+    Attributes:
+        epoch: the number of the epoch that runs.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: keras.callbacks.CallbackList,
+        function: TracedStep,
+        validation: Input | None,
+    ) -> None:
+        self.model = model
+        self.epoch = 0
+        self._callbacks = callbacks.callbacks
+        self._variables = function.variables
+        self._validation = validation
+        self._kept: list[_Kept] = []
+        self._restored: Position | None = None
+        self._initial_epoch = model._initial_epoch
+        self._notice = PreemptionNotice()
+
+    def __enter__(self) -> FitBackups:
+        _running.append(self)
+        if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in self._callbacks):
+            self._notice.install()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        _running.remove(self)
+        self._notice.uninstall()
+        if self._restored is not None:
+            self.model._initial_epoch = self._initial_epoch  # the next `fit` has an epoch 0 again
+        for kept in self._kept:
+            kept.store.wait(_LAST_WRITE_S)
+        if error is None and self._notice.is_given:
+            self._notice.answer()
+
+    # What the hooks of `BackupAndRestore` call
+
+    def begin(
+        self, callback: keras.callbacks.BackupAndRestore, store: BackupStore, *, restores: bool
+    ) -> bool:
+        """Keep the backups of a callback in `store`; return whether one was restored from it.
+
+        With `restores=False` none is.
+        """
+        interval = getattr(callback, "interval_s", None)
+        if interval is None and callback.save_freq == "epoch":
+            interval = backup_interval()
+        record = store.restore(self._variables) if restores else None
+        if record is not None and self._restored is None:
+            self._restored = Position.from_record(record)
+            self.model._initial_epoch = self._restored.epoch
+        self._kept.append(_Kept(callback, store, interval))
+        return record is not None
+
+    def ask(self, callback: keras.callbacks.BackupAndRestore) -> None:
+        """Have a backup made as soon as the state of the training is not about to change.
+
+        Not with `save_freq=False`, which is 0 to Keras: it would ask after every batch.
+        """
+        if callback.save_freq is False:
+            return
+        for kept in self._kept:
+            kept.is_asked = kept.is_asked or kept.callback is callback
+
+    # What `fit` calls
+
+    def resume(self, loop: Loop) -> int | None:
+        """Put the loop, seeds and callbacks where the backup stands that was restored.
+
+        Returns:
+            The number of the epoch to begin with; None where nothing was restored.
+        """
+        position = self._restored
+        if position is None:
+            loop.restart_numbers()
+            return None
+        for variable, state in zip(self._seed_states(), position.seed_states, strict=False):
+            variable.assign(state)
+        if position.global_seed_state is not None:
+            set_global_seed_state(position.global_seed_state)
+        if self._validation is not None and position.validation is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # other data than before
+                self._validation.resume_order(position.validation, passes_to_repeat=0)
+        restore_states(self._callbacks, position.callbacks)
+        loop.restart_numbers()
+        try:
+            loop.resume(position.loop)
+        except CannotResumeError as exc:
+            warnings.warn(
+                f"The backup of a training cannot be resumed within epoch {position.epoch + 1}: "
+                f"{exc}. Its variables are restored, after {position.loop.steps} steps of that "
+                "epoch, and the epoch begins with its first step. Expected: the same input, "
+                "metrics and number of workers as before.",
+                stacklevel=5,
+            )
+        else:
+            self._show_callbacks(position)
+        return position.epoch
+
+    def _show_callbacks(self, position: Position) -> None:
+        # They count the batches since they saved from these.
+        for kept in self._kept:
+            kept.callback._current_epoch = position.epoch
+            kept.callback._last_batch_seen = max(0, position.loop.steps - 1)
+
+    def at_turn(self, loop: Loop) -> None:
+        """Make the backups that are due, within an epoch; answer a notice of preemption.
+
+        Raises:
+            SystemExit: the process is to end. The code is 143.
+        """
+        self._make_due(self.epoch, loop, loop.rest)
+
+    def at_epoch_end(self, loop: Loop) -> None:
+        """Do as `at_turn`, where the epoch has ended and the next one is to begin."""
+        self._make_due(self.epoch + 1, loop, lambda: loop.position(in_epoch=False))
+
+    def stop_if_preempted(self) -> None:
+        """Raise `Preempted` where a notice was given that ends the process."""
+        if self._notice.is_given and self._notice.ends_process:
+            raise Preempted
+
+    @contextlib.contextmanager
+    def in_validation(self, loop: Loop) -> Iterator[None]:
+        """In this context, `stop_if_preempted` ends the validation: it comes once more later."""
+        try:
+            yield
+        except Preempted:
+            self._make_due(self.epoch, loop, lambda: loop.position(in_epoch=True))
+
+    def finish(self) -> None:
+        """Wait for a backup that is being written, before callbacks delete it."""
+        for kept in self._kept:
+            kept.store.wait(worker_timeout())
+        self._tell_problems()
+
+    def _make_due(self, epoch: int, loop: Loop, loop_position: Callable[[], LoopPosition]) -> None:
+        self._tell_problems()
+        is_notice = self._notice.is_given
+        if not is_notice and not any(kept.is_due(loop.num_counted) for kept in self._kept):
+            return
+        at_rest = loop_position()
+        # What was counted meanwhile may have had callbacks ask.
+        due = [kept for kept in self._kept if is_notice or kept.is_due(loop.num_counted)]
+        record = self._position(epoch, at_rest).to_record()
+        for kept in due:
+            kept.store.write(record, self._variables)
+            kept.begin_interval(loop.num_counted)
+        if is_notice:
+            self.finish()
+            self._notice.answer()
+
+    def _position(self, epoch: int, loop_position: LoopPosition) -> Position:
+        validation = self._validation
+        return Position(
+            epoch=epoch,
+            loop=loop_position,
+            validation=None if validation is None else validation.position(in_epoch=False),
+            seed_states=[np.asarray(state) for state in self._seed_states()],
+            global_seed_state=global_seed_state(),
+            callbacks=states_of(self._callbacks),
+        )
+
+    def _seed_states(self) -> list[ParameterServerVariable]:
+        return seed_states_of(self.model, self._variables)
+
+    def _tell_problems(self) -> None:
+        for kept in self._kept:
+            for problem in kept.store.problems():
+                warnings.warn(problem, stacklevel=5)

@@ -1,0 +1,89 @@
+"""What the loop needs of whatever has executions done: by workers, or in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
+from kerasps.training.epoch.metrics import MetricTotals
+
+
+class Dispatching(Protocol):
+    """Has executions done and reports what comes back, an epoch after the other.
+
+    Contract: `make_sources` before the first epoch of a pass; then, for each epoch, `hold`,
+    `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after an error.
+    Thread: `fit`'s. `Dispatcher` does so with the workers of a coordinator.
+    """
+
+    @property
+    def num_workers(self) -> int:
+        """The workers that executions are for."""
+
+    @property
+    def may_send_more(self) -> bool:
+        """Whether an execution may have more steps than the model is compiled for."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """The executions that were sent and are not done."""
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether data of known length were read to their end: the next epoch needs a new pass."""
+
+    @property
+    def positions(self) -> list[SplitPosition]:
+        """Where each split of the input stands, and each part of one. Call when suspended."""
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether there are reports that `suspend` has kept for `wait`."""
+
+    @property
+    def is_dealt_evenly(self) -> bool:
+        """Whether each worker has its part of the next synchronous updates, and no more is due.
+
+        False where updates are not synchronous.
+        """
+
+    def make_sources(self, epoch: int, *, must_end: bool) -> None:
+        """Begin a pass over the data with `epoch`; data that never end are an error if they must.
+
+        Args:
+            epoch: the number of the epoch.
+            must_end: whether data that never end are an error.
+        """
+
+    def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
+        """Begin where the pass of the input stands, which `Input.resume_pass` was called for."""
+
+    def hold(self) -> threading.Lock:
+        """Return a lock to hold, in a `with` statement, from `start_epoch` to the epoch's end."""
+
+    def start_epoch(self) -> None:
+        """Make ready for executions."""
+
+    def send(self, execution: Execution) -> None:
+        """Take an execution to be done."""
+
+    def settle(self, *, all_asked: bool) -> bool:
+        """Return whether `wait` would wait in vain, since nothing that was sent is still due.
+
+        Args:
+            all_asked: whether nothing more will be sent, unless steps are reported missing.
+        """
+
+    def wait(self) -> Report:
+        """Return the next report."""
+
+    def suspend(self) -> None:
+        """Wait for what is in flight: the variables rest. The next `send` goes on."""
+
+    def finish_epoch(self, totals: MetricTotals) -> None:
+        """End the epoch, and bring to its `totals` what they lack."""
+
+    def abandon(self) -> None:
+        """End what is in flight, after an error of the epoch."""

@@ -1,0 +1,238 @@
+"""Which splits of an input are read, by whom and how far. Pure bookkeeping, without threads.
+
+A split can be divided: another worker then reads what is its second half from there on. The half is
+a split of the ledger's own, with a number behind those of the input's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kerasps.training.epoch.epoch_events import Execution, SplitPosition
+
+# Who takes over half of what is left of a split comes to it by reading all before it, for nothing.
+# That may be so many times as much as it then reads.
+_MAX_SKIPPED = 3
+
+
+class SplitStatus(enum.Enum):
+    """Where one split of the input stands in the current pass."""
+
+    RESERVED = "its own worker is expected to read it"
+    TAKEN = "a worker reads it"
+    RELEASED = "its reader was lost; any worker may read on"
+    READ = "it was read to its end"
+
+
+@dataclass
+class _Split:
+    # The split of the input that it is, or is a part of.
+    source: int
+    status: SplitStatus = SplitStatus.RESERVED
+    # The place behind the batches whose results have come back: where the next reader begins.
+    confirmed: int = 0
+    # The place where it ends, as far as that is known.
+    end: int | None = None
+    # Batches that no execution was given yet; None where the length is not known.
+    left: int | None = None
+    is_endless: bool = False
+    has_order: bool = True
+    # Executions whose steps are partly applied, to be done again on the batches behind `confirmed`.
+    unfinished: deque[Execution] = field(default_factory=deque)
+
+
+class SplitLedger:
+    """The splits of one pass over an input, from their first batch to their last.
+
+    Split `i` belongs to worker `i` first. A worker that has read its own takes those of workers
+    that were lost, behind the batches whose results came back; one that has none of its own takes
+    over half of what another has left.
+
+    Args:
+        num_splits: one per worker; 0 where batches travel with executions and nobody has a split.
+        positions: where each split stood before, those that others were divided into last. Default:
+            nothing was counted.
+    """
+
+    def __init__(self, num_splits: int, positions: Sequence[SplitPosition] = ()) -> None:
+        self._num_own = num_splits
+        self._splits = [
+            _Split(p.source, confirmed=p.confirmed, end=p.end)
+            for p in positions or [SplitPosition(i) for i in range(num_splits)]
+        ]
+        for split in self._splits[num_splits:]:
+            split.status = SplitStatus.RELEASED
+
+    def __len__(self) -> int:
+        return len(self._splits)
+
+    @property
+    def positions(self) -> list[SplitPosition]:
+        """Where each split stands, to go on there in another ledger."""
+        return [SplitPosition(s.source, s.confirmed, s.end) for s in self._splits]
+
+    def source(self, split: int) -> int:
+        """Return the split of the input that `split` is, or is a part of."""
+        return self._splits[split].source
+
+    def has_own(self, worker: int) -> bool:
+        """Return whether a split of the input is a worker's own, and no other worker reads it.
+
+        Call for a worker that reads nothing.
+        """
+        return worker < self._num_own and self.status(worker) is not SplitStatus.TAKEN
+
+    def status(self, split: int) -> SplitStatus:
+        """Return where a split stands."""
+        return self._splits[split].status
+
+    def confirmed(self, split: int) -> int:
+        """Return how many batches of a split have been counted."""
+        return self._splits[split].confirmed
+
+    def left(self, split: int) -> int | None:
+        """Return how many batches of a split no execution was given yet, where that is known."""
+        return self._splits[split].left
+
+    @property
+    def all_read(self) -> bool:
+        """Whether every split was read to its end; False where there are none."""
+        return bool(self._splits) and all(s.status is SplitStatus.READ for s in self._splits)
+
+    @property
+    def all_given_out(self) -> bool:
+        """Whether every split has a known length, and all its batches were given to executions."""
+        return bool(self._splits) and all(split.left == 0 for split in self._splits)
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many executions are to be done again on the batches that they were done on."""
+        return sum(len(split.unfinished) for split in self._splits)
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether nobody reads a split that has unfinished executions."""
+        return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
+
+    def take(self, worker: int) -> int | None:
+        """Give `worker` a split, if there is one to have.
+
+        First one with unfinished executions, then its own, then one that was released.
+        """
+        for split in sorted(
+            range(len(self._splits)),
+            key=lambda i: (not self._splits[i].unfinished, i != worker),
+        ):
+            status = self._splits[split].status
+            is_own = split == worker and status is SplitStatus.RESERVED
+            if is_own or status is SplitStatus.RELEASED:
+                self._splits[split].status = SplitStatus.TAKEN
+                return split
+        return None
+
+    def divide(self, min_batches: int) -> int | None:
+        """Divide the split of which most is left; return the new one, None where none is.
+
+        Its reader, which will not be told, is given executions up to there alone. The new split is
+        the caller's to read.
+
+        Args:
+            min_batches: how many batches each of the two must have.
+        """
+        readers = [
+            split
+            for split in self._splits
+            if split.status is SplitStatus.TAKEN
+            and split.left
+            and split.has_order
+            and not split.unfinished
+        ]
+        if not readers:
+            return None
+        most = max(readers, key=lambda split: split.left or 0)
+        assert most.left is not None  # it is one of the readers'
+        assert most.end is not None  # as for all whose length is known
+        taken = most.left // 2
+        begin = most.end - taken
+        if taken < max(min_batches, 1) or begin > _MAX_SKIPPED * taken:
+            return None
+        part = _Split(most.source, SplitStatus.TAKEN, confirmed=begin, end=most.end, left=taken)
+        most.end, most.left = begin, most.left - taken
+        self._splits.append(part)
+        return len(self._splits) - 1
+
+    def share(self, worker: int) -> int | None:
+        """Return a split for `worker` to read beside the one that reads it; None where none is.
+
+        Of data that never end, all batches are as good as any others.
+        """
+        endless = [i for i, split in enumerate(self._splits) if split.is_endless]
+        return endless[worker % len(endless)] if endless else None
+
+    def open(
+        self, split: int, left: int | None, *, is_endless: bool, has_order: bool = True
+    ) -> None:
+        """Note that a worker has opened a split of the input, or a part of one.
+
+        It begins behind `confirmed`: what else was read is read again.
+
+        Args:
+            split: the split.
+            left: how many batches the input's split has from there on, None where not known.
+            is_endless: whether it is known that they never end.
+            has_order: whether another worker would find the same batches at the same places.
+        """
+        opened = self._splits[split]
+        opened.is_endless, opened.has_order = is_endless, has_order
+        if left is not None:
+            end = opened.confirmed + left
+            opened.end = end if opened.end is None else min(opened.end, end)
+            left = opened.end - opened.confirmed
+        opened.left = left
+
+    def is_endless(self, split: int) -> bool:
+        """Return whether a split is known never to end; its batches are as good as any other."""
+        return self._splits[split].is_endless
+
+    def put_back(self, split: int, executions: Iterable[Execution]) -> None:
+        """Have executions done again, before others, on the next batches of a split."""
+        self._splits[split].unfinished.extendleft(reversed([*executions]))
+
+    def next_unfinished(self, split: int) -> Execution | None:
+        """Return the execution to do next on a split; None: any will do."""
+        unfinished = self._splits[split].unfinished
+        return unfinished[0] if unfinished else None
+
+    def take_unfinished(self, split: int) -> Execution:
+        """Return what `next_unfinished` does, which is no such execution any more."""
+        return self._splits[split].unfinished.popleft()
+
+    def forget_unfinished(self) -> None:
+        """Forget the executions of an epoch that has ended."""
+        for split in self._splits:
+            split.unfinished.clear()
+
+    def give_out(self, split: int, num_batches: int) -> None:
+        """Note that an execution was given so many batches of a split."""
+        left = self._splits[split].left
+        if left is not None:
+            self._splits[split].left = left - num_batches
+
+    def confirm(self, split: int, num_batches: int) -> int:
+        """Note that so many batches of a split were counted; return the place of the first."""
+        first = self._splits[split].confirmed
+        self._splits[split].confirmed += num_batches
+        return first
+
+    def finish(self, split: int) -> None:
+        """Note that a split was read to its end, and that all its results came back."""
+        self._splits[split].status = SplitStatus.READ
+
+    def release(self, split: int) -> None:
+        """Let any worker read on in a split, unless it was read to its end."""
+        if self._splits[split].status is not SplitStatus.READ:
+            self._splits[split].status = SplitStatus.RELEASED
+            self._splits[split].left = None

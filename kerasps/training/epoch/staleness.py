@@ -1,0 +1,208 @@
+"""How stale the updates of a training are: what the ps have counted, as a report per worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import tensorflow as tf
+
+from kerasps.variables.fences import Fences
+from kerasps.variables.lane_table import NUM_BINS, LaneRecord
+from kerasps.variables.placement import text_table
+
+
+@dataclass(frozen=True)
+class WorkerStaleness:
+    """How stale the pushes of one worker were.
+
+    The staleness of a push is the number of other pushes that its ps has applied since the worker
+    began to pull for the step. A step pushes once to each ps that holds something of the model.
+
+    Args:
+        worker: the index of the worker.
+        counts: of each staleness, from 0, how many pushes had it; the last entry, 31, counts those
+            of a larger one too.
+        mean: the mean staleness; 0.0 without a push.
+        max: the largest.
+    """
+
+    worker: int
+    counts: tuple[int, ...]
+    mean: float
+    max: int
+
+    @property
+    def pushes(self) -> int:
+        """The number of pushes."""
+        return sum(self.counts)
+
+
+class Staleness(Sequence[WorkerStaleness]):
+    """How stale the pushes of every worker were, a `WorkerStaleness` each; prints as a histogram.
+
+    Workers stand in the order of their indices; one that has pushed nothing is left out.
+
+    ```python
+    print(strategy.staleness())  # after `model.fit`, or while it runs
+    worst = max((worker.max for worker in strategy.staleness()), default=0)
+    ```
+
+    Args:
+        workers: the staleness of each worker.
+    """
+
+    def __init__(self, workers: Sequence[WorkerStaleness]) -> None:
+        self._workers = tuple(workers)
+
+    @overload
+    def __getitem__(self, index: int) -> WorkerStaleness: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[WorkerStaleness]: ...
+
+    def __getitem__(self, index: int | slice) -> WorkerStaleness | Sequence[WorkerStaleness]:
+        return self._workers[index]
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    @property
+    def pushes(self) -> int:
+        """The number of pushes of all workers."""
+        return sum(worker.pushes for worker in self._workers)
+
+    @property
+    def mean(self) -> float:
+        """The mean staleness of all pushes; 0.0 without one."""
+        total = sum(worker.mean * worker.pushes for worker in self._workers)
+        return total / self.pushes if self.pushes else 0.0
+
+    @property
+    def max(self) -> int:
+        """The largest staleness of all; 0 without a push."""
+        return max((worker.max for worker in self._workers), default=0)
+
+    def __repr__(self) -> str:
+        return f"<Staleness of {self.pushes} pushes: mean={self.mean:.2f} max={self.max}>"
+
+    def __str__(self) -> str:
+        bins = [span for span in _SPANS if span.start <= max(self.max, 1)]
+        rows = [("worker", "pushes", "mean", "max", *(_label(span) for span in bins))]
+        for own in self._workers:
+            counts = [f"{sum(own.counts[span.start : span.stop]):,}" for span in bins]
+            rows.append(
+                (str(own.worker), f"{own.pushes:,}", f"{own.mean:.2f}", f"{own.max}", *counts)
+            )
+        return text_table(rows)
+
+
+# The columns of the histogram: 0, 1, 2, 3, 4-7, 8-15, 16-30, 31+.
+_SPANS = [
+    *(range(i, i + 1) for i in range(4)),
+    range(4, 8),
+    range(8, 16),
+    range(16, NUM_BINS - 1),
+    range(NUM_BINS - 1, NUM_BINS),
+]
+
+
+def _label(span: range) -> str:
+    if span.stop == NUM_BINS:
+        return f"{span.start}+"
+    return str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}"
+
+
+class StalenessMeter:
+    """Knows the lanes in which the workers of a training push, and reads what the ps noted of them.
+
+    Args:
+        fences: the lanes on the ps tasks.
+    """
+
+    def __init__(self, fences: Fences) -> None:
+        self._fences = fences
+        self._lock = threading.Lock()
+        self._is_live = False
+        self.start(())
+
+    def start(self, devices: Sequence[str]) -> None:
+        """Begin anew, for steps that push to the ps `devices`."""
+        with self._lock:
+            self._devices = devices
+            self._lanes: dict[int, int] = {}
+            # What was noted of lanes that were given back, by the worker.
+            self._ended: dict[int, list[LaneRecord]] = {}
+            self._report = Staleness([])
+            self._is_live = True
+
+    def add_lane(self, worker: int, lane: int) -> None:
+        """Note that a worker pushes in a lane from here on. Thread: any."""
+        with self._lock:
+            self._lanes[lane] = worker
+
+    def end_lane(self, worker: int, lane: int, records: Sequence[LaneRecord]) -> None:
+        """Note that nothing more comes in a lane, which was given back. Thread: any.
+
+        Args:
+            worker: the worker.
+            lane: the lane.
+            records: what each ps has noted of it.
+        """
+        with self._lock:
+            if self._lanes.pop(lane, None) is not None:
+                ended = self._ended.get(worker, [])
+                self._ended[worker] = [_sum([*ended, *records])]
+
+    def finish(self) -> None:
+        """Read for the last time, and give the lanes back. Call when all steps are done."""
+        self.report()
+        self._is_live = False
+        with self._lock:
+            for lane in self._lanes:
+                self._fences.give_back(lane)
+
+    def report(self) -> Staleness:
+        """Return what was counted since `start`; what was read last, where a ps is gone.
+
+        Thread: any.
+        """
+        with self._lock:
+            lanes, devices, ended = list(self._lanes), self._devices, dict(self._ended)
+            workers = list(self._lanes.values())
+        if self._is_live:
+            try:
+                of_ps = self._fences.records(lanes, devices)
+            except tf.errors.OpError:
+                self._is_live = False
+            else:
+                found = {worker: list(records) for worker, records in ended.items()}
+                for records in of_ps:
+                    for worker, record in zip(workers, records, strict=True):
+                        found.setdefault(worker, []).append(record)
+                self._report = _summed(found)
+        return self._report
+
+
+def _sum(records: Sequence[LaneRecord]) -> LaneRecord:
+    return LaneRecord(
+        sum(record.applied for record in records),
+        sum(record.total for record in records),
+        max(record.largest for record in records),
+        np.sum([record.counts for record in records], axis=0),
+    )
+
+
+def _summed(by_worker: Mapping[int, Sequence[LaneRecord]]) -> Staleness:
+    """Return a report of what the ps have noted of each worker."""
+    found = []
+    for worker, records in sorted(by_worker.items()):
+        record = _sum(records)
+        pushes = int(record.counts.sum())
+        if pushes:
+            mean, counts = record.total / pushes, tuple(record.counts.tolist())
+            found.append(WorkerStaleness(worker, counts, mean, record.largest))
+    return Staleness(found)

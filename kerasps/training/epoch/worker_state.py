@@ -1,0 +1,97 @@
+"""What `EpochState` knows of one worker."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from kerasps.training.epoch.epoch_events import Execution
+
+
+class WorkerStatus(enum.Enum):
+    """What a worker does, as far as that is known."""
+
+    AWAITED = "its session has not begun"
+    OPENING = "it was told to open a split"
+    READING = "it may have data"
+    DRY = "it waits for data"
+    LOST = "it is gone"
+
+
+@dataclass
+class WorkerState:
+    """What is known of one worker."""
+
+    status: WorkerStatus = WorkerStatus.AWAITED
+    split: int | None = None
+    # The split has another reader.
+    shares: bool = False
+    is_leaving: bool = False
+    # Only reading found that its data have ended.
+    is_exhausted: bool = False
+    # Sent, and not known to be done.
+    running: deque[Execution] = field(default_factory=deque)
+    # The executions of this pass that it was given.
+    num_given: int = 0
+    # Done, while the worker holds the results.
+    uncollected: list[Execution] = field(default_factory=list)
+    is_collecting: bool = False
+    collect_at: float = 0.0
+    # How many batches it takes at a time.
+    replicas: int = 1
+    # Since it was made ready: pushes whose results came back, and how many of those each ps was not
+    # to apply.
+    counted: int = 0
+    not_applied: tuple[int, ...] = ()
+
+    def turn(self, index: int) -> tuple[int, int, int]:
+        """Return what says whose turn it is to be given an execution: the least comes first.
+
+        Args:
+            index: the number of the worker.
+        """
+        return len(self.running), self.num_given, index
+
+    def count(self, executions: Iterable[Execution], steps: int) -> int:
+        """Count `steps` steps of executions whose results came back; return their pushes."""
+        pushes = 0
+        for execution in executions:
+            # Where data end, the executions behind that have done nothing.
+            done = min(steps, execution.num_steps)
+            steps -= done
+            pushes += execution.pushes_of(done)
+            if execution.applied:
+                before = self.not_applied or (0,) * len(execution.applied)
+                self.not_applied = tuple(
+                    b + n for b, n in zip(before, execution.applied, strict=True)
+                )
+        self.counted += pushes
+        return pushes
+
+    def take_back(self, applied: tuple[int, ...]) -> list[Execution]:
+        """Return what it was given and has not reported, in order, and note that it has nothing.
+
+        Args:
+            applied: for each ps, the pushes that it had applied there since it was made ready. What
+                of them is of the executions is noted in these.
+        """
+        not_applied = (self.not_applied if applied else ()) or (0,) * len(applied)
+        left = [
+            pushes - (self.counted - without)
+            for pushes, without in zip(applied, not_applied, strict=True)
+        ]
+        executions = []
+        for execution in [*self.uncollected, *self.running]:
+            before = execution.applied or (0,) * len(left)
+            new = [min(n, execution.num_pushes - b) for n, b in zip(left, before, strict=True)]
+            left = [n - taken for n, taken in zip(left, new, strict=True)]
+            total = tuple(b + taken for b, taken in zip(before, new, strict=True))
+            executions.append(replace(execution, applied=total) if any(new) else execution)
+        self.num_given -= len(executions)
+        self.uncollected.clear()
+        self.running.clear()
+        self.is_collecting = False
+        self.counted, self.not_applied = 0, ()
+        return executions

@@ -1,0 +1,384 @@
+"""The loop behind `fit`, `evaluate` and `predict`: asks for steps, adds up results, calls back."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kerasps.inputs import Input
+from kerasps.step import TRAIN, Mode, TracedStep
+from kerasps.step.tracing.traffic import TrafficMeter
+from kerasps.training.epoch.dispatching import Dispatching
+from kerasps.training.epoch.epoch_events import Execution, Report
+from kerasps.training.epoch.metrics import MetricTotals
+from kerasps.training.loop.batch_callbacks import BatchCallbacks, listen_to_batches
+from kerasps.training.loop.execution_size import ExecutionSize, executions_at_once, unlooped
+from kerasps.training.loop.position import CannotResumeError, LoopPosition
+from kerasps.training.loop.predictions import Predictions
+from kerasps.training.loop.step_numbers import StepNumbers
+from kerasps.training.sessions.dispatcher import EXECUTIONS_PER_WORKER
+
+# What steps add up to may stay on a worker for so long where no callback asks for it with each
+# execution. Should the worker be lost, it has to do the steps of this time again.
+COLLECT_INTERVAL_S = 0.2
+
+
+class Loop:
+    """Runs passes over an input in one mode.
+
+    Args:
+        model: the model.
+        mode: what to do with it.
+        function: the model's step.
+        inputs: the data.
+        steps: steps in each epoch; None for as many as there are data.
+        callbacks: the `keras.callbacks.CallbackList`.
+        predictions: where the outputs of `predict` go. Each execution returns its result then.
+
+    Attributes:
+        on_turn: called between two reports, where `rest` may be called.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        mode: Mode,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        steps: int | None,
+        callbacks: Any,
+        predictions: Predictions | None = None,
+    ) -> None:
+        self._model = model
+        self._mode = mode
+        self._function = function
+        self._inputs = inputs
+        self._steps = steps
+        self._callbacks = callbacks
+        self._predictions = predictions
+        self.on_turn: Callable[[], None] = lambda: None
+        strategy = model._distribute_strategy
+        self._meter = strategy._traffic_meter
+        if mode is not TRAIN:
+            # What a training moves is reported, and other steps read other tables: nobody looks at
+            # this one.
+            self._meter = TrafficMeter(strategy.num_ps)
+            self._meter.start(function.traffic)
+        self._per_step = function.plans.batches_per_step
+        # Whether a callback is told of each execution.
+        self._listens = listens = listen_to_batches(callbacks, mode.name)
+        interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
+        self._dispatcher: Dispatching = strategy._dispatcher(
+            model, mode, function, inputs, collect_interval=interval
+        )
+        self._has_sources = False
+        self._numbers = StepNumbers(model, function)
+        self._whole, self._size = self._sizes()
+        # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
+        self._asked = self._done = 0
+        self._num_counted = 0
+        self._totals: MetricTotals | None = None
+        self._batch_callbacks: BatchCallbacks | None = None
+        # Where the next epoch goes on, if it was begun before.
+        self._resumed: LoopPosition | None = None
+
+    def _sizes(self) -> tuple[int, ExecutionSize]:
+        """Return how many steps callbacks are told of at a time, and how many are sent."""
+        listens, function, inputs, steps = self._listens, self._function, self._inputs, self._steps
+        strategy = self._model._distribute_strategy
+        limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
+        per_execution = self._model.steps_per_execution
+        if strategy.max_staleness and function.devices:
+            per_execution = min(per_execution, strategy.max_staleness)
+        per_execution *= self._per_step
+        if limit is not None and limit < per_execution:
+            # As many whole steps as there may be.
+            per_execution = max(limit - limit % self._per_step, min(limit, self._per_step))
+        whole = per_execution
+        # What may be sent at a time where steps are fast.
+        may_send_more = self._dispatcher.may_send_more and limit is None
+        longer = function.unrolled_steps * self._per_step if may_send_more and not listens else 0
+        overlaps = function.overlapping_steps > 1
+        if not listens:
+            limits = (function.overlapping_steps, limit, strategy.max_staleness)
+            most = min(number for number in limits if number is not None)
+            per_execution *= executions_at_once(
+                most * self._per_step // per_execution,
+                None if steps is None else steps // per_execution,
+                strategy.num_workers,
+            )
+            if not overlaps and limit is None:
+                whole_steps = unlooped(per_execution // self._per_step, function.unrolled_steps)
+                per_execution = whole_steps * self._per_step
+        # A callback that listens is told of what is left over at once.
+        is_whole = listens or overlaps
+        return whole, ExecutionSize(
+            per_execution,
+            least=per_execution if is_whole else min(self._per_step, per_execution),
+            most=longer,
+            in_epoch=inputs.num_batches if steps is None else steps,
+            num_workers=strategy.num_workers,
+            timing=function.timing,
+        )
+
+    def run_epoch(self, epoch: int) -> MetricTotals:
+        """Run one epoch, or what is left of it after `resume`; return what it added up to."""
+        dispatcher, target = self._dispatcher, self._steps
+        resumed, self._resumed = self._resumed, None
+        goes_on = resumed is not None and resumed.splits is not None
+        if not goes_on and (target is None or not self._has_sources):
+            dispatcher.make_sources(epoch, must_end=target is None)
+            self._has_sources = True
+        self._totals = totals = MetricTotals(self._model, self._function)
+        if resumed is not None and resumed.steps:
+            totals.resume(resumed.steps, resumed.metrics, resumed.logs)
+        with dispatcher.hold():
+            dispatcher.start_epoch()
+            self._run_steps(totals)
+            dispatcher.finish_epoch(totals)
+        self._numbers.settle(self._done)
+        if dispatcher.is_at_end:
+            self._has_sources = False
+        if target is not None and self._done < target and not self._is_stopped:
+            self._has_sources = False
+            warn_of_missing_data()
+        return totals
+
+    # Positions
+
+    @property
+    def num_counted(self) -> int:
+        """The steps counted in all epochs that this loop has run."""
+        return self._num_counted
+
+    def restart_numbers(self) -> None:
+        """Number steps from the optimizer's iterations, which may have been set meanwhile."""
+        self._numbers.restart()
+
+    def rest(self) -> LoopPosition:
+        """Wait for what is in flight, count it, and return where the loop stands then.
+
+        Variables are at rest, and callbacks know all that is counted. Call from `on_turn`.
+        """
+        callbacks, totals = self._batch_callbacks, self._totals
+        assert callbacks is not None  # an epoch runs
+        assert totals is not None
+        self._dispatcher.suspend()
+        while self._dispatcher.has_backlog:
+            self._count(self._dispatcher.wait(), totals, callbacks)
+        callbacks.flush()
+        return self.position(in_epoch=True)
+
+    def position(self, *, in_epoch: bool) -> LoopPosition:
+        """Return where the loop stands. Call when nothing is in flight.
+
+        Args:
+            in_epoch: whether the epoch is to go on there, even if all its steps are done; else the
+                next one is to begin.
+        """
+        numbers = self._numbers
+        totals = self._totals if in_epoch else None
+        is_settled = self._batch_callbacks is None
+        has_pass = in_epoch or (self._has_sources and self._steps is not None)
+        return LoopPosition(
+            steps=self._done if in_epoch else 0,
+            metrics=[] if totals is None else totals.states,
+            logs={} if totals is None else totals.last_logs,
+            first_step=numbers.settled - (self._done if in_epoch and is_settled else 0),
+            next_step=numbers.next_step,
+            seeds=numbers.seeds,
+            splits=self._dispatcher.positions if has_pass else None,
+            input=self._inputs.position(in_epoch=in_epoch),
+        )
+
+    def resume(self, position: LoopPosition) -> None:
+        """Have the next `run_epoch` go on at a position. Call before the first one.
+
+        Raises:
+            CannotResumeError: it is not one of this input, or of these metrics. The next epoch
+                begins with its first step then.
+        """
+        try:
+            self._check_fits(position)
+            if position.splits is None:
+                self._inputs.resume_order(position.input, passes_to_repeat=0)
+            else:
+                must_end = self._steps is None
+                own = position.splits[: self._inputs.num_splits]
+                confirmed = [split.confirmed for split in own]
+                self._inputs.resume_pass(position.input, confirmed, must_end=must_end)
+                self._has_sources = True
+        except (KeyError, TypeError, ValueError) as exc:
+            raise CannotResumeError("the input is of another kind") from exc
+        if position.splits is not None:
+            self._dispatcher.begin_resumed(position.splits)
+        if len(position.seeds) == len(self._function.seeds):
+            self._numbers.resume(position.first_step, position.next_step, position.seeds)
+        self._resumed = position
+
+    def _check_fits(self, position: LoopPosition) -> None:
+        num_splits = len({split.source for split in position.splits or []})
+        if position.splits is not None and num_splits != self._inputs.num_splits:
+            # As far as that goes: the order in which the epoch was read before.
+            self._inputs.resume_order(position.input, passes_to_repeat=1)
+            raise CannotResumeError(
+                f"its input was read in {num_splits} parts, one per worker, and is read in "
+                f"{self._inputs.num_splits} now"
+            )
+        shapes = [tuple(v.shape) for v in self._function.metrics]
+        if position.steps and shapes != [state.shape for state in position.metrics]:
+            raise CannotResumeError("the model has other metrics")
+
+    def _run_steps(self, totals: MetricTotals) -> None:
+        """Run the steps of an epoch, and add them to `totals`."""
+        self._asked = self._done = totals.steps
+        self._inputs.on_epoch_begin()
+        self._size.begin_epoch()
+        dispatcher = self._dispatcher
+        callbacks = self._batch_callbacks = BatchCallbacks(
+            self._callbacks, self._mode.name, totals, before_access=dispatcher.suspend
+        )
+        self._meter.resume()
+        has_data = True
+        try:
+            while True:
+                has_data = has_data and self._send_steps(callbacks)
+                if dispatcher.settle(all_asked=not (has_data and self._wants_more)):
+                    break
+                self._count(dispatcher.wait(), totals, callbacks)
+                self.on_turn()
+            if self._predictions is not None:
+                self._predictions.end()
+                self._tell_predicted(self._predictions, callbacks, is_last=True)
+            callbacks.flush()
+        except BaseException:
+            dispatcher.abandon()
+            raise
+        finally:
+            self._batch_callbacks = None
+            self._meter.pause()
+            self._inputs.on_epoch_end()
+
+    def _send_steps(self, callbacks: BatchCallbacks) -> bool:
+        """Send what there is room for; return False where the data have ended."""
+        num_batches = self._inputs.num_batches if self._steps is None else self._steps
+        while self._has_room(callbacks):
+            told = self._done if self._predictions is None else self._predictions.num_told
+            is_due = num_batches is None or told < num_batches
+            if is_due and callbacks.begin(told):
+                continue  # what they did may leave no room
+            if not self._ask_for_steps():
+                return False
+        return True
+
+    def _ask_for_steps(self) -> bool:
+        """Send the next execution; return False where the data have ended."""
+        wanted = self._size.steps
+        if self._steps is not None:
+            wanted = min(wanted, self._steps - self._asked)
+        data = self._inputs.next_batches(wanted)
+        if not data.num_steps:
+            return False
+        header = self._numbers.next_header(data.num_steps)
+        execution = Execution(
+            data.num_steps, header, data.batches, data.first_batch, sizes=self._size.sizes
+        )
+        for part in execution.cut(data.num_steps):
+            self._dispatcher.send(part)
+        self._asked += data.num_steps
+        return True
+
+    def _count(self, report: Report, totals: MetricTotals, callbacks: BatchCallbacks) -> None:
+        """Add what has come back, and tell the callbacks."""
+        self._asked -= report.missing_steps
+        result = report.result
+        if result is None or not result.steps:
+            return
+        totals.add(result)
+        self._size.note(time.monotonic(), result.steps)
+        self._meter.add(report.pushes, result.rows)
+        first = self._done
+        self._done += result.steps
+        self._num_counted += result.steps
+        if self._predictions is not None:
+            self._predictions.add(result.outputs, report.split, report.first_batch)
+            self._tell_predicted(self._predictions, callbacks)
+            return
+        if self._is_stopped and first and not callbacks.has_begun:
+            return  # who has asked to stop hears no more of what was in flight
+        counted_until = self._done
+        if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
+            # As in Keras, the last execution of an epoch counts as if it were whole. Where it is
+            # not the only one that this is of, or a part of one, it began at a multiple.
+            begin = first if self._listens else (self._done - 1) // self._whole * self._whole
+            counted_until = max(counted_until, begin + self._whole)
+        callbacks.add(first, counted_until - 1)
+
+    def _tell_predicted(
+        self, predictions: Predictions, callbacks: BatchCallbacks, *, is_last: bool = False
+    ) -> None:
+        """Tell the callbacks of the outputs that are next in the input."""
+        while callbacks.has_begun or not (self._is_stopped and predictions.num_told):
+            first = predictions.num_told
+            outputs = predictions.next_to_tell(self._whole, is_last=is_last)
+            if not outputs:
+                return
+            # As in Keras, the last execution counts as if it were whole.
+            count = self._whole if self._per_step == 1 else len(outputs)
+            callbacks.add(first, first + count - 1, outputs)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return bool(getattr(self._model, self._mode.stop))
+
+    @property
+    def _wants_more(self) -> bool:
+        # As in Keras, a loop that is stopped before it begins does its first execution.
+        predictions = self._predictions
+        has_begun = self._asked if predictions is None else predictions.num_told
+        goes_on = not (self._is_stopped and has_begun)
+        return goes_on and (self._steps is None or self._asked < self._steps)
+
+    def _has_room(self, callbacks: BatchCallbacks) -> bool:
+        """Return whether an execution may be sent now."""
+        dispatcher = self._dispatcher
+        if not self._listens:
+            limit = EXECUTIONS_PER_WORKER * dispatcher.num_workers
+            return self._wants_more and dispatcher.num_in_flight < limit
+        # What callbacks have not been told of, be it in flight or back; but for what was predicted
+        # and waits for what is in front of it. Splits that do not fit together (see
+        # `Predictions.end`) leave gaps, so to wait until all is told could be to wait for ever.
+        ahead = self._asked - self._done
+        if not self._wants_more:
+            # A batch whose begin they were told of is done, as in Keras, if they stop there.
+            is_due = callbacks.has_begun and (self._steps is None or self._asked < self._steps)
+            return is_due and not ahead
+        if ahead and self._waits_for_callbacks(callbacks):
+            return False
+        return ahead <= (dispatcher.num_workers - 1) * self._size.steps
+
+    def _waits_for_callbacks(self, callbacks: BatchCallbacks) -> bool:
+        """Return whether callbacks are to be told of all that is done before more is sent."""
+        dispatcher = self._dispatcher
+        if dispatcher.is_dealt_evenly:
+            # An execution that one worker has and the others lack would be an update of its own if
+            # a callback touched a variable, and so had all wait.
+            return True
+        # Callbacks that read find all workers at rest, so all are sent something next. What
+        # callbacks assign is for one execution: the next one is for what they assign next.
+        return dispatcher.has_backlog and not callbacks.has_assigned
+
+
+def warn_of_missing_data() -> None:
+    """Warn, as Keras does, that an epoch ended before its steps were done."""
+    warnings.warn(
+        "Your input ran out of data; interrupting training. Make sure that your dataset or "
+        "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use "
+        "the `.repeat()` function when building your dataset.",
+        stacklevel=6,
+    )

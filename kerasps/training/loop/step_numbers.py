@@ -1,0 +1,70 @@
+"""The global numbers of steps, and the seeds that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kerasps.step import TracedStep
+from kerasps.step.tracing.state import Header
+
+
+class StepNumbers:
+    """Gives every step its global number, and with it the seeds that it draws.
+
+    The numbers go on from the optimizer's iterations. A step's seeds follow from its number alone,
+    so that no two workers draw the same and an execution that is run again draws what it drew
+    before. One worker draws what plain Keras draws.
+    """
+
+    def __init__(self, model: keras.Model, function: TracedStep) -> None:
+        self._model = model
+        self._function = function
+        self.restart()
+
+    def restart(self) -> None:
+        """Number what follows from what the optimizer and the seed generators say now."""
+        optimizer = getattr(self._model, "optimizer", None)
+        first = 0 if optimizer is None else int(optimizer._iterations.numpy())
+        self.resume(first, first, [v.storage.numpy() for v in self._function.seeds])
+
+    @property
+    def next_step(self) -> int:
+        """The number of the next step."""
+        return int(self._next.first_step)
+
+    @property
+    def settled(self) -> int:
+        """The number of the first step that is not settled."""
+        return self._settled
+
+    @property
+    def seeds(self) -> list[np.ndarray]:
+        """The states that the next step draws from, in the order of `TracedStep.seeds`."""
+        return [np.array(seed, np.int64) for seed in self._next.seeds]
+
+    def resume(self, settled: int, next_step: int, seeds: Sequence[np.ndarray]) -> None:
+        """Go on as the one that had these."""
+        states = [np.array(seed, np.int64).tolist() for seed in seeds]
+        self._settled = settled
+        self._next = Header(next_step, states, self._function.seeds_per_step)
+
+    def next_header(self, num_steps: int) -> Header:
+        """Return the header of an execution of the next `num_steps` steps."""
+        header = self._next
+        self._next = header.after(num_steps)
+        return header
+
+    def settle(self, num_steps: int) -> None:
+        """Number what follows behind the `num_steps` that were done since the last call.
+
+        Executions that found no data have used no seeds. Those that were used are written to the
+        states of their generators.
+        """
+        unused = self.next_step - self._settled - num_steps
+        self._next, self._settled = self._next.after(-unused), self._settled + num_steps
+        for variable, seed in zip(self._function.seeds, self.seeds, strict=True):
+            variable.assign(tf.cast(seed, variable.storage.dtype))

@@ -1,0 +1,150 @@
+"""`run_eagerly=True`: steps run as plain Python in the coordinator's process.
+
+There, `print` and a debugger see every value. The loop is Keras's own, on data that it reads
+itself. The model's variables stay on the ps, and each read or assignment goes there. One process
+does one batch at a time, so the order of everything is plain Keras's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.inputs import DatasetCreator
+from kerasps.step import TracedStep
+from kerasps.variables import come_to_rest
+from kerasps.variables.adoption import adopt_model, strategy_of
+from kerasps.variables.named import plain_variable
+from kerasps.variables.phase import creating_under
+
+_told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+class _Running(threading.local):
+    models: tuple[keras.Model, ...] = ()
+
+
+_RUNNING = _Running()
+
+
+def runs_eagerly(model: keras.Model) -> bool:
+    """Return whether steps of `model` run eagerly.
+
+    They do where it was compiled with `run_eagerly=True`, and everywhere after
+    `tf.config.run_functions_eagerly(True)`.
+    """
+    return bool(model.run_eagerly or tf.config.functions_run_eagerly())
+
+
+def run_eagerly(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of Keras's trainer, `fit` or another, so that its steps run in this process.
+
+    Args:
+        original: Keras's method.
+        model: a model of a `ParameterServerStrategy`.
+        args: the arguments of the method.
+        kwargs: its keyword arguments.
+    """
+    come_to_rest()
+    strategy = strategy_of(model)
+    strategy._check_eager_steps()
+    adopt_model(strategy, model)
+    _tell(model)
+    for name in ("train_function", "test_function", "predict_function"):
+        if isinstance(getattr(model, name), TracedStep):  # of a time when steps ran on workers
+            setattr(model, name, None)
+    args, kwargs = _with_datasets((args, kwargs))
+    x = args[0] if args else kwargs.get("x")
+    if original.__name__ == "fit" and isinstance(x, tf.data.Dataset) and len(args) < 9:
+        # Else Keras warns that it does not shuffle, though nobody asked for it.
+        kwargs.setdefault("shuffle", False)
+    before, _RUNNING.models = _RUNNING.models, (*_RUNNING.models, model)
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        _RUNNING.models = before
+
+
+def is_running_eagerly(model: Any) -> bool:
+    """Return whether this thread is in `run_eagerly` with `model`."""
+    return any(model is running for running in _RUNNING.models)
+
+
+class StrategyOfLoop:
+    """Stands in for the strategy in Keras's loop while steps run in this process.
+
+    Args:
+        strategy: the `ParameterServerStrategy` that variables belong to.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._strategy, name)
+
+    def experimental_distribute_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return the dataset as it is: this process reads all of it."""
+        return dataset
+
+    def run(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run a step with no strategy current, as plain Keras does.
+
+        Variables that it makes belong to our strategy all the same.
+        """
+        with without_current(self._strategy):
+            return step(*args)
+
+
+@contextlib.contextmanager
+def without_current(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """In this context no strategy is current, also inside `strategy.scope()`.
+
+    New variables belong to `strategy` all the same.
+    """
+    _compat.push_per_thread_mode(_compat.get_default_replica_mode())
+    try:
+        # The next creator would be the strategy's, which works only while it is current.
+        with (
+            tf.variable_creator_scope(lambda next_creator, **kwargs: plain_variable(**kwargs)),
+            creating_under(strategy),
+        ):
+            yield
+    finally:
+        _compat.pop_per_thread_mode()
+
+
+def _tell(model: keras.Model) -> None:
+    if model in _told:
+        return
+    _told.add(model)
+    warnings.warn(
+        f"Steps of model '{model.name}' run eagerly: in this process, one batch at a time, and "
+        "every read of a variable asks a ps. The workers have nothing to do. This is exact, and "
+        "slow: for `print` and a debugger. Compile without `run_eagerly=True` to train on the "
+        "workers.",
+        stacklevel=5,
+    )
+
+
+def _with_datasets(arguments: Any) -> Any:
+    """Return the arguments of a method with each `DatasetCreator` called, for one reader."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, DatasetCreator):
+            return value(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
+        if isinstance(value, tuple):  # `validation_data`
+            return tuple(made(item) for item in value)
+        return (
+            {name: made(item) for name, item in value.items()} if isinstance(value, dict) else value
+        )
+
+    return made(arguments)

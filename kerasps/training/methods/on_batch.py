@@ -1,0 +1,132 @@
+"""The methods of a model on one batch: a step on the coordinator."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kerasps.cluster.description.worker_devices import FIRST_CPU
+from kerasps.errors import InputError
+from kerasps.inputs import check_arrays, sample_weights
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.errors import translated_errors
+from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, Mode, TracedStep
+from kerasps.step.running.make_step import explaining, step_function
+from kerasps.training.epoch.metrics import merge_once
+from kerasps.training.loop.outputs import concatenated
+from kerasps.training.loop.step_numbers import StepNumbers
+from kerasps.training.methods.keras_rules import check_compiled, plain_logs
+from kerasps.training.methods.prepare import prepare
+from kerasps.training.methods.stateful import build_stateful
+from kerasps.variables import come_to_rest
+
+_LOGGER = logging.getLogger("kerasps")
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def train_on_batch(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Any = None,
+    return_dict: bool = False,
+) -> Any:
+    """`keras.Model.train_on_batch`: compute on the coordinator, push to the ps as a step of `fit`.
+
+    Metrics are those of this batch alone, under every version of Keras; Keras 3.12 itself adds them
+    up from call to call.
+    """
+    check_compiled(model)
+    if class_weight is not None:
+        if sample_weight is not None:
+            raise InputError(
+                "Give `class_weight` or `sample_weight` to `train_on_batch`. Received: both."
+            )
+        sample_weight = sample_weights(y, class_weight)
+    logs = _logs_on_batch(model, TRAIN, (x, y, sample_weight))
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+def test_on_batch(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    return_dict: bool = False,
+) -> Any:
+    """`keras.Model.test_on_batch`, on the coordinator."""
+    check_compiled(model)
+    logs = _logs_on_batch(model, TEST, (x, y, sample_weight))
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+def predict_on_batch(model: keras.Model, x: Any) -> Any:
+    """`keras.Model.predict_on_batch`, on the coordinator."""
+    _, result = _run_on_batch(model, PREDICT, (x, None, None))
+    return concatenated(result.outputs)
+
+
+def _logs_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) -> dict[str, Any]:
+    function, result = _run_on_batch(model, mode, batch)
+    model.reset_metrics()
+    return plain_logs(merge_once(model, function, result))
+
+
+def _run_on_batch(
+    model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]
+) -> tuple[TracedStep, ExecutionResult]:
+    x, y, sample_weight = batch
+    check_arrays(is_batch=True, x=x, y=y, sample_weight=sample_weight)
+    come_to_rest()
+    prepare(model)
+    packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
+    packed = keras.tree.map_structure(_as_tensor, packed)
+    build_stateful(model, lambda: keras.utils.unpack_x_y_sample_weight(packed)[0])
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
+    strategy = model._distribute_strategy
+    _note_own_step(strategy, f"`{mode.name}_on_batch`")
+    with translated_errors(strategy):
+        devices = strategy._own_devices
+        with explaining(model, mode, spec):
+            function = step_function(model, mode, spec, [devices], fused=False)
+        numbers = StepNumbers(model, function)
+        with tf.device(COORDINATOR_CPU):
+            execution = function.step_graph(
+                None,
+                1,
+                checked=False,
+                keeps_totals=False,
+                devices=devices,
+                on_coordinator=True,
+            )
+        result = function.run_alone(execution, [packed], numbers.next_header(1))
+        numbers.settle(1)
+    return function, result
+
+
+def _as_tensor(value: Any) -> Any:
+    if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        return value
+    tensor = tf.convert_to_tensor(value)
+    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
+
+
+def _note_own_step(strategy: Any, what: str) -> None:
+    """Say, once, that this process does on its CPU what a worker would do on a GPU.
+
+    Args:
+        strategy: the strategy.
+        what: what the user has called.
+    """
+    has_gpu = any(devices[0] != FIRST_CPU for devices in strategy._devices_of_workers())
+    if has_gpu and strategy._own_devices == (FIRST_CPU,) and strategy not in _told:
+        _told.add(strategy)
+        _LOGGER.warning(
+            f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
+            "`fit`, `evaluate` or `predict` for steps that are to run there."
+        )

@@ -1,0 +1,17 @@
+"""Readies a model for any of its methods under the strategy."""
+
+from __future__ import annotations
+
+import keras
+
+from kerasps.variables.adoption import adopt_model, strategy_of
+
+
+def prepare(model: keras.Model) -> None:
+    """Make the model, wherever it was made, one that its strategy can train.
+
+    Functions that were scheduled before are waited for: they change the variables too.
+    """
+    strategy = strategy_of(model)
+    strategy._settle_calls()
+    adopt_model(strategy, model)

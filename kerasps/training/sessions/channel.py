@@ -1,0 +1,208 @@
+"""Between the epoch's state and the threads: events go in, one at a time, and commands come out."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from kerasps.training.epoch.epoch_events import (
+    AllAsked,
+    Command,
+    Event,
+    Execution,
+    Report,
+    ResultsWanted,
+    SessionBegan,
+)
+from kerasps.training.epoch.epoch_state import EpochState
+
+# The commands for one session, in their order; None ends the session.
+Mailbox = queue.SimpleQueue[Command | None]
+
+
+class EpochChannel:
+    """Brings events to an `EpochState` under one lock, and its commands to whom they are for.
+
+    An interrupt can end `fit`'s thread anywhere, also within the state's code, of which half has
+    then happened. So a state that was left in the middle of an event is never touched again: the
+    channel goes silent. That is safe since whatever interrupts `fit`'s thread ends the epoch, and
+    how sessions end (`Sessions`) does not depend on the state.
+    """
+
+    def __init__(self, state: EpochState) -> None:
+        # A lock of C, taken by `with` alone: neither can an interrupt leave locked.
+        self.lock = threading.Lock()
+        self._state = state
+        self._is_torn = False
+        self.mailboxes: dict[int, Mailbox] = {}
+        self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+
+    def post(self, event: Event) -> None:
+        """Have the state take note of an event. Thread: any."""
+        with self.lock:
+            self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        """Have the state take note of an event. Call with the lock held."""
+        if self._is_torn:
+            return
+        self._is_torn = True
+        for command in self._state.handle(event):
+            if isinstance(command, Report):
+                self.reports.put(command)
+            elif command.worker in self.mailboxes:
+                self.mailboxes[command.worker].put(command)
+        self._is_torn = False
+
+    @property
+    def num_in_flight(self) -> int:
+        """The executions that were asked for and are not done."""
+        with self.lock:
+            return self._state.num_in_flight
+
+    @property
+    def is_dealt_evenly(self) -> bool:
+        """Whether updates are synchronous and workers were given equally many steps."""
+        with self.lock:
+            return self._state.is_dealt_evenly
+
+    @property
+    def num_workers(self) -> int:
+        """The workers that the state knows of."""
+        with self.lock:
+            return self._state.num_workers
+
+    @property
+    def running(self) -> dict[int, list[Execution]]:
+        """What was sent to each worker and is not known to be done."""
+        with self.lock:
+            return self._state.running
+
+    def has_let_go(self, worker: int) -> bool:
+        """Return whether a worker that is about to leave holds nothing any more."""
+        with self.lock:
+            return self._state.has_let_go(worker)
+
+    def awaits(self, worker: int) -> bool:
+        """Return whether a worker has no session, and has not said that it is lost."""
+        with self.lock:
+            return self._state.awaits(worker)
+
+    def holds_results(self, worker: int) -> bool:
+        """Return whether a worker holds results of executions that it has done."""
+        with self.lock:
+            return self._state.holds_results(worker)
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """The workers that were lost and have done nothing since."""
+        with self.lock:
+            return self._state.lost_workers
+
+    def settle(self, *, all_asked: bool) -> bool:
+        """Return whether nothing more will be reported, unless more is asked for.
+
+        `all_asked`: whether nothing more will be, unless steps are reported missing.
+
+        When all that was asked for is done, or cannot be done by anybody, has workers bring the
+        results that they hold; so the answer is yes when these are in and reported.
+        """
+        with self.lock:
+            if all_asked:
+                self.handle(AllAsked())
+            if self._state.num_in_flight and not self._state.is_exhausted:
+                return False
+            self.handle(ResultsWanted())
+            return not self._state.has_results_due and self.reports.empty()
+
+
+class Sessions:
+    """The sessions of one flight: their mailboxes, which are at work, and what ends them.
+
+    A flight is over when `end` was called and nothing of any session is on its worker.
+
+    Args:
+        channel: the channel of the epoch.
+        name_of: returns the name of a worker with its address, for messages.
+    """
+
+    def __init__(self, channel: EpochChannel, name_of: Callable[[int], str]) -> None:
+        self._channel = channel
+        self._name_of = name_of
+        # Not for `fit`'s thread: an interrupt in the `__exit__` of a condition leaves it locked.
+        self._news = threading.Condition(channel.lock)
+        self._is_over = False
+        self.error: BaseException | None = None
+        self.wake: Callable[[], None] = lambda: None
+        # The mailboxes of sessions, and of executors of sessions that failed, with something on
+        # their worker.
+        self._at_work: list[tuple[int, Mailbox]] = []
+        channel.mailboxes = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to begin."""
+        return self._is_over
+
+    def enter(self, event: SessionBegan) -> Mailbox | None:
+        """Begin a session; return its mailbox, or None when the flight is over before."""
+        worker = event.worker
+        with self._news:
+            if self._is_over:
+                return None
+            mailbox: Mailbox = queue.SimpleQueue()
+            self._channel.mailboxes[worker] = mailbox
+            self._channel.handle(event)
+            self._at_work.append((worker, mailbox))
+            return mailbox
+
+    def end_one(self, worker: int) -> None:
+        """Have the session of a worker end after the command that it carries out now."""
+        with self._news:
+            if worker in self._channel.mailboxes:
+                self._channel.mailboxes[worker].put(None)
+
+    def leave(self, mailbox: Mailbox) -> None:
+        """Note that nothing of a session is on its worker any more."""
+        with self._news:
+            self._at_work = [entry for entry in self._at_work if entry[1] is not mailbox]
+            self._news.notify_all()
+
+    def post(self, mailbox: Mailbox, event: Event) -> None:
+        """Have the state take note of what a session says, unless it was given up."""
+        with self._news:
+            if any(entry[1] is mailbox for entry in self._at_work):
+                self._channel.handle(event)
+
+    def at_work(self) -> dict[int, list[Mailbox]]:
+        """Return the sessions with something on each worker."""
+        found: dict[int, list[Mailbox]] = {}
+        for worker, mailbox in list(self._at_work):
+            found.setdefault(worker, []).append(mailbox)
+        return found
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait until nothing of any session is on a worker; return whether it is so."""
+        with self._news:
+            return self._news.wait_for(lambda: not self._at_work, timeout)
+
+    def holders(self) -> str:
+        """Say who something is on, for a message."""
+        names = ", ".join(self._name_of(worker) for worker in sorted(self.at_work()))
+        if not names:
+            return "a ps does not answer"
+        return f"{names} does not answer, or waits for a ps that does not"
+
+    def fail(self, error: BaseException) -> None:
+        """Have the flight end in `error`, if it has none yet."""
+        self.error = self.error or error
+        self._channel.reports.put(Report())
+        self.wake()
+
+    def end(self) -> None:
+        """Have every session end after the command that it carries out now."""
+        with self._news:
+            self._is_over = True
+            for mailbox in self._channel.mailboxes.values():
+                mailbox.put(None)

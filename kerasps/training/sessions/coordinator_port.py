@@ -1,0 +1,108 @@
+"""All that kerasps asks of TensorFlow's `ClusterCoordinator` beyond its public methods."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kerasps import _compat
+from kerasps.cluster.members.membership import Membership
+from kerasps.training.sessions.closed_calls import ClosedQueue
+from kerasps.training.sessions.scheduled import ScheduledCalls
+from kerasps.training.sessions.worker_recovery import WorkerRecovery
+
+_ADDING = threading.Lock()
+# TensorFlow's name of the thread of its failure handler, which logs that it ends.
+_HANDLER_THREAD = "WorkerPreemptionHandler"
+_HANDLER_S = 2.0
+
+
+class CoordinatorPort:
+    """The coordinator's internals, behind one class.
+
+    `ClusterCoordinator.schedule` takes `tf.function`s alone, whose every call the coordinator
+    traces, queues and waits for. A session is Python that runs in a worker's thread for a whole
+    flight, so it goes in one level below. What is relied on is behaviour, which no look at names
+    can check: `tests/processes/test_coordinator_port.py` does.
+
+    Args:
+        coordinator: the `tf.distribute.coordinator.ClusterCoordinator`.
+    """
+
+    def __init__(self, coordinator: Any) -> None:
+        self._tf_cluster = coordinator._cluster
+
+    def replace_failure_handler(self, membership: Membership, calls: ScheduledCalls) -> None:
+        """Have failures be seen to by `WorkerRecovery`. Call before anything is scheduled."""
+        self._tf_cluster.failure_handler.stop()
+        for thread in threading.enumerate():
+            if thread.name == _HANDLER_THREAD:
+                thread.join(_HANDLER_S)
+        handler = WorkerRecovery(self._tf_cluster, membership, calls)
+        for owner in (self._tf_cluster, *self._tf_cluster.workers):
+            owner.failure_handler = handler
+
+    def add_workers(self, num_workers: int) -> None:
+        """Make threads for workers that have joined, until there are `num_workers`."""
+        with _ADDING:
+            workers = self._tf_cluster.workers
+            while len(workers) < num_workers:
+                index = len(workers)
+                device = f"/job:worker/replica:0/task:{index}"
+                workers.append(_compat.CoordinatorWorker(index, device, self._tf_cluster))
+                self._tf_cluster._num_workers = len(workers)
+
+    def renew_worker(self, worker: int) -> None:
+        """Give a worker another thread: the one that it has waits for a call that never ends."""
+        with _ADDING:
+            workers = self._tf_cluster.workers
+            workers[worker].stop()
+            device = f"/job:worker/replica:0/task:{worker}"
+            workers[worker] = _compat.CoordinatorWorker(worker, device, self._tf_cluster)
+
+    def close(self) -> None:
+        """End the threads of workers, and what they do. Call when the cluster is noted as closed.
+
+        Does not wait: a thread in a call ends with the call, which is cancelled.
+        """
+        with _ADDING:
+            before, closed = self._tf_cluster.closure_queue, ClosedQueue()
+            self._tf_cluster.closure_queue = closed
+            for worker in self._tf_cluster.workers:
+                worker.stop()
+            closed.take_over(before)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers have a thread."""
+        return len(self._tf_cluster.workers)
+
+    def start(self, session: Callable[..., None], *args: Any) -> None:
+        """Run `session` in the thread of the next free worker, on that worker's device.
+
+        If it raises `WorkerAway`, it is called again when a worker is back, or another is free; if
+        it raises `TryAgain`, at once.
+        """
+        self._tf_cluster.schedule(session, args=args, kwargs=None)
+
+    @staticmethod
+    def worker_index() -> int:
+        """Return the index of the worker whose thread this is. Thread: that of a session."""
+        return int(_compat.get_current_dispatch_context().worker_index)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def cancellable_calls() -> Iterator[Any]:
+        """In this context, calls of any thread end when the yielded manager's `start_cancel` runs.
+
+        Executions that wait for a lost ps end in no other way. TensorFlow keeps the context for the
+        whole process: leave it when no thread is about to make a call.
+        """
+        manager = _compat.CancellationManager()
+        _compat.CancellationManagerContext(manager).__enter__()
+        try:
+            yield manager
+        finally:
+            _compat.CancellationManagerContext(None).__enter__()

@@ -1,0 +1,395 @@
+"""Functions that users schedule on the `ClusterCoordinator`: their calls, each counted once.
+
+A *call* is what TensorFlow names a closure: a scheduled function with its arguments, on its way to
+a worker. Each worker pushes in lanes of its own (see `variables.Fences`), which are closed when a
+call fails because the worker is lost. Then each ps says how many of the call's pushes it has
+applied, and another worker makes the call with a twin of the function that leaves as many out. So
+each update is applied once.
+
+A worker has two lanes. In one push functions of which it is known how often each call pushes: the
+ps counts all pushes, and those of calls that are done are taken off. It lies on the worker, since
+to send something with each call costs a millisecond. In the other push functions that loop: what
+they push carries the number of the call, which is sent, and the ps counts those of the last call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.errors import WorkerLostError
+from kerasps.runtime.devices import COORDINATOR_CPU, ps_device, ps_index
+from kerasps.runtime.errors import absent_ps_error
+from kerasps.runtime.supervision import tell_supervisor
+from kerasps.step.running.replica_run import CallTicket, PushCounts
+from kerasps.training.sessions.worker_recovery import WorkerAway
+from kerasps.variables import LookupTables, anonymous_handle
+from kerasps.variables.fences import OPEN_LANE
+from kerasps.variables.flights import worker_timeout
+from kerasps.variables.phase import OutsideReplicaError, outside_replica
+
+# After so many calls a worker gets other lanes: the number of a call is sent as an int32.
+_CALLS_PER_LANE = 2**30
+# How often a wait looks whether anybody is there; what is done it hears of at once.
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call on a worker.
+
+    Attributes:
+        closure: TensorFlow's object, while it is there.
+        lanes: the lanes of the worker.
+        number: its number in the lane of functions that loop.
+        pushes: to each ps, how many pushes it makes in the other lane.
+        applied: of each ps, how many of its pushes were applied before it came here.
+    """
+
+    closure: weakref.ref[Any]
+    lanes: _WorkerLanes
+    number: int
+    pushes: tuple[int, ...]
+    applied: tuple[int, ...]
+
+
+class _WorkerLanes:
+    """The lanes of a worker, from when it is ready for calls until one of them fails.
+
+    Args:
+        worker: the index of the worker.
+        counted: the lane of functions of which it is known how often they push.
+        numbered: the lane of those that loop.
+        num_ps: the number of ps.
+
+    Attributes:
+        number: the number of the last call.
+        done: to each ps, how many pushes in the first lane are of calls that are done.
+        handle: the variable on the worker that holds the first lane, once it was asked for.
+    """
+
+    def __init__(self, worker: int, counted: int, numbered: int, num_ps: int) -> None:
+        self.worker = worker
+        self.counted = counted
+        self.numbered = numbered
+        self.number = 0
+        self.done = [0] * num_ps
+        self.handle: tf.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a closure is made of.
+
+    Attributes:
+        constructor: TensorFlow's constructor.
+        function: the function that was scheduled.
+        manager: the cancellation manager.
+        args: the function's arguments.
+        kwargs: its keyword arguments.
+    """
+
+    constructor: Any
+    function: Any
+    manager: Any
+    args: Any
+    kwargs: Any
+
+    def make(self, closure: Any) -> None:
+        """Have TensorFlow make a closure."""
+        self.constructor(closure, self.function, self.manager, args=self.args, kwargs=self.kwargs)
+
+
+class _ThreadState(threading.local):
+    call: _Call | None = None
+    redone: PushCounts | None = None
+
+
+class ScheduledCalls:
+    """The calls of scheduled functions (see `step.Calls`).
+
+    Args:
+        strategy: the `ParameterServerStrategy`.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = weakref.proxy(strategy)
+        self._num_ps = strategy.num_ps
+        self._devices = [ps_device(ps) for ps in range(self._num_ps)]
+        self._state = _ThreadState()
+        self._lanes: dict[int, _WorkerLanes] = {}
+        # To each ps, the pushes of a call of a function, by the function's graph.
+        self._pushes: weakref.WeakKeyDictionary[Any, Sequence[int]] = weakref.WeakKeyDictionary()
+        self._keep = tf.function(_keep, autograph=False).get_concrete_function(
+            tf.TensorSpec([], tf.int32)
+        )
+        self._own_handle: tf.Tensor | None = None
+        # What each ps has applied of calls that were begun and are to be made again.
+        self._applied: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        # What closures were made of, but those of fixed functions.
+        self._made_of: weakref.WeakKeyDictionary[Any, Parts | None] = weakref.WeakKeyDictionary()
+        self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._twins: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        # How often each worker was taken back, as far as TensorFlow knows.
+        self._generations: dict[int, int] = {}
+        self._brought: dict[int, tuple[int, weakref.WeakSet[LookupTables]]] = {}
+
+    # Tracing
+
+    @property
+    def redone(self) -> PushCounts | None:
+        """The counts of a function that is traced to do again what was done in part, else None."""
+        return self._state.redone
+
+    def note_push(self, graph: Any, devices: Sequence[str]) -> None:
+        """Note that a call of the function with this graph pushes once to each of `devices`."""
+        before = self._pushes.get(graph, (0,) * self._num_ps)
+        pushed = {ps_index(device) for device in devices}
+        self._pushes[graph] = [count + (ps in pushed) for ps, count in enumerate(before)]
+
+    def make(self, closure: Any, parts: Parts) -> None:
+        """Make a closure, of which TensorFlow's constructor makes the rest."""
+        function = parts.function
+        if not isinstance(function, tf.types.experimental.PolymorphicFunction):
+            parts.make(closure)
+            if isinstance(function, tf.types.experimental.ConcreteFunction):
+                self._made_of[closure] = None
+            return
+        if function not in self._wrapped:
+            try:
+                with outside_replica():
+                    parts.make(closure)
+                self._made_of[closure] = parts
+                return
+            except OutsideReplicaError:
+                # It trains outside of `strategy.run`: so all of it is what runs there.
+                self._wrapped[function] = self._run_whole(function)
+        parts = replace(parts, function=self._wrapped[function])
+        parts.make(closure)
+        self._made_of[closure] = parts
+
+    def _run_whole(self, function: Any) -> Any:
+        """Return a function whose whole body is what `strategy.run` is given."""
+        body, strategy = function.python_function, self._strategy
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return strategy.run(body, args, kwargs)
+
+        return tf.function(run, autograph=True)
+
+    # Waiting. Thread: any but those of workers.
+
+    def join(self, wait: Callable[[float], bool]) -> None:
+        """Wait until all calls are made.
+
+        Args:
+            wait: TensorFlow's wait: for so many seconds at most; returns whether all are made.
+
+        Raises:
+            PSLostError: a ps does not answer any more.
+            WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
+            Exception: what a function raised on a worker.
+        """
+        membership, timeout = self._strategy._membership, worker_timeout()
+        there_at = time.monotonic()
+        while not wait(_POLL_S):
+            if membership.lost_ps is not None:
+                raise absent_ps_error(self._strategy, membership.lost_ps)
+            absent = membership.absent_workers
+            if len(absent) < membership.num_workers:
+                there_at = time.monotonic()
+            waited = time.monotonic() - there_at
+            if waited > timeout:
+                tell_supervisor("lost", "worker", min(absent))
+                names = ", ".join(f"worker {worker}" for worker in sorted(absent))
+                raise WorkerLostError(
+                    f"Scheduled functions wait for a worker, and none has been there for "
+                    f"{waited:.0f} s: {names} went away and did not come back. Expected: at least "
+                    f"one worker that answers within {timeout:.0f} s. Restart a worker at its "
+                    "address, or set KERASPS_WORKER_TIMEOUT to wait longer."
+                )
+
+    def settle(self) -> None:
+        """Wait until all calls are made, where there are any. Call before steps of `fit` begin.
+
+        Raises what `ClusterCoordinator.join` raises.
+        """
+        if len(self._made_of):
+            self._strategy.coordinator.join()
+
+    # Calls. Thread: that of a worker.
+
+    def begin(self, closure: Any, worker: int) -> None:
+        """Note that this thread is about to make a call on a worker.
+
+        Raises WorkerAway where the worker was lost since, and is to be readied first.
+        """
+        self._finish()
+        if closure not in self._made_of:
+            return  # no function that was traced
+        generation = self._strategy._membership.generation(worker)
+        if self._generations.setdefault(worker, 0) != generation:
+            # It was lost and came back while it had nothing to do. What it had of datasets is gone,
+            # and made again only where TensorFlow hears of a loss.
+            self._generations[worker] = generation
+            if worker in self._lanes:
+                self._give_back(self._lanes.pop(worker))
+            raise WorkerAway
+        nothing = (0,) * self._num_ps
+        applied = self._applied.get(closure, nothing)
+        pushes = self._pushes.get(closure._concrete_function.graph, nothing)
+        if any(applied):
+            self._have_redone(closure)
+            pushes = nothing  # none in the first lane
+        lanes = self._lanes_of(worker)
+        lanes.number += 1
+        self._state.call = _Call(weakref.ref(closure), lanes, lanes.number, tuple(pushes), applied)
+
+    def _lanes_of(self, worker: int) -> _WorkerLanes:
+        """Return the lanes of a worker that is about to be called."""
+        if worker in self._lanes and self._lanes[worker].number >= _CALLS_PER_LANE:
+            self._give_back(self._lanes.pop(worker))
+        if worker not in self._lanes:
+            fences = self._strategy.extended.fences
+            counted = fences.open_lane(self._devices)
+            try:
+                numbered = fences.open_lane(self._devices)
+            except BaseException:
+                fences.give_back(counted)
+                raise
+            self._lanes[worker] = _WorkerLanes(worker, counted, numbered, self._num_ps)
+        return self._lanes[worker]
+
+    def _give_back(self, lanes: _WorkerLanes) -> None:
+        """Give the lanes of a worker back: no call is counted in them any more."""
+        for lane in (lanes.counted, lanes.numbered):
+            self._strategy.extended.fences.give_back(lane)
+
+    def _finish(self) -> None:
+        """Note that the call that this thread has made last is done, unless it has failed."""
+        call, self._state.call = self._state.call, None
+        if call is not None:
+            done = call.lanes.done
+            done[:] = [before + more for before, more in zip(done, call.pushes, strict=True)]
+
+    def lane(self, tables: LookupTables) -> tf.Tensor:
+        """Return a variable on the worker of the call that this thread makes: the worker's lane.
+
+        Args:
+            tables: the lookup tables that the worker needs copies of.
+        """
+        call = self._readied(tables)
+        if call is None:
+            if self._own_handle is None:
+                with tf.device(COORDINATOR_CPU):
+                    self._own_handle = self._keep(tf.constant(OPEN_LANE))
+            return self._own_handle
+        if call.lanes.handle is None:
+            call.lanes.handle = self._keep(tf.constant(call.lanes.counted))
+        return call.lanes.handle
+
+    def ticket(self, tables: LookupTables) -> tf.Tensor:
+        """Return the packed ticket of the call that this thread makes, and ready its worker.
+
+        Args:
+            tables: the lookup tables that the worker needs copies of.
+        """
+        call = self._readied(tables)
+        if call is None:
+            ticket = CallTicket(OPEN_LANE, 1, (0,) * self._num_ps)
+        else:
+            ticket = CallTicket(call.lanes.numbered, call.number, call.applied)
+        # Made here, it goes to the worker with the call; made there, in a request of its own.
+        with tf.device(COORDINATOR_CPU):
+            return tf.constant(ticket.to_bytes())
+
+    def _readied(self, tables: LookupTables) -> _Call | None:
+        """Return the call that this thread makes, once its worker has copies of lookup tables.
+
+        None on the coordinator, which then has them.
+        """
+        call = None if _compat.get_current_dispatch_context() is None else self._state.call
+        if call is None:
+            tables.bring()
+        else:
+            self._bring(tables, call.lanes.worker)
+        return call
+
+    def _bring(self, tables: LookupTables, worker: int) -> None:
+        """Fill the copies of lookup tables on a worker, once while it is there."""
+        generation = self._strategy._membership.generation(worker)
+        known = self._brought.get(worker)
+        if known is None or known[0] != generation:
+            known = self._brought[worker] = generation, weakref.WeakSet()
+        if tables not in known[1]:
+            tables.bring()
+            known[1].add(tables)
+
+    def fail(self) -> None:
+        """Find out what the call that this thread was making has changed; nothing does from here.
+
+        Call when it has failed, and before it is made again.
+        """
+        call, self._state.call = self._state.call, None
+        if call is None:
+            return
+        if self._lanes.get(call.lanes.worker) is call.lanes:
+            del self._lanes[call.lanes.worker]
+        try:
+            self._count_applied(call)
+        finally:
+            self._give_back(call.lanes)
+
+    def _count_applied(self, call: _Call) -> None:
+        """Close the lanes of a call that has failed, and note what was applied of it."""
+        lanes, fences = call.lanes, self._strategy.extended.fences
+        closure = call.closure()
+        # Where a ps is lost, nothing is left that could be counted twice.
+        with contextlib.suppress(tf.errors.OpError):
+            in_all = fences.close_lane(lanes.counted, self._devices)
+            of_call = fences.close_call(lanes.numbered, call.number, self._devices)
+            # A fixed function has no twin: all of it is done again.
+            if closure is not None and self._made_of[closure] is not None:
+                self._applied[closure] = tuple(
+                    before + counted - done + numbered
+                    for before, counted, done, numbered in zip(
+                        call.applied, in_all, lanes.done, of_call, strict=True
+                    )
+                )
+
+    def _have_redone(self, closure: Any) -> None:
+        """Have a closure call the twin of its function, which leaves out what was applied."""
+        parts = self._made_of[closure]
+        assert parts is not None
+        function = parts.function
+        if function not in self._twins:
+            self._twins[function] = tf.function(function.python_function)
+        # The closure stays, with what was promised for it.
+        twin = object.__new__(_compat.Closure)
+        with self._redoing(), outside_replica(), self._strategy.scope():
+            replace(parts, function=self._twins[function]).make(twin)
+        closure._function = twin._function
+
+    @contextlib.contextmanager
+    def _redoing(self) -> Iterator[None]:
+        self._state.redone = PushCounts(self._num_ps)
+        try:
+            yield
+        finally:
+            self._state.redone = None
+
+
+def _keep(lane: tf.Tensor) -> tf.Tensor:
+    """Return the handle of a variable on the worker that holds a lane."""
+    with tf.device("CPU:0"):
+        handle = anonymous_handle(tf.TensorShape([]), tf.int32)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=lane)
+    return handle

@@ -1,0 +1,276 @@
+"""What a worker's thread on the coordinator does within a flight: it carries out commands."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.inputs import Input, OpenDataset
+from kerasps.step import TracedStep
+from kerasps.step.tracing.state import Ticket
+from kerasps.training.epoch.epoch_events import (
+    Collect,
+    Event,
+    Execution,
+    ExecutionsDone,
+    Join,
+    Leave,
+    Open,
+    ResultCollected,
+    ResultReturned,
+    Send,
+    SplitOpened,
+    WorkerJoined,
+)
+from kerasps.training.sessions.channel import Mailbox
+from kerasps.training.sessions.worker_lanes import WorkerLanes
+from kerasps.variables.names import CALLS
+
+# Executions that a worker has at a time: one runs, and the next is there when it ends.
+EXECUTIONS_AHEAD = 2
+
+
+class WorkerSource:
+    """What one worker has open, from session to session.
+
+    Thread: that of the worker's session.
+    """
+
+    def __init__(self) -> None:
+        self._dataset: OpenDataset | None = None
+        self._resource: tf.Tensor | None = None
+        self._graphs: dict[tuple[int, bool, int], Any] = {}
+        self._generation: int | None = None
+        # What the worker keeps from execution to execution; None before it is made ready.
+        self.handles: list[tf.Tensor] | None = None
+        # The devices that it computes on.
+        self.devices: Sequence[str] = ()
+
+    def belongs_to(self, generation: int) -> None:
+        """Forget all where the worker was taken back since: another, or itself without memory."""
+        if generation != self._generation:
+            self.close()
+        self._generation = generation
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to read, or to run executions with batches on."""
+        return self._dataset is not None
+
+    def open(self, dataset: OpenDataset) -> None:
+        """Read from `dataset` from here on."""
+        self._dataset, self._resource = dataset, dataset.resource
+        self._graphs.clear()
+
+    def close(self) -> None:
+        """Forget all: the worker is lost, or what it holds is unknown."""
+        self._dataset = self._resource = None
+        self._graphs.clear()
+        self.handles = None
+
+    def data_of(self, execution: Execution) -> Any:
+        """Return what the step graph of an execution reads: a resource, or batches."""
+        return self._resource if execution.batches is None else execution.batches
+
+    def step_graph(self, function: TracedStep, execution: Execution, *, keeps_totals: bool) -> Any:
+        """Return the step graph of an execution on this source."""
+        assert self._dataset is not None  # `Open` comes before `Send`
+        key = execution.num_steps, bool(execution.applied), execution.replicas
+        if key not in self._graphs:
+            self._graphs[key] = function.step_graph(
+                self._dataset.spec,
+                execution.num_steps,
+                checked=self._dataset.is_checked,
+                keeps_totals=keeps_totals,
+                redoes=bool(execution.applied),
+                replicas=execution.replicas,
+                devices=self.devices,
+            )
+        return self._graphs[key]
+
+
+class Session:
+    """Carries out commands on one worker, until it is told to end.
+
+    Thread: the worker's own, with operations going through `executor` to the worker's device.
+
+    Args:
+        worker: the index of the worker.
+        source: what the worker has open.
+        function: the step.
+        inputs: the data.
+        executor: the executor that operations go through, in the order in which they are made.
+        keeps_totals: whether results add up on the worker until they are collected.
+        lanes: the lanes in which the workers push.
+        post: brings an event to the epoch's state.
+        on_success: called when executions are known to be done.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        source: WorkerSource,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        executor: Any,
+        keeps_totals: bool,
+        lanes: WorkerLanes,
+        post: Callable[[Event], None],
+        on_success: Callable[[int], None],
+    ) -> None:
+        self._worker = worker
+        self._source = source
+        self._function = function
+        self._inputs = inputs
+        self._executor = executor
+        self._keeps_totals = keeps_totals
+        self._lanes = lanes
+        self._post = post
+        self._on_success = on_success
+        # Executions that are not known to be done.
+        self._num_running = 0
+
+    def run(self, mailbox: Mailbox, is_over: Callable[[], bool]) -> None:
+        """Carry out the commands in `mailbox`; return when the flight is over and nothing runs."""
+        while True:
+            if mailbox.empty():
+                # There is nothing to send ahead, so the state may as well know what is done.
+                self._wait()
+            command = mailbox.get()
+            if command is None or is_over():
+                self._wait()
+                self._leave()
+                return
+            match command:
+                case Open():
+                    self._open(command)
+                case Join():
+                    self._function.join(self._lanes.lane(self._worker))
+                    self._post(WorkerJoined(self._worker))
+                case Leave():
+                    self._leave()
+                case Send():
+                    self._send(command.execution)
+                case Collect():
+                    self._collect()
+
+    def _open(self, command: Open) -> None:
+        if self._source.handles is None:
+            self._source.handles = self._function.start(self._lanes.open(self._worker))
+        dataset = self._inputs.open(command.split, command.skip)
+        self._source.open(dataset)
+        self._post(
+            SplitOpened(
+                self._worker,
+                dataset.left,
+                is_endless=dataset.is_endless,
+                has_order=dataset.has_order,
+            )
+        )
+
+    def _leave(self) -> None:
+        """Have no other worker wait for this one. Call when nothing runs here."""
+        if self._source.handles is not None:
+            self._function.leave(self._lanes.lane(self._worker))
+
+    def _send(self, execution: Execution) -> None:
+        if not execution.applied:
+            self._run(execution)
+            return
+        # Once in a while, after the loss of a worker.
+        lane = self._lanes.lane(self._worker)
+        self._wait()
+        self._function.give_ticket(self._handles, Ticket(lane, execution.applied))
+        self._run(execution)
+        self._wait()
+        self._function.give_ticket(self._handles, Ticket(lane, [0] * len(execution.applied)))
+
+    def _run(self, execution: Execution) -> None:
+        graph = self._source.step_graph(self._function, execution, keeps_totals=self._keeps_totals)
+        data = self._source.data_of(execution)
+        if self._keeps_totals:
+            self._num_running += 1
+            # Returns when there is room in the executor: the oldest but `EXECUTIONS_AHEAD` is done.
+            self._function.advance(graph, self._handles, data, execution.header)
+            self._report(EXECUTIONS_AHEAD)
+        else:
+            result = self._function.run(graph, self._handles, data, execution.header)
+            self._on_success(self._worker)
+            self._post(ResultReturned(self._worker, result.steps, result))
+
+    def _collect(self) -> None:
+        self._wait()
+        result = self._function.collect(self._handles)
+        self._post(ResultCollected(self._worker, result.steps, result, time.monotonic()))
+
+    @property
+    def _handles(self) -> list[tf.Tensor]:
+        assert self._source.handles is not None  # `Open` comes before
+        return self._source.handles
+
+    def _wait(self) -> None:
+        """Wait until nothing runs on the worker."""
+        self._executor.wait()
+        self._report(0)
+
+    def _report(self, still_running: int) -> None:
+        done = self._num_running - still_running
+        if done > 0:
+            self._num_running = still_running
+            self._on_success(self._worker)
+            self._post(ExecutionsDone(self._worker, done, time.monotonic()))
+
+
+@contextlib.contextmanager
+def sending_through(executor: Any) -> Iterator[None]:
+    """In this context, this thread's operations go through `executor`."""
+    context = _compat.eager_context()
+    before = context.executor
+    context.executor, CALLS.are_waited_for = executor, False
+    try:
+        yield
+    finally:
+        context.executor, CALLS.are_waited_for = before, True
+        # What is deleted when a task is gone, and was on it, leaves an error that nobody asked for,
+        # and that would be printed.
+        before.clear_error()
+
+
+def first_error(executor: Any, error: BaseException) -> BaseException:
+    """Return the error that an executor has failed with, where `error` only follows from it.
+
+    A call that takes what an earlier one failed to make ends in an error of its own, which says
+    nothing of the first.
+
+    Args:
+        executor: the executor that the calls went through; None where there is none yet.
+        error: what a call has ended in.
+    """
+    follows = isinstance(error, tf.errors.InternalError) and "poisoned" in error.message
+    if executor is not None and follows:
+        try:
+            executor.wait()
+        except tf.errors.OpError as exc:
+            first: BaseException = exc
+            return first
+    return error
+
+
+def drain(executor: Any) -> None:
+    """Wait until an executor that has failed is empty.
+
+    What is left in it fails too, at the latest when it is cancelled. TensorFlow prints errors that
+    are still there when an executor is deleted.
+    """
+    for _ in range(2 * EXECUTIONS_AHEAD + 1):
+        try:
+            executor.wait()
+            return
+        except tf.errors.OpError:
+            executor.clear_error()

@@ -1,0 +1,117 @@
+"""What to do about a session that failed: whether its worker is lost, or what it does is wrong."""
+
+from __future__ import annotations
+
+import enum
+import re
+import threading
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster.members.membership import Membership
+from kerasps.runtime.connected import connected_strategy
+from kerasps.runtime.errors import answers, cleaned, lost_ps, ps_is_there
+
+# What gRPC answers where it could not read a request, which TensorFlow has not seen then. Met once
+# in hundreds of runs, after a chief was ended and its cluster had another.
+_NOT_READ = "Unable to parse request"
+
+
+class Verdict(enum.Enum):
+    """What is to become of a session that failed."""
+
+    WORKER_IS_AWAY = "it goes on when the worker is back"
+    TRY_AGAIN = "it is started again at once"
+    FAIL = "its error is that of the flight"
+
+
+class SessionFailures:
+    """Tells a session that failed because its worker is lost from one that fails for what it does.
+
+    The words of an error do not say: a lost worker surfaces as unavailable, aborted, cancelled and
+    more, and may name another task than the lost one. So the worker is asked. One that takes no new
+    connections is about to leave, and is given up. One that answers, and knows us, is not lost;
+    where it meets the same error several times in a row, that is the error of what it does.
+
+    Args:
+        membership: knows who is there.
+    """
+
+    _MAX_TRIES = 3
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._lock = threading.Lock()
+        self._met: dict[int, tuple[str, int]] = {}
+
+    def verdict(self, error: BaseException, worker: int) -> Verdict:
+        """Return what is to become of a session that failed. Thread: that of the session."""
+        if not self._membership.has_worker(worker):
+            self.forget(worker)
+            return Verdict.WORKER_IS_AWAY
+        if self._membership.give_up_leaving(worker, in_short(error)):
+            self.forget(worker)
+            return Verdict.WORKER_IS_AWAY
+        ps = lost_ps(error)
+        if ps is not None:
+            is_there = self._membership.lost_ps is None and ps_is_there(connected_strategy(), ps)
+            return self._tried(error, worker) if is_there else Verdict.FAIL
+        if not answers(f"/job:worker/replica:0/task:{worker}"):
+            self.forget(worker)
+            self._membership.lose(worker, in_short(error))
+            return Verdict.WORKER_IS_AWAY
+        is_known = bool(_compat.is_worker_failure(error))
+        did_not_arrive = isinstance(error, tf.errors.InternalError) and _NOT_READ in error.message
+        cancelled = isinstance(error, tf.errors.CancelledError)
+        if is_known or did_not_arrive or cancelled or _is_between(error):
+            return self._tried(error, worker)
+        return Verdict.FAIL
+
+    def may_try_again(self, error: BaseException, worker: int) -> bool:
+        """Return whether a worker has met an error less than three times in a row."""
+        return self._tried(error, worker) is Verdict.TRY_AGAIN
+
+    def _tried(self, error: BaseException, worker: int) -> Verdict:
+        what = type(error).__name__ + re.sub(r"[0-9]+", "", (str(error).splitlines() or [""])[0])
+        with self._lock:
+            before, times = self._met.get(worker, ("", 0))
+            times = times + 1 if what == before else 1
+            self._met[worker] = (what, times)
+        return Verdict.FAIL if times >= self._MAX_TRIES else Verdict.TRY_AGAIN
+
+    def forget(self, worker: int) -> None:
+        """Forget what a worker met: it has done something since, or is a new one."""
+        if worker in self._met:
+            with self._lock:
+                self._met.pop(worker, None)
+
+
+def may_be_loss(error: BaseException) -> bool:
+    """Return whether `error` may say that a task is lost, rather than what a step did wrong."""
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+        tf.errors.UnknownError,
+    )
+    if isinstance(error, kinds) or _is_between(error):
+        return True
+    return bool(_compat.is_worker_failure(error)) or lost_ps(error) is not None
+
+
+def in_short(error: BaseException) -> str:
+    """Return the beginning of what an error says, without the ways that it came."""
+    return (str(cleaned(error)).splitlines() or [""])[0][:80] or type(error).__name__
+
+
+def _is_between(error: BaseException) -> bool:
+    """Return whether a call met TensorFlow while it took a worker out or back.
+
+    For a moment TensorFlow has forgotten where workers are then.
+    """
+    return isinstance(error, tf.errors.InvalidArgumentError) and (
+        "Primary device is not remote" in error.message or "unknown device" in error.message
+    )

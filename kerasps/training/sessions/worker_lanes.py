@@ -1,0 +1,88 @@
+"""The lane in which each worker pushes, and what was applied of a worker that is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from kerasps.training.epoch.staleness import StalenessMeter
+from kerasps.variables.fences import OPEN_LANE, Fences
+
+
+class WorkerLanes:
+    """Opens a lane for each worker that is made ready, and closes it when the worker is lost.
+
+    A worker's lane is given back when the worker gets another one, and at last when nobody refers
+    to this object any more: no session does then.
+
+    Args:
+        fences: the lanes on the ps tasks.
+        devices: the devices of the ps that steps push to; none where steps change nothing.
+        meter: is told of each lane.
+        on_close: called with each lane that is closed.
+    """
+
+    def __init__(
+        self,
+        fences: Fences,
+        devices: Sequence[str],
+        meter: StalenessMeter,
+        on_close: Callable[[int], None],
+    ) -> None:
+        self._fences = fences
+        self._devices = devices
+        self._meter = meter
+        self._on_close = on_close
+        self._lock = threading.Lock()
+        self._lanes: dict[int, int] = {}
+        weakref.finalize(self, _give_back, fences, self._lanes).atexit = False
+
+    def open(self, worker: int) -> int:
+        """Return the lane of a worker that is made ready for executions."""
+        if not self._devices:
+            return OPEN_LANE
+        lane = self._fences.open_lane(self._devices)
+        with self._lock:
+            before = self._lanes.get(worker)
+            self._lanes[worker] = lane
+        self._meter.add_lane(worker, lane)
+        if before is not None:
+            # All that was pushed in it is counted, or the lane was closed.
+            with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
+                records = self._fences.retire_lane(before, self._devices)
+                self._meter.end_lane(worker, before, records)
+        return lane
+
+    def lane(self, worker: int) -> int:
+        """Return the lane that was opened last for a worker; `OPEN_LANE` where none was."""
+        with self._lock:
+            return self._lanes.get(worker, OPEN_LANE)
+
+    def close(self, lane: int) -> tuple[int, ...]:
+        """Let no push in a lane be applied from here on; return how many each ps has applied.
+
+        () where steps change nothing.
+
+        Raises:
+            tf.errors.OpError: a ps is lost.
+        """
+        if lane == OPEN_LANE:
+            return ()
+        applied = self._fences.close_lane(lane, self._devices)
+        self._on_close(lane)
+        return applied
+
+    @property
+    def all(self) -> list[int]:
+        """The lanes that were opened last, one for each worker."""
+        with self._lock:
+            return list(self._lanes.values())
+
+
+def _give_back(fences: Fences, lanes: dict[int, int]) -> None:
+    for lane in lanes.values():
+        fences.give_back(lane)

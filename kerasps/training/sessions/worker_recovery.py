@@ -1,0 +1,158 @@
+"""What becomes of a call that fails in a worker's thread of TensorFlow's `ClusterCoordinator`.
+
+TensorFlow's own handler takes lost workers back when all of them can be reached again, some ten
+seconds after. This one stands in its place. It leaves the question who is there to `Membership`,
+so that each worker comes back by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.cluster.members.membership import Membership
+from kerasps.runtime.connected import connected_strategy
+from kerasps.runtime.errors import answers, lost_ps, ps_is_there
+from kerasps.training.sessions.closed_calls import ClosedCallError
+from kerasps.training.sessions.session_failures import SessionFailures, in_short, may_be_loss
+
+
+class FailingCalls(Protocol):
+    """The calls of functions that users schedule."""
+
+    def fail(self) -> None:
+        """Find out what the call that this thread was making has changed."""
+
+
+# Before a call is tried again on a worker that answers. A loss is noticed meanwhile.
+_PAUSE_S = 0.5
+
+
+class WorkerAway(Exception):
+    """Raised in a worker's thread: the worker is lost, and is to be waited for."""
+
+
+class TryAgain(Exception):
+    """Raised in a worker's thread: the worker is there, and is to try again."""
+
+
+class WorkerRecovery:
+    """Stands in for `WorkerPreemptionHandler`, with the methods that TensorFlow calls.
+
+    Args:
+        cluster: the coordinator's `Cluster`.
+        membership: knows who is there.
+        calls: those of functions that users schedule.
+    """
+
+    def __init__(self, cluster: Any, membership: Membership, calls: FailingCalls) -> None:
+        self._cluster = cluster
+        self._membership = membership
+        self._calls = calls
+        self._failures = SessionFailures(membership)
+
+    def stop(self) -> None:
+        """Do nothing: there is no thread to end."""
+
+    @contextlib.contextmanager
+    def wait_on_failure(
+        self,
+        on_failure_fn: Callable[[BaseException], None] | None = None,
+        on_transient_failure_fn: Callable[[], None] | None = None,
+        on_recovery_fn: Callable[[], None] | None = None,
+        worker_device_name: str = "(unknown)",
+    ) -> Iterator[None]:
+        """In this context, see to what fails because a worker is lost, and wait until it is back.
+
+        Args:
+            on_failure_fn: called when the worker is lost.
+            on_transient_failure_fn: called when it is not, and another try may help.
+            on_recovery_fn: called when it is back.
+            worker_device_name: the worker's device.
+        """
+        worker = tf.DeviceSpec.from_string(worker_device_name).task
+        try:
+            with self._ended_with_cluster():
+                yield
+        except ClosedCallError:
+            raise
+        except TryAgain:
+            if on_transient_failure_fn is not None:
+                on_transient_failure_fn()
+        except WorkerAway as exc:
+            self._calls.fail()
+            self._recover(worker, exc, on_failure_fn, on_recovery_fn)
+        except (
+            tf.errors.OpError,
+            _compat.ClosureInputError,
+            _compat.ClosureAbortedError,
+            TypeError,
+        ) as exc:
+            # A call that is not of kerasps, but of who uses the coordinator directly.
+            self._calls.fail()
+            ps = lost_ps(exc)
+            if ps is not None and not ps_is_there(connected_strategy(), ps):
+                raise
+            if self._is_transient(exc):
+                if on_transient_failure_fn is not None:
+                    on_transient_failure_fn()
+                return
+            if self._is_lost(worker, worker_device_name, exc):
+                self._recover(worker, exc, on_failure_fn, on_recovery_fn)
+            elif may_be_loss(exc) and self._failures.may_try_again(exc, worker):
+                # It was lost, and is there again before it was missed.
+                time.sleep(_PAUSE_S)
+                self._recover(worker, exc, on_failure_fn, on_recovery_fn)
+            else:
+                raise
+        except Exception:
+            # An error of the call's arguments, say: whether it has pushed is not known.
+            self._calls.fail()
+            raise
+        else:
+            self._failures.forget(worker)
+
+    @contextlib.contextmanager
+    def _ended_with_cluster(self) -> Iterator[None]:
+        """In this context, every error is a `ClosedCallError` once the cluster is closed."""
+        try:
+            yield
+        except Exception as exc:
+            if self._membership.is_closed:
+                raise ClosedCallError from exc
+            raise
+
+    def _recover(
+        self,
+        worker: int,
+        error: BaseException,
+        on_failure_fn: Callable[[BaseException], None] | None,
+        on_recovery_fn: Callable[[], None] | None,
+    ) -> None:
+        if on_failure_fn is not None:
+            on_failure_fn(error)
+        self._membership.wait_until_there(worker)
+        if on_recovery_fn is not None:
+            on_recovery_fn()
+
+    def _is_lost(self, worker: int, device: str, error: BaseException) -> bool:
+        """Return whether a call failed because its worker is lost. Its words may not say."""
+        aborted = isinstance(error, (_compat.ClosureInputError, _compat.ClosureAbortedError))
+        if not (aborted or may_be_loss(error)):
+            return False
+        if self._membership.has_worker(worker) and not answers(device):
+            self._membership.lose(worker, in_short(error))
+        return not self._membership.has_worker(worker)
+
+    def _is_transient(self, error: BaseException) -> bool:
+        """Return whether TensorFlow's own handler would try again at once."""
+        if self._cluster._record_and_ignore_transient_ps_failure(error):
+            return True
+        if self._cluster._record_and_ignore_transient_timeouts(error):
+            return True
+        return isinstance(error, tf.errors.CancelledError) and "/job:" in str(error)

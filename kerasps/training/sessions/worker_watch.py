@@ -1,0 +1,133 @@
+"""Looks after a flight's sessions: workers that join, are gone, do not come out, or are leaving."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from kerasps.cluster.members.membership import Membership
+from kerasps.training.epoch.epoch_events import WorkerGone, WorkerLeaves, WorkerLost, WorkersJoined
+from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
+from kerasps.training.sessions.coordinator_port import CoordinatorPort
+from kerasps.training.sessions.worker_lanes import WorkerLanes
+
+# A call to a worker that is away ends in an error, mostly at once. One that does not in this time
+# never will.
+_GIVE_UP_S = 15.0
+
+
+class Tending:
+    """Sees to workers that come and go while a flight's sessions run.
+
+    Thread: the flight's.
+
+    Args:
+        port: the coordinator.
+        membership: knows who is there.
+        channel: the channel of the epoch.
+        sessions: the sessions of the flight.
+        lanes: the lanes in which the workers push.
+        start: has one more session run.
+    """
+
+    def __init__(
+        self,
+        port: CoordinatorPort,
+        membership: Membership,
+        channel: EpochChannel,
+        sessions: Sessions,
+        lanes: WorkerLanes,
+        *,
+        start: Callable[[], None],
+    ) -> None:
+        self._port = port
+        self._membership = membership
+        self._channel = channel
+        self._sessions = sessions
+        self._lanes = lanes
+        self._start = start
+        self._num_started = 0
+        # When a session was first seen on a worker that is away.
+        self._away_since: dict[int, tuple[Mailbox, float]] = {}
+        self._told_to_leave: set[int] = set()
+
+    def start_all(self) -> None:
+        """Have a session run for each worker."""
+        self._take_in()
+
+    def tend(self) -> None:
+        """See to what has changed. Call time and again."""
+        if not self._sessions.is_over:
+            self._take_in()
+            self._do_without_the_lost()
+        self._give_up()
+        self._let_go()
+
+    def give_up_all(self) -> None:
+        """Go on without any session: what they wait for does not come."""
+        for worker, mailboxes in self._sessions.at_work().items():
+            for mailbox in mailboxes:
+                self._sessions.leave(mailbox)
+            self._port.renew_worker(worker)
+
+    def _take_in(self) -> None:
+        """Have workers that have joined take part."""
+        self._port.add_workers(self._membership.num_workers)
+        num_workers = self._port.num_workers
+        if num_workers > self._channel.num_workers:
+            self._channel.post(WorkersJoined(num_workers))
+        while self._num_started < num_workers:
+            self._start()
+            self._num_started += 1
+
+    def _do_without_the_lost(self) -> None:
+        """Tell the state of workers that were lost while they had no session."""
+        for worker in self._membership.absent_workers:
+            # This lane, and no other that a session may open meanwhile.
+            lane = self._lanes.lane(worker)
+            if worker < self._channel.num_workers and self._channel.awaits(worker):
+                self._channel.post(WorkerGone(worker, self._close(lane)))
+
+    def _give_up(self) -> None:
+        """Go on without sessions whose worker is away, and which do not come out of their call."""
+        at_work, now = self._sessions.at_work(), time.monotonic()
+        for worker in list(self._away_since):
+            if worker not in at_work:
+                del self._away_since[worker]
+        for worker in self._membership.absent_workers & at_work.keys():
+            mailbox = at_work[worker][0]
+            known, since = self._away_since.get(worker, (None, now))
+            if known is not mailbox:
+                since = now
+            self._away_since[worker] = (mailbox, since)
+            if now - since > _GIVE_UP_S:
+                lost = WorkerLost(worker, self._close(self._lanes.lane(worker)))
+                self._sessions.post(mailbox, lost)
+                self._sessions.leave(mailbox)
+                if not self._sessions.is_over:
+                    # Its thread waits for ever; another takes its place.
+                    self._port.renew_worker(worker)
+                    self._start()
+
+    def _let_go(self) -> None:
+        """Let workers leave that want to, once they hold nothing."""
+        leaving = self._membership.leaving_workers
+        for worker in leaving - self._told_to_leave:
+            self._told_to_leave.add(worker)
+            if worker < self._channel.num_workers:
+                self._channel.post(WorkerLeaves(worker))
+        for worker in leaving:
+            if worker < self._channel.num_workers and self._channel.has_let_go(worker):
+                self._close(self._lanes.lane(worker))
+                self._sessions.end_one(worker)
+                self._membership.has_let_go(worker)
+        self._told_to_leave &= leaving
+
+    def _close(self, lane: int) -> tuple[int, ...]:
+        """Close a lane; return what was applied in it; () where a ps is lost, and all with it."""
+        try:
+            return self._lanes.close(lane)
+        except tf.errors.OpError:
+            return ()
