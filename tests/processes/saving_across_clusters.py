@@ -29,9 +29,9 @@ import tensorflow as tf
 import kerasps
 import kerasps.variables.chunks
 
-# Before `kerasps.saving` is imported, which takes it from the door of the wing: a table of 50 kB
-# then goes to files in several chunks.
-kerasps.variables.CHUNK_BYTES = kerasps.variables.chunks.CHUNK_BYTES = 8 << 10
+# Before `kerasps.saving` is imported, which takes it from there: a table of 50 kB then goes to
+# files in several chunks.
+kerasps.variables.chunks.CHUNK_BYTES = 8 << 10
 
 ROLE, DIRECTORY = sys.argv[1], Path(sys.argv[2])
 CLUSTERS = {"two_ps": (2, 2, "mod"), "three_ps": (3, 5, "div")}

@@ -22,6 +22,7 @@ from kerasps._private_names import PrivateName
 from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
 from kerasps.hooks import patch as patching
 from kerasps.hooks.patch import Patch, as_markdown
+from kerasps.variables.placing import Extended
 
 PACKAGE = Path(kerasps.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -87,7 +88,7 @@ OVERRIDING = {
         kerasps.ParameterServerStrategy
     ],
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": [
-        variables.Extended
+        Extended
     ],
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": [variables.NamedVariable],
     "tensorflow.python.distribute.mirrored_strategy:MirroredExtended": [
@@ -270,7 +271,6 @@ def test_nothing_is_patched_but_from_the_table():
 
 # What is set by name on objects that are ours, or the user's to set.
 OWN_ATTRIBUTES = [
-    ("_doors.py", "sys.modules[package]"),
     ("callback_states.py", "callback"),
     ("eager.py", "model"),
     ("make_step.py", "model"),
@@ -279,9 +279,9 @@ OWN_ATTRIBUTES = [
     ("phase.py", "_STATE"),
     ("phase.py", "_STATE"),
     ("tensor_like.py", "TensorLike"),
-    ("tf_errors.py", "error"),
-    ("tf_errors.py", "told"),
-    ("tf_errors.py", "told"),
+    ("errors.py", "error"),
+    ("errors.py", "told"),
+    ("errors.py", "told"),
     ("thread_state.py", "eager"),
 ]
 

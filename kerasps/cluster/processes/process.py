@@ -247,7 +247,7 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
         base: the environment to start from, mostly `os.environ`.
     """
     env = dict(base)
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     installed = [*site.getsitepackages(), site.getusersitepackages()]
     # Site packages are on the child's path anyway; put in front of the standard library, they could
     # shadow its modules.
