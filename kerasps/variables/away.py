@@ -9,17 +9,14 @@ generator's goes on there. Whoever looks at the state on the coordinator has it 
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from kerasps.runtime.calls import call_apart, persist
 from kerasps.runtime.errors import naming_lost_ps
-from kerasps.runtime.fetching import fetch
+from kerasps.runtime.on_ps import OnPS, under_lock
 from kerasps.variables.kinds import is_seed_state
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.phase import entering
@@ -37,7 +34,7 @@ class AwayStates:
         self._mutex = mutex
         self._lock = threading.RLock()
         self._homes: dict[str, list[weakref.ref[ParameterServerVariable]]] = {}
-        self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._functions: dict[tuple[str, tuple[int, ...]], OnPS] = {}
 
     def state_of(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
         """Return the stand-in of a metric's or a seed generator's state.
@@ -76,50 +73,25 @@ class AwayStates:
             homes = [home for ref in self._homes[device] if (home := ref()) is not None]
             self._homes[device] = [weakref.ref(home) for home in homes]
             with tf.init_scope(), entering(None), naming_lost_ps:
-                exchange = self._exchange(device, homes)
-                with tf.device(device):
-                    # What fails for the end of another task has taken nothing.
-                    taken = persist(functools.partial(call_apart, exchange, []))
-                    values = persist(functools.partial(fetch, taken))
+                values = self._exchange(device, homes).take()
                 for home, value in zip(homes, values, strict=True):
                     if is_seed_state(home):
                         home._value.assign(value)
                     else:
                         home._value.assign_add(value)
 
-    def _exchange(self, device: str, homes: Sequence[ParameterServerVariable]) -> Any:
+    def _exchange(self, device: str, homes: Sequence[ParameterServerVariable]) -> OnPS:
         """Return the function that returns what is on a ps, and sets metrics there to zero."""
         key = device, tuple(id(home.away) for home in homes)
         if key not in self._functions:
             states = [home.away._value for home in homes if home.away is not None]
             clears = [not is_seed_state(home) for home in homes]
-
-            def exchange() -> list[tf.Tensor]:
-                with tf.device(device):
-                    return under_lock(self._mutex(device), lambda: _take(states, clears))
-
             for stale in [known for known in self._functions if known[0] == device]:
                 del self._functions[stale]
-            self._functions[key] = tf.function(exchange, autograph=False).get_concrete_function()
+            self._functions[key] = OnPS(
+                device, lambda: _take(states, clears), mutex=self._mutex(device)
+            )
         return self._functions[key]
-
-
-def under_lock(mutex: tf.Tensor, work: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-    """Add the operations of `work` to the current graph, with the lock of a ps held around them.
-
-    Args:
-        mutex: the lock.
-        work: adds the operations; what it returns is there when all of them are done.
-    """
-    lock = tf.raw_ops.MutexLock(mutex=mutex)
-    graph = tf.compat.v1.get_default_graph()
-    start = len(graph.get_operations())
-    with tf.control_dependencies([lock]):
-        returned = work()
-    done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
-    with tf.control_dependencies(done):
-        tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-    return returned
 
 
 def _take(states: Sequence[tf.Variable], clears: Sequence[bool]) -> list[tf.Tensor]:
@@ -147,4 +119,4 @@ def drawn(mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int])
                 state.assign_add(tf.constant([0, count], state.dtype), read_value=False)
         return values
 
-    return under_lock(mutex, draw)
+    return under_lock(mutex, draw)[0]

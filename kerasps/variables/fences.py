@@ -21,14 +21,12 @@ import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from kerasps.errors import KeraspsError
-from kerasps.runtime.calls import call_apart, persist
-from kerasps.runtime.fetching import fetch, sent
+from kerasps.runtime.on_ps import OnPS, call_on_each
 from kerasps.variables.lane_table import (
     LANES_END,
     NUM_LANES,
@@ -63,7 +61,7 @@ class Fences:
         self._free = deque(range(OPEN_LANE + 1, num_lanes))
         self._held: dict[int, None] = {}
         self._tables: dict[str, NamedVariable] = {}
-        self._functions: dict[tuple[str, str], Any] = {}
+        self._functions: dict[tuple[str, str], OnPS] = {}
 
     def table(self, device: str) -> NamedVariable:
         """Return the table of lanes on the ps `device` (see `lane_table`)."""
@@ -158,29 +156,20 @@ class Fences:
             tf.errors.OpError: a ps is lost.
         """
 
-        def read() -> list[np.ndarray]:
-            returned: list[tf.Tensor] = []
-            for device in devices if lanes else ():
-                traced = self._reading(device)
-                with tf.device(device):
-                    returned += call_apart(traced, [sent(tf.constant(lanes, tf.int32))])
-            return fetch(returned)
+        if not lanes:
+            return []
+        found = call_on_each([self._reading(device) for device in devices], lanes)
+        return [[LaneRecord.of(row) for row in rows] for rows in found]
 
-        return [[LaneRecord.of(row) for row in rows] for rows in persist(read)]
-
-    def _reading(self, device: str) -> Any:
+    def _reading(self, device: str) -> OnPS:
         table = self.table(device)
         with self._lock:
             if ("read", device) not in self._functions:
-
-                def read(lanes: tf.Tensor) -> tf.Tensor:
-                    with tf.device(device):
-                        return read_lanes(table.handle, lanes)
-
-                with tf.init_scope():
-                    self._functions["read", device] = tf.function(
-                        read, autograph=False
-                    ).get_concrete_function(tf.TensorSpec([None], tf.int32))
+                self._functions["read", device] = OnPS(
+                    device,
+                    lambda lanes: read_lanes(table.handle, lanes),
+                    tf.TensorSpec([None], tf.int32),
+                )
             return self._functions["read", device]
 
     def close_call(self, lane: int, number: int, devices: Sequence[str]) -> tuple[int, ...]:
@@ -191,34 +180,16 @@ class Fences:
     def _call(
         self, name: str, function: Callable[..., tf.Tensor], lane: int, devices: Sequence[str]
     ) -> list[np.ndarray]:
-        def call() -> list[np.ndarray]:
-            returned: list[tf.Tensor] = []
-            for device in devices:
-                traced = self._traced(name, function, device)
-                with tf.device(device):
-                    returned += call_apart(traced, [tf.constant(lane)])
-            return fetch(returned)
+        return call_on_each([self._traced(name, function, device) for device in devices], lane)
 
-        return persist(call)
-
-    def _traced(self, name: str, function: Callable[..., tf.Tensor], device: str) -> Any:
+    def _traced(self, name: str, function: Callable[..., tf.Tensor], device: str) -> OnPS:
         table = self.table(device)
         with self._lock:
             if (name, device) not in self._functions:
-
-                def under_lock(lane: tf.Tensor) -> tf.Tensor:
-                    with tf.device(device):
-                        lane = tf.identity(lane)
-                        with tf.control_dependencies([lane]):
-                            lock = tf.raw_ops.MutexLock(mutex=self._mutex(device))
-                        with tf.control_dependencies([lock]):
-                            returned = function(table.handle, lane)
-                        with tf.control_dependencies([returned]):
-                            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-                        return returned
-
-                with tf.init_scope():
-                    self._functions[name, device] = tf.function(
-                        under_lock, autograph=False
-                    ).get_concrete_function(tf.TensorSpec([], tf.int32))
+                self._functions[name, device] = OnPS(
+                    device,
+                    lambda lane: function(table.handle, lane),
+                    tf.TensorSpec([], tf.int32),
+                    mutex=self._mutex(device),
+                )
             return self._functions[name, device]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kerasps.runtime.errors import naming_lost_ps
 from kerasps.runtime.fetching import fetch
+from kerasps.runtime.on_ps import under_lock
 
 
 class Cell:
@@ -66,24 +67,23 @@ class SharedSum:
         self._length = length
         self._device = device
 
+        def locked(change: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=tf.float64, shape=[length], container="", shared_name=name
+            )
+            before = tf.cond(
+                tf.raw_ops.VarIsInitializedOp(resource=handle),
+                lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64),
+                lambda: tf.zeros([length], tf.float64),
+            )
+            before = tf.ensure_shape(before, [length])
+            after = change(before)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=after)
+            return before, after
+
         def changed(change: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.device(device):
-                lock = tf.raw_ops.MutexLock(mutex=mutex(device))
-                with tf.control_dependencies([lock]):
-                    handle = tf.raw_ops.VarHandleOp(
-                        dtype=tf.float64, shape=[length], container="", shared_name=name
-                    )
-                    before = tf.cond(
-                        tf.raw_ops.VarIsInitializedOp(resource=handle),
-                        lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64),
-                        lambda: tf.zeros([length], tf.float64),
-                    )
-                    before = tf.ensure_shape(before, [length])
-                    after = change(before)
-                    done = tf.raw_ops.AssignVariableOp(resource=handle, value=after)
-                with tf.control_dependencies([done]):
-                    tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-            return before, after
+                return under_lock(mutex(device), lambda: locked(change))[0]
 
         spec = tf.TensorSpec([length], tf.float64)
         with naming_lost_ps, tf.init_scope():

@@ -15,9 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.runtime.calls import apart, call_apart, persist
-from kerasps.runtime.devices import COORDINATOR_CPU
-from kerasps.runtime.fetching import fetch
+from kerasps.runtime.calls import apart
+from kerasps.runtime.on_ps import OnPS, with_stateful
 from kerasps.step.phases.push_apply import apply
 from kerasps.step.phases.push_message import DeviceChanges, PushMessage
 from kerasps.step.phases.step_context import StepContext
@@ -211,10 +210,32 @@ class DeviceJoints:
             with tf.device(self.device):
                 self._aside = _Aside(changes, specs)
             lane, number = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int64)
-            self.admit = self._traced(self._admit, lane)
-            self.excuse = self._traced(self._excuse, lane, number)
-            self.depart = self._traced(self._depart, lane)
-            self.passed = self._traced(self._passed, number)
+            mutex = self._mutex(self.device)
+            self._admission = OnPS(self.device, self._admit, lane, mutex=mutex)
+            self._excusing = OnPS(self.device, self._excuse, lane, number, mutex=mutex)
+            self._departure = OnPS(self.device, self._depart, lane, mutex=mutex)
+            # Without the lock, which those need whom it waits for.
+            self._passing = OnPS(self.device, self._passed, number)
+
+    def admit(self, lane: int) -> int:
+        """Have a worker take part from the open joint on; return its number."""
+        return int(self._admission.call(lane)[0])
+
+    def excuse(self, lane: int, first: int) -> int:
+        """Have the joints before number `first` not wait for a worker.
+
+        Returns:
+            The number of the open joint; less than `first` where that one waits for others.
+        """
+        return int(self._excusing.call(lane, first)[0])
+
+    def depart(self, lane: int) -> None:
+        """Have no joint wait for a worker any more."""
+        self._departure.call(lane)
+
+    def wait_until_passed(self, number: int) -> None:
+        """Wait until a joint is completed."""
+        self._passing.call(number)
 
     def read_number(self) -> tf.Tensor:
         """Return the number of the open joint. Runs on the ps, in a pull."""
@@ -252,9 +273,8 @@ class DeviceJoints:
                 lambda: tf.cond(is_due, set_aside, lambda: None),
             )
 
-        start = _num_operations()
-        tf.cond(brings, count, lambda: None)
-        with tf.control_dependencies(_stateful_since(start)):
+        _, counted = with_stateful(lambda: tf.cond(brings, count, lambda: None))
+        with tf.control_dependencies(counted):
             after = member.come(is_due, tf.logical_and(is_due, brings))
             self._settle(lane, after)
         return tf.where(is_due, message.clock, -1)
@@ -277,19 +297,19 @@ class DeviceJoints:
         state = member.state
         is_complete = state.is_complete(self._num_backups)
         applies = tf.logical_and(is_complete, state.contributions > 0)
-        start = _num_operations()
-        tf.cond(applies, lambda: self._held.apply(state.contributions), lambda: None)
-        with tf.control_dependencies(_stateful_since(start)):
+        _, applied = with_stateful(
+            lambda: tf.cond(applies, lambda: self._held.apply(state.contributions), lambda: None)
+        )
+        with tf.control_dependencies(applied):
             counts = [
                 tf.where(is_complete, new, old)
                 for new, old in zip(state.next(), state, strict=True)
             ]
             written = Member(type(state)(*counts), member.entry)
-            start = _num_operations()
-            written.write(self._table.handle, lane)
+            _, writes = with_stateful(lambda: written.write(self._table.handle, lane))
         # At last, since a queue takes nothing of a worker whose call is cancelled meanwhile. Who
         # waits then is let go when that worker is taken out.
-        with tf.control_dependencies(_stateful_since(start)):
+        with tf.control_dependencies(writes):
             num_tokens = tf.where(is_complete, state.arrived, tf.zeros([], tf.int64))
             release(self._name, state.number, num_tokens)
             return tf.identity(written.state.number)
@@ -302,38 +322,15 @@ class DeviceJoints:
 
     def _depart(self, lane: tf.Tensor) -> tf.Tensor:
         member = Member.read(self._table.handle, lane)
-        start = _num_operations()
-        number = self._settle(lane, member.departed())
-        with tf.control_dependencies(_stateful_since(start)):
+        number, settled = with_stateful(lambda: self._settle(lane, member.departed()))
+        with tf.control_dependencies(settled):
             release(self._name, number - 1, member.state.members)
             return tf.identity(number)
 
     def _passed(self, number: tf.Tensor) -> tf.Tensor:
-        with tf.device(self.device):
-            number = tf.identity(number)
-            start = _num_operations()
-            self.wait(number)
-            with tf.control_dependencies(_stateful_since(start)):
-                return tf.identity(number)
-
-    def _traced(self, function: Callable[..., tf.Tensor], *specs: tf.TensorSpec) -> Any:
-        """Return the concrete function that does something on the ps, under its lock."""
-
-        def under_lock(*arguments: tf.Tensor) -> tf.Tensor:
-            with tf.device(self.device):
-                arguments = tuple(tf.identity(argument) for argument in arguments)
-                with tf.control_dependencies(arguments):
-                    lock = tf.raw_ops.MutexLock(mutex=self._mutex(self.device))
-                start = _num_operations()
-                with tf.control_dependencies([lock]):
-                    returned = function(*arguments)
-                with tf.control_dependencies([returned, *_stateful_since(start)]):
-                    tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-                return returned
-
-        body = function if function == self._passed else under_lock
-        with tf.init_scope():
-            return tf.function(body, autograph=False).get_concrete_function(*specs)
+        _, waited = with_stateful(lambda: self.wait(number))
+        with tf.control_dependencies(waited):
+            return tf.identity(number)
 
 
 class Joints:
@@ -371,13 +368,13 @@ class Joints:
         with apart():
             # A joint waits for it from here on, so that no ps gets further than one ahead of
             # another.
-            numbers = self._call_all("admit", lane)
+            numbers = [joints.admit(lane) for joints in self.on.values()]
             first = max(numbers, default=0)
             for joints, number in zip(self.on.values(), numbers, strict=True):
                 while number < first:
-                    before, number = number, self._call(joints, "excuse", lane, first)
+                    before, number = number, joints.excuse(lane, first)
                     if number < first:
-                        self._call(joints, "passed", before)
+                        joints.wait_until_passed(before)
                         number = before + 1
 
     def leave(self, lane: int) -> None:
@@ -387,27 +384,8 @@ class Joints:
             tf.errors.OpError: a ps is lost.
         """
         with apart():
-            self._call_all("depart", lane)
-
-    def _call_all(self, name: str, lane: int) -> list[int]:
-        return [self._call(joints, name, lane) for joints in self.on.values()]
-
-    def _call(self, joints: DeviceJoints, name: str, *arguments: int) -> int:
-        function = getattr(joints, name)
-
-        def call() -> int:
-            # Made here, since a tensor that is made elsewhere is waited for with Python's lock
-            # held, behind what waits for other workers.
-            with tf.device(COORDINATOR_CPU):
-                tensors = [
-                    tf.constant(argument, spec.dtype)
-                    for argument, spec in zip(arguments, function.inputs, strict=False)
-                ]
-            with tf.device(joints.device):
-                returned = call_apart(function, tensors)
-            return int(fetch(returned)[0])
-
-        return persist(call)
+            for joints in self.on.values():
+                joints.depart(lane)
 
 
 def _variable(shape: Any, dtype: tf.DType, initial_value: Callable[[], Any]) -> NamedVariable:
@@ -418,12 +396,3 @@ def _variable(shape: Any, dtype: tf.DType, initial_value: Callable[[], Any]) -> 
 def _divided(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     count = tf.cast(count, total.dtype)
     return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count
-
-
-def _num_operations() -> int:
-    return len(tf.compat.v1.get_default_graph().get_operations())
-
-
-def _stateful_since(start: int) -> list[tf.Operation]:
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    return [op for op in operations[start:] if op.op_def.is_stateful]

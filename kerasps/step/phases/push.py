@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.runtime.on_ps import under_lock
 from kerasps.step.phases.joints import DeviceJoints, Joints
 from kerasps.step.phases.pull import DevicePull
 from kerasps.step.phases.push_apply import apply
@@ -111,26 +112,22 @@ class DevicePush:
             for runs in self.tables
         ]
         message = self._received.unpack(flats, lengths)
-        with tf.control_dependencies(tf.nest.flatten([messages, flats])):
-            lock = tf.raw_ops.MutexLock(mutex=mutex(self.device))
-        graph = tf.compat.v1.get_default_graph()
-        start = len(graph.get_operations())
-        joint = None
-        with tf.control_dependencies([lock]):
+
+        def take_in() -> tf.Tensor | None:
             if self._joints is not None:
-                joint = self._joints.take_in(self._lanes.handle, message, places)
-            else:
-                self._apply_in_lane(
-                    self._lanes.handle,
-                    message.lane,
-                    message.clock,
-                    lambda: apply(self._changes, message, places),
-                    message.number,
-                )
-        # All that changes something must be done before another push may begin.
-        done = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
-        with tf.control_dependencies(done):
-            unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+                return self._joints.take_in(self._lanes.handle, message, places)
+            self._apply_in_lane(
+                self._lanes.handle,
+                message.lane,
+                message.clock,
+                lambda: apply(self._changes, message, places),
+                message.number,
+            )
+            return None
+
+        joint, unlocked = under_lock(
+            mutex(self.device), take_in, after=tf.nest.flatten([messages, flats])
+        )
         if self._joints is not None:
             with tf.control_dependencies([unlocked]):
                 self._joints.wait(joint)
