@@ -15,6 +15,7 @@ from kerasps.step.phases.pull import PullMessage, PullPhase
 from kerasps.step.phases.push import PushPhase
 from kerasps.step.phases.push_message import StepChanges
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext, batch_inputs
+from kerasps.step.phases.update_rules import Immediate
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.packing import Packing
 from kerasps.step.rows.groups import grouping
@@ -90,7 +91,7 @@ def context(inventory, names, batch, lane=OPEN_LANE, asked=None):
 
 def push(changes, outputs, pulls=(), step=None, fences=None):
     """Have a step push `outputs`, from a graph, as a step graph does."""
-    phase = PushPhase(changes, pulls, lock, fences or Fences(lock))
+    phase = PushPhase(changes, pulls, lock, Immediate(fences or Fences(lock)))
     if step is None:
         inventory = inventory_of()
         _, names, _ = compute_graph(inventory, None, lambda inputs: [])
@@ -403,7 +404,7 @@ def pushing_in_lanes(num_lanes=NUM_LANES, redoes=False):
     changes = changes_of(deltas=[counter])
     fences, inventory = Fences(lock, num_lanes), inventory_of()
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
-    phase = PushPhase(changes, (), lock, fences)
+    phase = PushPhase(changes, (), lock, Immediate(fences))
     phase = phase.redoing() if redoes else phase
 
     def push_in(lane):
@@ -496,7 +497,7 @@ def test_a_push_counts_what_was_applied_since_its_pull():
     clocks = {d: lambda table=table: read_clock(table.handle) for d, table in tables.items()}
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
     pull = PullPhase([weight], [Round([], [], None, [])], [], clocks)
-    phase = PushPhase(changes, pull.pulls, lock, fences)
+    phase = PushPhase(changes, pull.pulls, lock, Immediate(fences))
     first, second = (fences.open_lane(changes.devices) for _ in range(2))
 
     def pulled(lane):

@@ -13,16 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.runtime.on_ps import under_lock
-from kerasps.step.phases.joints import DeviceJoints, Joints
 from kerasps.step.phases.pull import DevicePull
-from kerasps.step.phases.push_apply import apply
 from kerasps.step.phases.push_message import DeviceChanges, PushMessage, StepChanges
 from kerasps.step.phases.step_context import StepContext
+from kerasps.step.phases.update_rules import UpdateRule
 from kerasps.step.records.packing import Packing, brought_to
 from kerasps.step.rows.row_places import RowPlaces
 from kerasps.variables import call_with
-from kerasps.variables.fences import Fences
-from kerasps.variables.lane_table import apply_if_in_lane, apply_in_lane
 
 _Mutex = Callable[[str], tf.Tensor]
 
@@ -35,10 +32,7 @@ class DevicePush:
         changes: what the step changes there.
         pulls: the pulls from the same ps.
         mutex: returns the lock of a device, by the device's name.
-        fences: the lanes on the ps tasks.
-        redoes: whether it may have to leave out what was applied before.
-        numbered: whether it carries the number of the call that it is of.
-        joints: those of the ps, where the push is for one; None to apply it at once.
+        rule: says when a push takes effect.
 
     Attributes:
         tables: the runs of shards of which it sends gradients of rows, those of a group together.
@@ -51,11 +45,7 @@ class DevicePush:
         changes: DeviceChanges,
         pulls: Sequence[DevicePull],
         mutex: _Mutex,
-        fences: Fences,
-        *,
-        redoes: bool,
-        numbered: bool,
-        joints: DeviceJoints | None,
+        rule: UpdateRule,
     ) -> None:
         self.device = device
         self.tables = changes.tables
@@ -64,14 +54,11 @@ class DevicePush:
         sent = {run for runs in self.tables for run in runs}
         self._pulls = [pull for pull in pulls if sent & set(pull.runs)]
         clocked = any(pull.brings_clock for pull in pulls)
-        kinds = {"clocked": clocked, "numbered": numbered}
+        kinds = {"clocked": clocked, "numbered": rule.numbers_calls}
         self.packing: Packing[PushMessage] = Packing(changes.sent_specs(**kinds))
         self._received: Packing[PushMessage] = Packing(changes.received_specs(**kinds))
-        self._lanes = fences.table(device)
-        self._apply_in_lane = apply_if_in_lane if redoes else apply_in_lane
-        self._joints = joints
-        if joints is not None:
-            joints.hold(changes, self._received.specs)
+        self._rule = rule
+        rule.hold(device, changes, self._received.specs)
 
         def take_in(messages: list[list[tf.Tensor]], flats: list[tf.Tensor]) -> None:
             with tf.device(device):
@@ -112,25 +99,13 @@ class DevicePush:
             for runs in self.tables
         ]
         message = self._received.unpack(flats, lengths)
-
-        def take_in() -> tf.Tensor | None:
-            if self._joints is not None:
-                return self._joints.take_in(self._lanes.handle, message, places)
-            self._apply_in_lane(
-                self._lanes.handle,
-                message.lane,
-                message.clock,
-                lambda: apply(self._changes, message, places),
-                message.number,
-            )
-            return None
-
-        joint, unlocked = under_lock(
-            mutex(self.device), take_in, after=tf.nest.flatten([messages, flats])
+        taken, unlocked = under_lock(
+            mutex(self.device),
+            lambda: self._rule.take_in(self.device, self._changes, message, places),
+            after=tf.nest.flatten([messages, flats]),
         )
-        if self._joints is not None:
-            with tf.control_dependencies([unlocked]):
-                self._joints.wait(joint)
+        with tf.control_dependencies([unlocked]):
+            self._rule.after_lock(self.device, taken)
 
 
 class PushPhase:
@@ -140,13 +115,11 @@ class PushPhase:
         changes: what the step changes.
         pulls: all pulls of the step.
         mutex: returns the lock of a device, by the device's name.
-        fences: the lanes on the ps tasks.
-        redoes: whether steps may have been applied on some ps before.
-        numbered: whether pushes carry the number of the call that they are of.
-        joints: the joints that pushes are for; None where each is applied at once.
+        rule: says when a push takes effect.
 
     Attributes:
         changes: what the step changes.
+        rule: as given.
     """
 
     def __init__(
@@ -154,27 +127,18 @@ class PushPhase:
         changes: StepChanges,
         pulls: Sequence[DevicePull],
         mutex: _Mutex,
-        fences: Fences,
-        *,
-        redoes: bool = False,
-        numbered: bool = False,
-        joints: Joints | None = None,
+        rule: UpdateRule,
     ) -> None:
         self.changes = changes
-        self.redoes = redoes
-        self._given = changes, pulls, mutex, fences
-        self._numbered = numbered
-        self.joints = joints
+        self.rule = rule
+        self._given = changes, pulls, mutex
         self.pushes = [
             DevicePush(
                 device,
                 changes.on(device),
                 [pull for pull in pulls if pull.device == device],
                 mutex,
-                fences,
-                redoes=redoes,
-                numbered=numbered,
-                joints=None if joints is None else joints.on[device],
+                rule,
             )
             for device in changes.devices
         ]
@@ -186,7 +150,7 @@ class PushPhase:
 
     def redoing(self) -> PushPhase:
         """Return the push of steps that may have been applied on some ps before."""
-        return PushPhase(*self._given, redoes=True, numbered=self._numbered, joints=self.joints)
+        return PushPhase(*self._given, self.rule.redoing())
 
     @property
     def devices(self) -> list[str]:

@@ -26,7 +26,6 @@ from kerasps.step.records.identity import ByIdentity
 from kerasps.step.tracing.plan import StepPlan
 from kerasps.step.tracing.tracer import Tracer
 from kerasps.variables import LookupTables, ParameterServerVariable, anonymous_handle, current_phase
-from kerasps.variables.lane_table import NO_LANE
 
 
 class CallTicket(NamedTuple):
@@ -171,7 +170,7 @@ def run_in_graph(
             for device in lanes:
                 ps = ps_index(device)
                 is_applied = sent[ps] < ticket.applied[ps]
-                lanes[device] = tf.where(is_applied, NO_LANE, ticket.lane)
+                lanes[device] = plan.push.rule.lane(ticket.lane, is_applied)
     return method.result(_add_step(plan, method.batch, lanes, ticket.number))
 
 

@@ -336,7 +336,7 @@ class TracedStep:
 
     def _header(self, header: Header) -> tf.Tensor:
         packed = header.to_bytes()
-        if self._plan.push.joints is None:
+        if not self.joins:
             return tf.constant(packed)
         # Made on a worker, it would be waited for with Python's lock held, behind executions that
         # wait for other workers; and what these are to do is sent by other threads of Python.
@@ -346,23 +346,20 @@ class TracedStep:
     @property
     def joins(self) -> bool:
         """Whether a step waits for those of other workers: its updates are synchronous."""
-        return self._plan.push.joints is not None
+        return self._plan.push.rule.waits
 
     @property
     def num_backups(self) -> int:
         """How many workers an update does not wait for."""
-        joints = self._plan.push.joints
-        return 0 if joints is None else joints.num_backups
+        return self._plan.push.rule.num_backups
 
     def join(self, lane: int) -> None:
         """Have the steps of a worker be waited for. Call when nothing runs there."""
-        if self._plan.push.joints is not None:
-            self._plan.push.joints.join(lane)
+        self._plan.push.rule.join(lane)
 
     def leave(self, lane: int) -> None:
         """Have the steps of a worker be waited for no more. It may be called again."""
-        if self._plan.push.joints is not None:
-            self._plan.push.joints.leave(lane)
+        self._plan.push.rule.leave(lane)
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
         """Return and clear the totals of the worker on whose device this runs."""

@@ -161,7 +161,7 @@ class StepPlan:
         Steps that are done again are a few, and a worker has others to do: what counts is how long
         it takes to make their graph ready.
         """
-        if self.push.redoes:
+        if self.push.rule.redoes:
             return 1
         operations = _num_operations(*self.phases)
         if self.overlaps:

@@ -22,7 +22,6 @@ from kerasps.step.tracing.overlap import Overlap
 from kerasps.step.tracing.plan import MAX_UNROLLED_STEPS, StepPlan
 from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
 from kerasps.variables import ParameterServerVariable, anonymous_handle
-from kerasps.variables.lane_table import NO_LANE
 
 
 class StepResult(NamedTuple):
@@ -337,8 +336,7 @@ class _Step:
         if self.overlap is not None:
             self.overlap.before_pull(step)
         plan.pull.add_to(step)
-        if plan.push.joints is not None:
-            plan.push.joints.after_pull(step)
+        plan.push.rule.after_pull(step)
         if self.overlap is not None:
             self.overlap.after_pull(step)
         plan.compute.add_to(step)
@@ -466,18 +464,16 @@ class _Step:
 
     def _lanes_at(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return the lane for each ps when `steps` batches of the execution are done."""
-        if not self.plan.push.redoes:
-            return dict.fromkeys(self.plan.push.devices, self._ticket.lane)
+        rule, lane = self.plan.push.rule, self._ticket.lane
+        if not rule.redoes:
+            return dict.fromkeys(self.plan.push.devices, lane)
         size = self.plan.num_replicas
         with tf.device("/device:CPU:0"):
             done = tf.cast(steps, tf.int32)
             if size > 1:  # batches that are left over are pushed one by one
                 done = done // size + done % size
-            # To a joint a worker comes all the same: the others wait for it.
-            joins = self.plan.push.joints is not None
-            without = -1 - self._ticket.lane if joins else NO_LANE
             return {
-                device: tf.where(done < applied, without, self._ticket.lane)
+                device: rule.lane(lane, done < applied)
                 for device, applied in zip(
                     self.plan.push.devices, self._ticket.applied, strict=True
                 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,7 @@ from kerasps.step.phases.pull import PullPhase
 from kerasps.step.phases.push import PushPhase
 from kerasps.step.phases.push_message import StepChanges
 from kerasps.step.phases.seed_draw import SeedDraw
+from kerasps.step.phases.update_rules import Immediate, Synchronous, UpdateRule
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.rows.groups import grouping
 from kerasps.step.rows.lookups import MustReadWhole, Round, plan_rounds
@@ -38,12 +38,10 @@ from kerasps.step.tracing.synchronous_checks import check_synchronous
 from kerasps.step.updates.update import Update
 from kerasps.variables import (
     LookupTables,
-    NamedVariable,
     ParameterServerVariable,
     entering,
     shards_in,
 )
-from kerasps.variables.lane_table import read_clock
 from kerasps.variables.named import Lookup
 from kerasps.variables.slots import move_slots
 
@@ -330,21 +328,19 @@ class Tracer:
             fused.all,
             [group for own in rounds for group in own.groups],
         )
-        joints = known.push.joints if known is not None else self._joints(phase, changes)
+        rule = known.push.rule if known is not None else self._update_rule(phase, changes)
         pull = PullPhase(
             list(inventory.pulled),
             rounds,
             fused.all,
-            self._clocks(changes, joints),
-            needs_clocks=joints is not None,
+            {device: rule.clock(device) for device in changes.devices},
+            needs_clocks=rule.waits,
         )
         push = PushPhase(
             changes,
             pull.pulls,
             extended.mutex,
-            extended.fences,
-            numbered=self._method.numbers_pushes,
-            joints=joints,
+            rule,
         )
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
         captures += [] if single is None else [*single.pull.captures, *single.push.captures]
@@ -404,32 +400,19 @@ class Tracer:
             IdentitySet([*deltas, *assigned]),
         )
 
-    def _joints(self, phase: Compute, changes: StepChanges) -> Joints | None:
-        """Return the joints of the step; None where each push is applied at once."""
+    def _update_rule(self, phase: Compute, changes: StepChanges) -> UpdateRule:
+        """Choose when the pushes of the step take effect."""
+        extended, is_scheduled = self._strategy.extended, self._method.has_states_away
+        at_once = Immediate(extended.fences, self._method.numbers_pushes)
         if self._strategy.update_mode != "sync":
-            return None
-        is_scheduled = self._method.has_states_away
+            return at_once
         check_synchronous(
             self._method.name, phase.updates, self._inventory, is_scheduled=is_scheduled
         )
         if is_scheduled or not changes.devices:
-            return None
-        return Joints(
-            changes.devices, self._strategy.extended.mutex, self._strategy.num_backup_workers
-        )
-
-    def _clocks(
-        self, changes: StepChanges, joints: Joints | None
-    ) -> dict[str, Callable[[], tf.Tensor]]:
-        """Return what reads the clock of each ps that the step pushes to."""
-        if joints is not None:
-            return {device: own.read_number for device, own in joints.on.items()}
-        tables = {d: self._strategy.extended.fences.table(d) for d in changes.devices}
-        return {device: functools.partial(_read_clock, table) for device, table in tables.items()}
-
-
-def _read_clock(table: NamedVariable) -> tf.Tensor:
-    return read_clock(table.handle)
+            return at_once
+        joints = Joints(changes.devices, extended.mutex, self._strategy.num_backup_workers)
+        return Synchronous(extended.fences, joints)
 
 
 def _first_device(updates: Sequence[Update], changed: Sequence[ParameterServerVariable]) -> str:
