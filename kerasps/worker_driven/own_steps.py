@@ -12,6 +12,7 @@ import tensorflow as tf
 from kerasps.inputs import Input, OpenDataset
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.step import ExecutionResult, TracedStep
+from kerasps.step.tracing.runners import ALONE
 from kerasps.training import Execution, MetricTotals, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews
 from kerasps.worker_driven.step_budget import StepBudget
@@ -136,9 +137,8 @@ class OwnSteps:
             dataset.spec,
             num_steps,
             checked=dataset.is_checked,
-            keeps_totals=False,
+            runner=ALONE,
             devices=self._devices,
-            on_coordinator=True,
         )
         source: Any = dataset.resource
         if execution.batches is not None:

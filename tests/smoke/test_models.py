@@ -17,6 +17,7 @@ from kerasps.errors import KeraspsError
 from kerasps.step import TRAIN
 from kerasps.step.phases import compute_phase
 from kerasps.step.running.make_step import step_function
+from kerasps.step.tracing.runners import RETURNING_WORKER
 from support.compare import assert_equal, regression_data, train_both
 from support.models import Examples, counting_model, ids_data
 from support.optimizers import OPTIMIZERS
@@ -196,7 +197,7 @@ def test_a_compute_phase_that_is_not_on_its_device_is_refused(strategy, monkeypa
 
     def build(num_steps):
         return step.step_graph(
-            None, num_steps, checked=False, keeps_totals=False, devices=("GPU:0",)
+            None, num_steps, checked=False, runner=RETURNING_WORKER, devices=("GPU:0",)
         )
 
     build(1)

@@ -21,6 +21,7 @@ from kerasps.step.running.kept_graphs import KEPT_GRAPHS
 from kerasps.step.running.message_texts import OtherWords
 from kerasps.step.running.timing import StepTiming
 from kerasps.step.tracing.device_plans import DevicePlans
+from kerasps.step.tracing.runners import Runner
 from kerasps.step.tracing.state import Header, Ticket, WorkerVariables
 from kerasps.step.tracing.step_graph import build_step_graph
 from kerasps.step.tracing.tracer import Tracer
@@ -182,10 +183,9 @@ class TracedStep:
         num_steps: int,
         *,
         checked: bool,
-        keeps_totals: bool,
+        runner: Runner,
         redoes: bool = False,
         devices: Sequence[str],
-        on_coordinator: bool = False,
         replicas: int = 1,
     ) -> Any:
         """Return the step graph of an execution of `num_steps` batches: a concrete function.
@@ -197,16 +197,15 @@ class TracedStep:
                 batches.
             num_steps: batches to take.
             checked: whether the data may end within the execution.
-            keeps_totals: whether what the steps add up to stays on the worker until `collect`, or
-                is returned.
+            runner: who runs it: a worker, which returns what the steps add up to or keeps it until
+                `collect`, or this process.
             redoes: whether it goes by what the ticket says was applied before; others do all.
             devices: the devices that compute, for which the step was traced (see `plans`).
-            on_coordinator: whether it is the coordinator that runs it, and not a worker.
             replicas: how many batches a step takes, each on a device of its own. What is left over
                 is taken one by one. `num_replicas` was asked before.
         """
         plan = self.plans.plan_for(min(replicas, num_steps), replicas, tuple(devices))
-        key = (source_spec, num_steps, checked, keeps_totals, redoes, on_coordinator, id(plan))
+        key = (source_spec, num_steps, checked, runner, redoes, id(plan))
         with self._lock:
             if key not in self._step_graphs:
                 spec = [self._element_spec] * num_steps if source_spec is None else source_spec
@@ -217,8 +216,7 @@ class TracedStep:
                         num_steps,
                         checked=checked,
                         variables=self._variables,
-                        keeps_totals=keeps_totals,
-                        on_coordinator=on_coordinator,
+                        runner=runner,
                     )
                 self._step_graphs[key] = KEPT_GRAPHS.shared(built, self._words)
             return self._step_graphs[key]

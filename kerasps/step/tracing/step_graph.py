@@ -5,7 +5,6 @@ Steps are unrolled up to a bound, and the unrolled block is looped beyond it.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasps.cluster.description.worker_devices import FIRST_CPU
 from kerasps.errors import KeraspsError
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext, batch_inputs
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.packing import leaves_of
 from kerasps.step.tracing.overlap import Overlap
 from kerasps.step.tracing.plan import MAX_UNROLLED_STEPS, StepPlan
+from kerasps.step.tracing.runners import Runner, on_cpu
 from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
 from kerasps.variables import ParameterServerVariable, anonymous_handle
 
@@ -85,8 +84,7 @@ def build_step_graph(
     *,
     checked: bool,
     variables: WorkerVariables,
-    keeps_totals: bool,
-    on_coordinator: bool = False,
+    runner: Runner,
 ) -> Any:
     """Return the concrete function of an execution: from handles, a source of data and a header.
 
@@ -103,15 +101,14 @@ def build_step_graph(
         num_batches: batches to take.
         checked: whether the iterator may end within the execution.
         variables: what the worker keeps: in which lane it pushes, and totals.
-        keeps_totals: whether the state stays on the worker, or is returned.
-        on_coordinator: whether it is the coordinator that runs it, and not a worker.
+        runner: who runs it.
     """
     layout = _Layout.of(plan, source_spec, num_batches, checked=checked)
 
     # The compute phase names its device. All else is on the CPU of the task.
-    @_on_cpu
+    @on_cpu
     def steps(packed: tf.Tensor, source: Any, *header: tf.Tensor) -> Any:
-        step = _Step(plan, Ticket.from_tensor(packed), *header, on_coordinator=on_coordinator)
+        step = _Step(plan, Ticket.from_tensor(packed), *header, copies_tables=runner.copies_tables)
         if layout.reads:
             source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
         state, outputs = _all_steps(step, layout, source)
@@ -125,41 +122,14 @@ def build_step_graph(
         *([Header.spec()] if plan.seeds else []),
     ]
     # A function of its own: where a graph reads a variable of the worker, look-ups on ps wait for
-    # that. Not inlined into `into_totals`, since a graph that returns nothing is not optimized.
-    attributes = {"_noinline": True} if keeps_totals else None
+    # that.
     inner = tf.function(
-        steps, autograph=False, experimental_attributes=attributes
+        steps,
+        autograph=False,
+        experimental_attributes=None if runner.inlines else {"_noinline": True},
     ).get_concrete_function(variables.ticket_spec, *arguments)
     _check_devices(plan, inner.graph)
-
-    @_on_cpu
-    def on_worker(handles: list[tf.Tensor], *arguments: Any) -> Any:
-        return inner(variables.ticket(handles), *arguments)
-
-    @_on_cpu
-    def into_totals(handles: list[tf.Tensor], *arguments: Any) -> list[tf.Tensor]:
-        variables.add(handles, plan.state.unpack(on_worker(handles, *arguments)))
-        return []
-
-    @_on_cpu
-    def alone(*arguments: Any) -> Any:
-        return inner(variables.ticket_of_coordinator(), *arguments)
-
-    if on_coordinator:
-        return tf.function(alone, autograph=False).get_concrete_function(*arguments)
-    function = tf.function(into_totals if keeps_totals else on_worker, autograph=False)
-    return function.get_concrete_function(variables.handle_specs, *arguments)
-
-
-def _on_cpu(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that adds what `body` does to a graph, on the CPU of the task."""
-
-    @functools.wraps(body)  # whose name TensorFlow gives the graph
-    def placed(*arguments: Any) -> Any:
-        with tf.device(f"/device:{FIRST_CPU}"):
-            return body(*arguments)
-
-    return placed
+    return runner.function(inner, plan, variables, arguments)
 
 
 def _check_devices(plan: StepPlan, graph: Any) -> None:
@@ -267,15 +237,14 @@ class _Step:
         plan: the step.
         ticket: in which lane it pushes.
         header: the header, packed, where something is drawn from it.
-        on_coordinator: whether the coordinator runs the graph, which has no copies of lookup
-            tables.
+        copies_tables: whether it reads copies of lookup tables, which the worker was given.
 
     Attributes:
         overlap: what has steps overlap; None where each waits for the one before.
     """
 
     def __init__(
-        self, plan: StepPlan, ticket: Ticket, *header: tf.Tensor, on_coordinator: bool
+        self, plan: StepPlan, ticket: Ticket, *header: tf.Tensor, copies_tables: bool
     ) -> None:
         self.plan = plan
         self._ticket = ticket
@@ -283,7 +252,7 @@ class _Step:
         self._seeds = Header.from_tensor(header[0], num_seeds).seeds if header else []
         self._handles = plan.lookup()
         self.overlap = Overlap(plan) if plan.overlaps else None
-        if not on_coordinator:
+        if copies_tables:
             for own in (plan, plan.single):
                 self._handles.update({} if own is None else own.lookup_tables.handles())
         self._scratch = [

@@ -16,6 +16,7 @@ from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import translated_errors
 from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, Mode, TracedStep
 from kerasps.step.running.make_step import explaining, step_function
+from kerasps.step.tracing.runners import ALONE
 from kerasps.training.epoch.metrics import merge_once
 from kerasps.training.loop.outputs import concatenated
 from kerasps.training.loop.step_numbers import StepNumbers
@@ -100,9 +101,8 @@ def _run_on_batch(
                 None,
                 1,
                 checked=False,
-                keeps_totals=False,
+                runner=ALONE,
                 devices=devices,
-                on_coordinator=True,
             )
         result = function.run_alone(execution, [packed], numbers.next_header(1))
         numbers.settle(1)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.inputs import Input, OpenDataset
 from kerasps.step import TracedStep
+from kerasps.step.tracing.runners import COLLECTING_WORKER, RETURNING_WORKER, Runner
 from kerasps.step.tracing.state import Ticket
 from kerasps.training.epoch.epoch_events import (
     Collect,
@@ -77,7 +78,7 @@ class WorkerSource:
         """Return what the step graph of an execution reads: a resource, or batches."""
         return self._resource if execution.batches is None else execution.batches
 
-    def step_graph(self, function: TracedStep, execution: Execution, *, keeps_totals: bool) -> Any:
+    def step_graph(self, function: TracedStep, execution: Execution, runner: Runner) -> Any:
         """Return the step graph of an execution on this source."""
         assert self._dataset is not None  # `Open` comes before `Send`
         key = execution.num_steps, bool(execution.applied), execution.replicas
@@ -86,7 +87,7 @@ class WorkerSource:
                 self._dataset.spec,
                 execution.num_steps,
                 checked=self._dataset.is_checked,
-                keeps_totals=keeps_totals,
+                runner=runner,
                 redoes=bool(execution.applied),
                 replicas=execution.replicas,
                 devices=self.devices,
@@ -130,6 +131,7 @@ class Session:
         self._inputs = inputs
         self._executor = executor
         self._keeps_totals = keeps_totals
+        self._runner = COLLECTING_WORKER if keeps_totals else RETURNING_WORKER
         self._lanes = lanes
         self._post = post
         self._on_success = on_success
@@ -192,7 +194,7 @@ class Session:
         self._function.give_ticket(self._handles, Ticket(lane, [0] * len(execution.applied)))
 
     def _run(self, execution: Execution) -> None:
-        graph = self._source.step_graph(self._function, execution, keeps_totals=self._keeps_totals)
+        graph = self._source.step_graph(self._function, execution, self._runner)
         data = self._source.data_of(execution)
         if self._keeps_totals:
             self._num_running += 1

@@ -1,0 +1,108 @@
+"""Who runs an execution: where its ticket comes from, and where its state goes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from kerasps.cluster.description.worker_devices import FIRST_CPU
+from kerasps.step.tracing.plan import StepPlan
+from kerasps.step.tracing.state import WorkerVariables
+
+Steps = Callable[..., Any]
+
+
+class Runner(Protocol):
+    """Makes the function that an execution calls of the one that does its steps.
+
+    Attributes:
+        copies_tables: whether a step reads copies of lookup tables, which the runner was given.
+        inlines: whether the steps may become a part of the function around them.
+    """
+
+    copies_tables: bool
+    inlines: bool
+
+    def function(
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+    ) -> tf.types.experimental.ConcreteFunction:
+        """Return the function of an execution.
+
+        Args:
+            steps: does its steps, given a ticket and the arguments; returns the packed state.
+            plan: the step.
+            variables: what a worker keeps from execution to execution.
+            arguments: the specs of the data and of the header.
+        """
+
+
+class _ReturningWorker:
+    """A worker that returns the state of each execution (see `Runner`)."""
+
+    copies_tables = True
+    inlines = True
+
+    def function(
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+    ) -> tf.types.experimental.ConcreteFunction:
+        @on_cpu
+        def on_worker(handles: list[tf.Tensor], *given: Any) -> Any:
+            return steps(variables.ticket(handles), *given)
+
+        function = tf.function(on_worker, autograph=False)
+        return function.get_concrete_function(variables.handle_specs, *arguments)
+
+
+class _CollectingWorker:
+    """A worker that adds the state of each execution to its totals (see `Runner`)."""
+
+    copies_tables = True
+    # A graph that returns nothing is not optimized, so the steps stay a function.
+    inlines = False
+
+    def function(
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+    ) -> tf.types.experimental.ConcreteFunction:
+        @on_cpu
+        def into_totals(handles: list[tf.Tensor], *given: Any) -> list[tf.Tensor]:
+            flats = steps(variables.ticket(handles), *given)
+            variables.add(handles, plan.state.unpack(flats))
+            return []
+
+        function = tf.function(into_totals, autograph=False)
+        return function.get_concrete_function(variables.handle_specs, *arguments)
+
+
+class _Alone:
+    """The process that built the graph: a coordinator, or a worker that drives its own steps."""
+
+    copies_tables = False
+    inlines = True
+
+    def function(
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+    ) -> tf.types.experimental.ConcreteFunction:
+        @on_cpu
+        def alone(*given: Any) -> Any:
+            return steps(variables.ticket_of_coordinator(), *given)
+
+        return tf.function(alone, autograph=False).get_concrete_function(*arguments)
+
+
+RETURNING_WORKER: Runner = _ReturningWorker()
+COLLECTING_WORKER: Runner = _CollectingWorker()
+ALONE: Runner = _Alone()
+
+
+def on_cpu(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that adds what `body` does to a graph, on the CPU of the task."""
+
+    @functools.wraps(body)  # whose name TensorFlow gives the graph
+    def placed(*arguments: Any) -> Any:
+        with tf.device(f"/device:{FIRST_CPU}"):
+            return body(*arguments)
+
+    return placed
