@@ -29,6 +29,7 @@ from kerasps.cluster import absent_ps_error, comes_from, lost_ps, tell_superviso
 from kerasps.errors import ClusterClosedError, KeraspsError, PSLostError, WorkerLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
+from kerasps.training.admission import choose_admission
 from kerasps.training.channel import EpochChannel, Mailbox, Sessions
 from kerasps.training.coordinator_port import CoordinatorPort
 from kerasps.training.epoch_events import (
@@ -43,7 +44,6 @@ from kerasps.training.epoch_events import (
     WorkerLost,
 )
 from kerasps.training.epoch_state import EpochState
-from kerasps.training.joint_ledger import JointLedger
 from kerasps.training.lanes import WorkerLanes
 from kerasps.training.metrics import MetricTotals
 from kerasps.training.session import (
@@ -118,8 +118,9 @@ class Dispatcher:
             executions_ahead=EXECUTIONS_PER_WORKER if self._keeps_totals else 1,
             collect_interval=collect_interval,
             # Who changes nothing waits for nobody.
-            max_ahead=max_ahead,
-            joints=JointLedger(joins=function.joins, num_backups=function.num_backups),
+            admission=choose_admission(
+                max_ahead=max_ahead, joins=function.joins, num_backups=function.num_backups
+            ),
         )
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._name_of)

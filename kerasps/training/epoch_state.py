@@ -20,9 +20,10 @@ The class is modelled on `dask.distributed`'s `WorkerState`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from kerasps.training.admission import Admission, Free
 from kerasps.training.epoch_events import (
     AllAsked,
     Collect,
@@ -31,8 +32,6 @@ from kerasps.training.epoch_events import (
     Event,
     Execution,
     ExecutionsDone,
-    Join,
-    Leave,
     Open,
     PassBegan,
     Report,
@@ -50,8 +49,6 @@ from kerasps.training.epoch_events import (
     WorkerLost,
     WorkersJoined,
 )
-from kerasps.training.joint_ledger import JointLedger
-from kerasps.training.pace import Pace
 from kerasps.training.splits import SplitLedger, SplitStatus
 from kerasps.training.worker_state import WorkerState, WorkerStatus
 
@@ -74,9 +71,7 @@ class EpochState:
         executions_ahead: how many executions a worker is given at a time.
         collect_interval: seconds for which a worker may hold results. 0: each execution returns its
             own, so `ResultReturned` takes the place of `ExecutionsDone` and `ResultCollected`.
-        max_ahead: how many steps a worker may be ahead of the slowest (see `Pace`). No execution
-            may have more. None for any number.
-        joints: who takes part in synchronous updates. Default: there are none.
+        admission: says which workers may be given steps. Default: all.
     """
 
     def __init__(
@@ -86,8 +81,7 @@ class EpochState:
         lost: Iterable[int] = (),
         executions_ahead: int,
         collect_interval: float,
-        max_ahead: int | None = None,
-        joints: JointLedger | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self._workers = [WorkerState() for _ in range(num_workers)]
         self._lost = set(lost)
@@ -97,8 +91,9 @@ class EpochState:
         # The steps of the execution that was asked for last.
         self._execution_steps = 1
         self._splits = SplitLedger(0)
-        self._pace = Pace(max_ahead)
-        self._joints = joints or JointLedger(joins=False)
+        self._admission = admission or Free()
+        # What its progress was when it was looked at last.
+        self._progress = self._admission.progress
         self._all_asked = False
         for worker in self._lost:
             self._workers[worker].status = WorkerStatus.LOST
@@ -119,10 +114,9 @@ class EpochState:
     @property
     def is_dealt_evenly(self) -> bool:
         """Whether synchronous updates wait for nobody who was given fewer steps than others."""
-        if not self._joints.joins or self._queue or self._splits.num_unfinished:
+        if self._queue or self._splits.num_unfinished:
             return False
-        readers = [i for i, worker in enumerate(self._workers) if self._has_data(worker)]
-        return self._joints.is_even(readers)
+        return self._admission.is_even(self._readers())
 
     @property
     def has_results_due(self) -> bool:
@@ -168,10 +162,9 @@ class EpochState:
     def handle(self, event: Event) -> list[Command]:
         """Take note of an event; return what must be done because of it, in that order."""
         commands = [*self._handle(event), *self._finish_unfinished()]
-        if self._pace.has_moved():
-            commands += self._send_queued()
         leaves = self._part_with_idle()
-        if self._joints.has_changed():
+        before, self._progress = self._progress, self._admission.progress
+        if before != self._progress:
             commands += self._send_queued()
         # Whoever leaves does so before it opens what it is to read next, which may take long.
         return [*leaves, *commands]
@@ -218,7 +211,7 @@ class EpochState:
                 return []
             case WorkerLeaves():
                 self._workers[event.worker].is_leaving = True
-                self._pace.leave(event.worker)
+                self._admission.set_idle(event.worker)
                 return [*self._go_on(event.worker), *self._let_dry_go(event.worker)]
             case SessionEnded():
                 return self._end_session(event.worker)
@@ -233,8 +226,7 @@ class EpochState:
                 self._release_own(index)
         # The others wait for those that are about to begin.
         there = [i for i in range(len(self._workers)) if i not in self._lost]
-        self._pace.begin(there)
-        self._joints.expect(there)
+        self._admission.begin(there)
         return []
 
     def _begin_session(self, index: int, is_open: bool, applied: tuple[int, ...]) -> list[Command]:
@@ -255,7 +247,7 @@ class EpochState:
         worker = self._workers[event.worker]
         worker.status = WorkerStatus.READING
         if not worker.is_leaving:
-            self._pace.join(event.worker)
+            self._admission.set_ready(event.worker)
         if worker.split is not None:
             self._splits.open(
                 worker.split, event.left, is_endless=event.is_endless, has_order=event.has_order
@@ -267,8 +259,8 @@ class EpochState:
     def _begin_joint(self, index: int) -> list[Command]:
         if self._workers[index].status not in (WorkerStatus.AWAITED, WorkerStatus.LOST):
             # One that has left its split meanwhile leaves these updates too.
-            is_late = any(self._workers[member].running for member in self._joints.members)
-            self._joints.join(index, is_late=is_late)
+            is_late = any(self._workers[member].running for member in self._admission.members)
+            self._admission.join(index, is_late=is_late)
         # All wait for it: more may have to be asked for.
         return [Report(), *self._send_queued()]
 
@@ -277,7 +269,7 @@ class EpochState:
         self._lost.discard(event.worker)
         for _ in range(event.count):
             execution = worker.running.popleft()
-            self._pace.finish(event.worker, execution.num_steps)
+            self._admission.finish(event.worker, execution.num_steps)
             worker.uncollected.append(execution)
         commands: list[Command] = [Report()]
         if event.at >= worker.collect_at:
@@ -288,7 +280,7 @@ class EpochState:
         worker = self._workers[event.worker]
         self._lost.discard(event.worker)
         execution = worker.running.popleft()
-        self._pace.finish(event.worker, execution.num_steps)
+        self._admission.finish(event.worker, execution.num_steps)
         pushes = worker.count([execution], event.steps)
         missing = execution.num_steps - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
@@ -315,8 +307,7 @@ class EpochState:
 
     def _lose(self, index: int, applied: tuple[int, ...]) -> list[Command]:
         self._lost.add(index)
-        self._pace.leave(index)
-        self._joints.leave(index)
+        self._admission.leave(index)
         self._requeue(index, applied)
         self._release(index)
         # It may be that it has not come to its own split.
@@ -337,7 +328,7 @@ class EpochState:
             self._release(index)
         # What the session was given and did not run: its batches are still there to be read.
         for execution in worker.running:
-            self._pace.take_back(index, execution.num_steps)
+            self._admission.take_back(index, execution.num_steps)
             worker.num_given -= 1
             if worker.split is not None:
                 self._splits.give_out(worker.split, -execution.num_steps)
@@ -345,9 +336,7 @@ class EpochState:
         worker.running.clear()
         worker.is_collecting = False
         worker.status = WorkerStatus.AWAITED
-        self._joints.leave(index)
-        if not worker.is_leaving:
-            self._joints.expect([index])
+        self._admission.end_session(index, returns=not worker.is_leaving)
         return []
 
     # What follows
@@ -367,12 +356,12 @@ class EpochState:
             return self._let_go(index)
         if worker.split is not None and not worker.shares:
             self._splits.finish(worker.split)
-        self._pace.leave(index)
+        self._admission.set_idle(index)
         return self._seek(index)
 
     def _let_go(self, index: int) -> list[Command]:
         """Do without a worker that holds nothing."""
-        return [*self._part_with(index), *self._lose(index, ())]
+        return [*self._admission.leave(index), *self._lose(index, ())]
 
     def _let_dry_go(self, index: int) -> list[Command]:
         return self._let_go(index) if self._workers[index].status is WorkerStatus.DRY else []
@@ -392,9 +381,8 @@ class EpochState:
             return self._let_go(index)
         if worker.split is None and len(self._splits):
             worker.status = WorkerStatus.DRY
-            self._pace.leave(index)
             self._lost.discard(index)
-            return [*self._part_with(index), Report()]
+            return [*self._admission.leave(index), Report()]
         worker.status = WorkerStatus.OPENING
         if worker.split is None:
             return [Open(index, None, 0)]
@@ -415,7 +403,7 @@ class EpochState:
 
         Of those that are equally busy, the one that has had the fewest.
         """
-        commands = self._have_join()
+        commands = self._admission.take_in(self._employable())
         for index, worker in enumerate(self._workers):
             while worker.split is not None and self._has_room(worker):
                 unfinished = self._unfinished(worker)
@@ -424,13 +412,13 @@ class EpochState:
                 commands += self._send(index, self._splits.take_unfinished(worker.split))
         while self._queue:
             steps = self._queue[0].num_steps
+            readers = self._readers()
             free = [
                 worker.turn(index)
-                for index, worker in enumerate(self._workers)
-                if self._has_room(worker)
+                for index in readers
+                if self._has_room(worker := self._workers[index])
                 and self._unfinished(worker) is None
-                and self._pace.allows(index, steps)
-                and self._may_take_part(index)
+                and self._allows(index, steps, readers)
             ]
             if not free or self._num_awaited_before(min(free)) >= len(self._queue):
                 break
@@ -453,45 +441,33 @@ class EpochState:
 
     def _may_begin(self, index: int, unfinished: Execution) -> bool:
         """Return whether a worker may do what it alone can, and others may have nothing to do."""
-        if self._joints.joins:
-            return self._may_take_part(index)
-        if not self._pace.allows(index, unfinished.num_steps) and not self._queue:
+        steps, readers = unfinished.num_steps, self._readers()
+        if not self._allows(index, steps, readers) and not self._queue:
             for other, worker in enumerate(self._workers):
                 if other != index and worker.status is WorkerStatus.READING and not worker.running:
-                    self._pace.leave(other)
-        return self._pace.allows(index, unfinished.num_steps)
+                    self._admission.set_idle(other)
+        return self._allows(index, steps, readers)
 
-    def _may_take_part(self, index: int) -> bool:
-        """Return whether synchronous updates allow a worker to be given steps."""
-        readers = [i for i, worker in enumerate(self._workers) if self._has_data(worker)]
+    def _allows(self, index: int, steps: int, readers: list[int]) -> bool:
         is_idle = not self._workers[index].running
-        return self._joints.may_be_given(index, readers, is_idle=is_idle)
+        return self._admission.allows(index, steps, is_idle=is_idle, readers=readers)
 
-    def _have_join(self) -> list[Command]:
-        """Have workers take part in synchronous updates for which there is something to do."""
-        commands: list[Command] = []
+    def _employable(self) -> Iterator[int]:
+        """Find the workers that could do what waits."""
         for index, worker in enumerate(self._workers):
             has_work = bool(self._queue) or self._unfinished(worker) is not None
-            if has_work and self._has_room(worker) and self._joints.should_join(index):
-                self._joints.begin_to_join(index)
-                commands.append(Join(index))
-        return commands
+            if has_work and self._has_room(worker):
+                yield index
 
     def _part_with_idle(self) -> list[Command]:
         """Have no synchronous update wait for workers that have nothing to bring."""
         commands: list[Command] = []
-        for index in sorted(self._joints.members):
+        for index in self._admission.members:
             worker = self._workers[index]
             has_work = bool(self._queue) or not self._all_asked
             if not worker.running and not (has_work and self._has_room(worker)):
-                commands += self._part_with(index)
+                commands += self._admission.leave(index)
         return commands
-
-    def _part_with(self, index: int) -> list[Command]:
-        """Have no synchronous update wait for a worker, if any does."""
-        takes_part = self._joints.takes_part(index)
-        self._joints.leave(index)
-        return [Leave(index)] if takes_part else []
 
     def _unfinished(self, worker: WorkerState) -> Execution | None:
         """Return what a worker must do before anything else: it is for the next of its batches."""
@@ -535,8 +511,7 @@ class EpochState:
         if execution.replicas != worker.replicas and not any(execution.applied):
             # What was done in part is done again in the same steps.
             execution = replace(execution, replicas=worker.replicas)
-        self._pace.give(index, execution.num_steps)
-        self._joints.give(index, execution.num_steps)
+        self._admission.give(index, execution.num_steps)
         worker.running.append(execution)
         worker.num_given += 1
         return Send(index, execution)
@@ -546,6 +521,10 @@ class EpochState:
         if worker.status is not status or worker.is_exhausted:
             return False
         return worker.split is None or self._splits.left(worker.split) != 0
+
+    def _readers(self) -> list[int]:
+        """Return the workers that have data."""
+        return [i for i, worker in enumerate(self._workers) if self._has_data(worker)]
 
     def _collect(self, index: int) -> list[Command]:
         worker = self._workers[index]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasps.training.admission import choose_admission
 from kerasps.training.epoch_events import (
     Collect,
     EpochBegan,
@@ -45,7 +46,7 @@ def new_state(num_workers=2, *, num_splits=None, lost=(), interval=1.0, max_ahea
         lost=lost,
         executions_ahead=AHEAD if interval else 1,
         collect_interval=interval,
-        max_ahead=max_ahead,
+        admission=choose_admission(max_ahead=max_ahead),
     )
     assert state.handle(PassBegan(num_workers if num_splits is None else num_splits)) == []
     assert state.handle(EpochBegan()) == []
@@ -924,7 +925,7 @@ def test_steps_that_no_worker_has_data_for_end_the_epoch(interval, steps):
     assert cluster.done == min(steps, 25)
 
 
-# Pace
+# Bounded admission
 
 QUIET_ACTIONS = st.one_of(
     st.tuples(st.just("begin"), WORKERS),

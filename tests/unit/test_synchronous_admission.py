@@ -8,6 +8,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasps.training.admission import Synchronous
 from kerasps.training.epoch_events import (
     AllAsked,
     Collect,
@@ -31,7 +32,6 @@ from kerasps.training.epoch_events import (
     WorkerLost,
 )
 from kerasps.training.epoch_state import EpochState
-from kerasps.training.joint_ledger import JointLedger
 
 AHEAD = 3
 
@@ -48,7 +48,7 @@ class Cluster:
             len(lengths),
             executions_ahead=self.executions_ahead,
             collect_interval=self.collect_interval,
-            joints=JointLedger(joins=True),
+            admission=Synchronous(),
         )
         self.mailboxes = [deque() for _ in lengths]
         self.has_session, self.is_open = [False] * len(lengths), [False] * len(lengths)
@@ -277,22 +277,22 @@ def test_a_callback_that_touches_the_model_cuts_no_update_short(
 
 
 def test_steps_are_dealt_out_evenly():
-    ledger = JointLedger(joins=True)
-    ledger.expect([0, 1])
-    ledger.join(0)
-    assert not ledger.may_be_given(0, [0, 1], is_idle=True)  # the other is expected
-    ledger.join(1)
-    ledger.give(0, 4)
-    assert not ledger.may_be_given(0, [0, 1], is_idle=False)
-    assert ledger.may_be_given(1, [0, 1], is_idle=False)
+    admission = Synchronous()
+    admission.begin([0, 1])
+    admission.join(0)
+    assert not admission.allows(0, 4, is_idle=True, readers=[0, 1])  # the other is expected
+    admission.join(1)
+    admission.give(0, 4)
+    assert not admission.allows(0, 4, is_idle=False, readers=[0, 1])
+    assert admission.allows(1, 4, is_idle=False, readers=[0, 1])
     # All wait for one that has nothing to do; and one that has no data is given nothing.
-    assert ledger.may_be_given(0, [0, 1], is_idle=True)
-    assert ledger.may_be_given(0, [0], is_idle=False)
+    assert admission.allows(0, 4, is_idle=True, readers=[0, 1])
+    assert admission.allows(0, 4, is_idle=False, readers=[0])
 
 
 def test_with_backups_nobody_waits_for_a_slow_worker_to_be_given_steps():
-    ledger = JointLedger(joins=True, num_backups=1)
-    ledger.join(0)
-    ledger.join(1)
-    ledger.give(0, 4)
-    assert ledger.may_be_given(0, [0, 1], is_idle=False)
+    admission = Synchronous(num_backups=1)
+    admission.join(0)
+    admission.join(1)
+    admission.give(0, 4)
+    assert admission.allows(0, 4, is_idle=False, readers=[0, 1])
