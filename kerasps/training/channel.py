@@ -145,6 +145,11 @@ class Sessions:
         """Whether nothing more is to begin."""
         return self._is_over
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the flight ends in an error."""
+        return self.error is not None
+
     def enter(self, event: SessionBegan) -> Mailbox | None:
         """Begin a session; return its mailbox, or None when the flight is over before."""
         worker = event.worker

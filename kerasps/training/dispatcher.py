@@ -41,7 +41,8 @@ from kerasps.training.epoch_events import (
     SessionEnded,
     SplitPosition,
     StepsAsked,
-    WorkerLost,
+    WorkerEnd,
+    WorkerEnded,
 )
 from kerasps.training.epoch_state import EpochState
 from kerasps.training.lanes import WorkerLanes
@@ -373,7 +374,10 @@ class Dispatcher:
             with self._port.cancellable_calls() as cancellation, self._membership.in_use():
                 try:
                     tending.start_all()
-                    flight.wait_until_over(lambda: self._has_failed(sessions, tending))
+                    flight.wait_until_over(
+                        lambda: self._look_after(sessions, tending),
+                        lambda: sessions.has_failed,
+                    )
                 finally:
                     sessions.end()
                     self._wait_until_idle(sessions, tending, cancellation)
@@ -390,17 +394,18 @@ class Dispatcher:
         if sessions.error is not None:
             raise sessions.error
 
-    def _has_failed(self, sessions: Sessions, tending: Tending) -> bool:
+    def _look_after(self, sessions: Sessions, tending: Tending) -> None:
+        """See to workers that come and go; have the flight fail when a ps is lost."""
         tending.tend()
-        if self._membership.lost_ps is not None and sessions.error is None:
+        if self._membership.lost_ps is not None and not sessions.has_failed:
             sessions.fail(absent_ps_error(self._strategy, self._membership.lost_ps))
-        return sessions.error is not None
 
     def _wait_until_idle(self, sessions: Sessions, tending: Tending, cancellation: Any) -> None:
         """Wait for what is on the workers; where something failed, cancel it in the end."""
         failed_at: float | None = None
         while not sessions.wait_until_idle(_POLL_S):
-            if self._has_failed(sessions, tending):
+            self._look_after(sessions, tending)
+            if sessions.has_failed:
                 failed_at = failed_at or time.monotonic()
                 assert sessions.error is not None
                 is_ps_lost = (
@@ -425,13 +430,13 @@ class Dispatcher:
             raise WorkerAway
         source = sources.setdefault(worker, WorkerSource())
         source.belongs_to(self._membership.generation(worker))
-        applied: tuple[int, ...] = ()
+        ended: WorkerEnded | None = None
         if not source.is_open and self._channel.holds_results(worker):
-            applied = self._close(self._lanes.lane(worker))
+            ended = self._lanes.end(worker, WorkerEnd.RESTARTED)
         source.devices = self._strategy.devices_of(worker)
         self._function.plans.await_trace(source.devices, lambda: sessions.is_over)
         replicas = self._function.plans.num_replicas(source.devices)
-        mailbox = sessions.enter(SessionBegan(worker, source.is_open, applied, replicas))
+        mailbox = sessions.enter(SessionBegan(worker, source.is_open, ended, replicas))
         if mailbox is None:
             return
         post = functools.partial(sessions.post, mailbox)
@@ -487,8 +492,7 @@ class Dispatcher:
         try:
             # Before the session leaves: the flight may land then, and with it the epoch.
             if is_loss:
-                lost = WorkerLost(worker, self._close(self._lanes.lane(worker)))
-                sessions.post(mailbox, lost)
+                sessions.post(mailbox, self._lanes.end(worker, WorkerEnd.FAILED))
             else:
                 with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
                     self._function.leave(self._lanes.lane(worker))
@@ -509,13 +513,6 @@ class Dispatcher:
                     raise TryAgain from None
             case Verdict.WORKER_IS_AWAY:
                 raise WorkerAway from None
-
-    def _close(self, lane: int) -> tuple[int, ...]:
-        """Close a lane; return what was applied in it; () where a ps is lost, and all with it."""
-        try:
-            return self._lanes.close(lane)
-        except tf.errors.OpError:
-            return ()
 
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         if self._membership.lost_ps is not None:

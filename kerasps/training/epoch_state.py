@@ -11,7 +11,7 @@ its threads, one at a time, and hands its commands to the threads that carry the
     Report         <-----   done             <-----          ExecutionsDone
                             results due      Collect ----->  fetches what the worker holds
     Report(result) <-----   counted          <-----          ResultCollected
-                            queued again     <-----          WorkerLost
+                            queued again     <-----          WorkerEnded
                             sent elsewhere   Send    ----->  (session of worker 0)
 
 The class is modelled on `dask.distributed`'s `WorkerState`.
@@ -43,10 +43,10 @@ from kerasps.training.epoch_events import (
     SessionEnded,
     SplitOpened,
     StepsAsked,
-    WorkerGone,
+    WorkerEnd,
+    WorkerEnded,
     WorkerJoined,
     WorkerLeaves,
-    WorkerLost,
     WorkersJoined,
 )
 from kerasps.training.splits import SplitLedger, SplitStatus
@@ -188,8 +188,7 @@ class EpochState:
             case ResultsWanted():
                 return [c for i in range(len(self._workers)) for c in self._collect(i)]
             case SessionBegan():
-                self._workers[event.worker].replicas = event.replicas
-                return self._begin_session(event.worker, event.is_open, event.applied)
+                return self._begin_session(event)
             case SplitOpened():
                 return self._begin_reading(event)
             case WorkerJoined():
@@ -200,19 +199,15 @@ class EpochState:
                 return self._count_returned(event)
             case ResultCollected():
                 return self._count_collected(event)
-            case WorkerLost():
-                return self._lose(event.worker, event.applied)
-            case WorkerGone():
-                return self._lose_awaited(event.worker, event.applied)
+            case WorkerEnded():
+                return self._end(event)
             case WorkersJoined():
                 new = event.num_workers - len(self._workers)
                 fewest = min(worker.num_given for worker in self._workers)
                 self._workers += [WorkerState(num_given=fewest) for _ in range(new)]
                 return []
             case WorkerLeaves():
-                self._workers[event.worker].is_leaving = True
-                self._admission.set_idle(event.worker)
-                return [*self._go_on(event.worker), *self._let_dry_go(event.worker)]
+                return self._begin_to_leave(event.worker)
             case SessionEnded():
                 return self._end_session(event.worker)
 
@@ -229,18 +224,18 @@ class EpochState:
         self._admission.begin(there)
         return []
 
-    def _begin_session(self, index: int, is_open: bool, applied: tuple[int, ...]) -> list[Command]:
-        worker = self._workers[index]
+    def _begin_session(self, event: SessionBegan) -> list[Command]:
+        index, worker = event.worker, self._workers[event.worker]
+        worker.replicas = event.replicas
         # Whoever was about to leave has left, and this is another at its place.
-        worker.is_leaving = worker.is_leaving and is_open
+        worker.is_leaving = worker.is_leaving and event.is_open
         # One that has read its splits to their ends has a dataset open too, with nothing in it.
-        if is_open and (worker.split is not None or not len(self._splits)):
+        if event.is_open and (worker.split is not None or not len(self._splits)):
             worker.status = WorkerStatus.READING
             return [*self._collect(index), *self._go_on(index)]
-        if not is_open:
+        if not event.is_open:
             # A dataset that was open here went with the worker, between two sessions.
-            self._requeue(index, applied)
-            self._release(index)
+            self._end(event.ended or WorkerEnded(index, WorkerEnd.RESTARTED))
         return [*self._seek(index), *self._wake_dry(), *self._send_queued()]
 
     def _begin_reading(self, event: SplitOpened) -> list[Command]:
@@ -305,22 +300,34 @@ class EpochState:
         report = Report(missing, event.result, pushes=pushes)
         return [report, *self._go_on(event.worker)]
 
-    def _lose(self, index: int, applied: tuple[int, ...]) -> list[Command]:
+    def _begin_to_leave(self, index: int) -> list[Command]:
+        worker = self._workers[index]
+        worker.is_leaving = True
+        self._admission.set_idle(index)
+        if worker.status is WorkerStatus.DRY:
+            return self._let_go(index)
+        return self._go_on(index)
+
+    def _end(self, event: WorkerEnded) -> list[Command]:
+        """Have others do what a worker held, and read on where it was."""
+        index, worker = event.worker, self._workers[event.worker]
+        match event.why:
+            case WorkerEnd.RESTARTED:
+                self._take_back(index, event.applied)
+                return []  # its session, which begins, is the first to look for a split
+            case WorkerEnd.DIED if worker.status is not WorkerStatus.AWAITED:
+                return []  # its session is there, or has told of it
+            case WorkerEnd.LEFT if not worker.is_leaving or worker.status is WorkerStatus.LOST:
+                return []  # noted when it held nothing any more
+        leaves = self._admission.leave(index)
         self._lost.add(index)
-        self._admission.leave(index)
-        self._requeue(index, applied)
-        self._release(index)
+        self._take_back(index, event.applied)
         # It may be that it has not come to its own split.
         self._release_own(index)
-        self._workers[index].status = WorkerStatus.LOST
-        return [Report(), *self._wake_dry(), *self._send_queued()]
-
-    def _lose_awaited(self, index: int, applied: tuple[int, ...]) -> list[Command]:
-        """Do without a worker that was lost while it had no session: there may never be one."""
-        worker = self._workers[index]
-        if worker.status is not WorkerStatus.AWAITED:
-            return []  # its session is there, or has said so
-        return self._lose(index, applied)
+        worker.status = WorkerStatus.LOST
+        # Who leaves is there to say so to the ps; of the others the ps know it by their lanes.
+        told = leaves if event.why is WorkerEnd.LEFT else []
+        return [*told, Report(), *self._wake_dry(), *self._send_queued()]
 
     def _end_session(self, index: int) -> list[Command]:
         worker = self._workers[index]
@@ -360,11 +367,8 @@ class EpochState:
         return self._seek(index)
 
     def _let_go(self, index: int) -> list[Command]:
-        """Do without a worker that holds nothing."""
-        return [*self._admission.leave(index), *self._lose(index, ())]
-
-    def _let_dry_go(self, index: int) -> list[Command]:
-        return self._let_go(index) if self._workers[index].status is WorkerStatus.DRY else []
+        """Do without a worker that is leaving and holds nothing any more."""
+        return self._end(WorkerEnded(index, WorkerEnd.LEFT))
 
     def _seek(self, index: int) -> list[Command]:
         """Give a worker a split to open, if there is one for it."""
@@ -535,13 +539,14 @@ class EpochState:
         worker.is_collecting = True
         return [Collect(index)]
 
-    def _requeue(self, index: int, applied: tuple[int, ...]) -> None:
-        """Put what a worker had not reported before what waits, in the order of its steps.
+    def _take_back(self, index: int, applied: tuple[int, ...]) -> None:
+        """Put what a worker had not reported before what waits, and let others read its split.
 
         What of it was applied is not to be applied again, on the ps where it was.
         """
         worker = self._workers[index]
         self._put_back(worker.split, worker.take_back(applied))
+        self._release(index)
 
     def _put_back(self, split: int | None, executions: Iterable[Execution]) -> None:
         """Put executions before what waits.

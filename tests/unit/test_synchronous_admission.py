@@ -28,8 +28,9 @@ from kerasps.training.epoch_events import (
     SessionEnded,
     SplitOpened,
     StepsAsked,
+    WorkerEnd,
+    WorkerEnded,
     WorkerJoined,
-    WorkerLost,
 )
 from kerasps.training.epoch_state import EpochState
 
@@ -132,7 +133,7 @@ class Cluster:
             self.left[worker], self.held[worker] = None, 0
             pushed, self.pushed[worker] = self.pushed[worker], 0
             self.has_session[worker] = self.is_open[worker] = False
-            self.hand_out(WorkerLost(worker, (pushed,)))
+            self.hand_out(WorkerEnded(worker, WorkerEnd.FAILED, (pushed,)))
 
     def act_in_any_order(self):
         order = self.random.sample(range(len(self.lengths)), len(self.lengths))
