@@ -113,11 +113,11 @@ def test_results_are_collected_at_intervals():
     assert kinds(state.handle(ExecutionsDone(0, 1, at=100.1))) == [Report]  # asked for already
     assert state.handle(ResultCollected(0, 10, "sum", at=100.2)) == [Report(0, "sum", pushes=10)]
     assert kinds(state.handle(ExecutionsDone(0, 1, at=110.1))) == [Report]
-    assert state.has_results_due
+    assert state.workers.has_results_due
     assert state.handle(ResultsWanted()) == [Collect(0)]
     assert state.handle(ResultsWanted()) == []
     state.handle(ResultCollected(0, 5, "sum", at=110.2))
-    assert not state.has_results_due
+    assert not state.workers.has_results_due
 
 
 def test_an_execution_gets_no_more_steps_than_there_are_batches():
@@ -185,13 +185,13 @@ def test_a_lost_worker_that_comes_back_goes_on_behind_what_was_counted():
     state.handle(ExecutionsDone(1, 1, at=0.0))
     state.handle(ResultCollected(1, 4, "sum", at=0.1))
     state.handle(lost(1))
-    assert state.lost_workers == {1}
+    assert state.workers.lost_workers == {1}
     assert state.handle(SessionBegan(1, False)) == [Open(1, 1, 4)]
     state.handle(SplitOpened(1, 16))
-    assert state.lost_workers == {1}  # it has done nothing yet
+    assert state.workers.lost_workers == {1}  # it has done nothing yet
     ask(state, 4)
     state.handle(ExecutionsDone(1, 1, at=0.2))
-    assert state.lost_workers == set()
+    assert state.workers.lost_workers == set()
 
 
 def test_what_a_lost_worker_held_is_sent_first_and_in_order():
@@ -216,17 +216,17 @@ def test_a_worker_that_was_lost_before_leaves_its_split_to_others():
     state.handle(SplitOpened(0, 0))
     assert state.splits.take(0) is None  # the one that was released is taken
     assert state.handle(SplitOpened(0, 0))[-1] == Report()
-    assert state.is_exhausted
+    assert state.workers.is_exhausted
 
 
 def test_nothing_is_exhausted_while_a_worker_is_awaited():
     state = new_state(2)
     state.handle(SessionBegan(0, False))
     assert state.handle(SplitOpened(0, 0)) == [Report()]
-    assert not state.is_exhausted
+    assert not state.workers.is_exhausted
     state.handle(SessionBegan(1, False))
     state.handle(SplitOpened(1, 0))
-    assert state.is_exhausted
+    assert state.workers.is_exhausted
     assert state.splits.all_given_out
 
 
@@ -249,7 +249,7 @@ def test_a_dataset_that_went_between_two_flights_is_opened_anew():
 
 def test_a_pass_begins_with_all_splits():
     state = reading_state(0, 0)
-    assert state.is_exhausted
+    assert state.workers.is_exhausted
     for worker in range(2):
         state.handle(SessionEnded(worker))
     state.handle(PassBegan(2))
@@ -283,8 +283,8 @@ def test_a_worker_that_was_lost_without_a_session_leaves_its_split_to_others():
     assert state.handle(died(1)) == [Report(), Open(0, 1, 0)]
     assert state.handle(died(1)) == []
     state.handle(SplitOpened(0, 0))
-    assert state.is_exhausted
-    assert state.lost_workers == {1}
+    assert state.workers.is_exhausted
+    assert state.workers.lost_workers == {1}
 
 
 def test_what_a_worker_held_that_was_lost_without_a_session_is_done_again():
@@ -294,7 +294,7 @@ def test_what_a_worker_held_that_was_lost_without_a_session_is_done_again():
     for worker in range(2):
         state.handle(SessionEnded(worker))
     assert state.handle(ResultsWanted()) == []  # nobody is there to fetch it
-    assert state.has_results_due
+    assert state.workers.has_results_due
     state.handle(died(0))
     assert state.num_in_flight == 1
     assert kinds(state.handle(SessionBegan(1, True))) == [Send]
@@ -323,7 +323,7 @@ def test_where_batches_travel_no_worker_has_a_split():
         state.handle(SplitOpened(worker, None))
     assert ask(state, 1, 1) == [(0, 1), (1, 1)]
     assert kinds(state.handle(lost(0))) == [Report, Send]
-    assert not state.is_exhausted
+    assert not state.workers.is_exhausted
 
 
 def test_a_result_that_returns_says_which_batches_it_is_of():
@@ -434,16 +434,16 @@ def test_a_worker_that_leaves_finishes_what_it_has_and_hands_its_split_on():
     assert ask(state, 2, 2, 2, 2) == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert state.handle(WorkerLeaves(0)) == []
     assert ask(state, 2, 2) == [(1, 2)]  # the other waits for room
-    assert not state.has_let_go(0)
+    assert not state.workers.has_let_go(0)
     assert kinds(state.handle(ExecutionsDone(0, 2, at=0.1))) == [Report, Collect]
     assert Report(0, "sum", pushes=4) in state.handle(ResultCollected(0, 4, "sum", at=0.2))
-    assert state.has_let_go(0)
+    assert state.workers.has_let_go(0)
     assert state.splits.confirmed(0) == 4
     # Another at its place goes on there.
     state.handle(SessionEnded(0))
     state.handle(died(0))
     assert Open(0, 0, 4) in state.handle(SessionBegan(0, False))
-    assert not state.has_let_go(0)
+    assert not state.workers.has_let_go(0)
 
 
 def test_a_worker_that_joins_takes_the_split_of_one_that_is_gone():
@@ -592,7 +592,7 @@ class Cluster:
         self.now += 0.1
         self.hand_out(event)
         for index, worker in enumerate(self.workers):
-            if worker.has_session and self.state.has_let_go(index):
+            if worker.has_session and self.state.workers.has_let_go(index):
                 worker.has_session = False
                 self.hand_out(WorkerEnded(index, WorkerEnd.LEFT, tuple(worker.pushed)))
                 self.hand_out(SessionEnded(index))
@@ -653,10 +653,10 @@ class Cluster:
         return wants and self.state.num_in_flight < AHEAD * len(self.workers)
 
     def settle(self):
-        if self.state.num_in_flight and not self.state.is_exhausted:
+        if self.state.num_in_flight and not self.state.workers.is_exhausted:
             return False
         self.post(ResultsWanted())
-        return not self.state.has_results_due and not self.reports
+        return not self.state.workers.has_results_due and not self.reports
 
     # A worker's thread
 
@@ -891,7 +891,7 @@ def test_steps_counted_are_steps_asked_and_steps_applied(
     assert cluster.done == steps
     assert [applied.total() for applied in cluster.applied] == [steps] * NUM_PS
     assert cluster.state.num_in_flight == 0
-    assert not cluster.state.has_results_due
+    assert not cluster.state.workers.has_results_due
 
 
 @settings(max_examples=150, deadline=None)

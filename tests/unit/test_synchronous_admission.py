@@ -72,7 +72,10 @@ class Cluster:
                 self.mailboxes[command.worker].append(command)
 
     def ask(self):
-        while self.state.num_in_flight < AHEAD * len(self.lengths) and not self.state.is_exhausted:
+        while (
+            self.state.num_in_flight < AHEAD * len(self.lengths)
+            and not self.state.workers.is_exhausted
+        ):
             self.hand_out(StepsAsked(Execution(self.per_execution, None)))
 
     def settle_joint(self):
@@ -146,7 +149,7 @@ class Cluster:
                 self.lose(self.random.randrange(len(self.lengths)))
             self.ask()
             if not self.act_in_any_order():
-                if self.state.is_exhausted and not self.state.has_results_due:
+                if self.state.workers.is_exhausted and not self.state.workers.has_results_due:
                     return
                 self.hand_out(AllAsked())
                 self.hand_out(ResultsWanted())
@@ -177,7 +180,7 @@ class ListeningCluster(Cluster):
     def ask(self):
         """Send as `Loop` does."""
         most = (len(self.lengths) - 1) * self.per_execution
-        while (ahead := self.asked - self.counted) <= most and not self.state.is_exhausted:
+        while (ahead := self.asked - self.counted) <= most and not self.state.workers.is_exhausted:
             if ahead and self.state.is_dealt_evenly:
                 break
             self.hand_out(StepsAsked(Execution(self.per_execution, None)))
@@ -190,7 +193,7 @@ class ListeningCluster(Cluster):
 
     def suspend(self):
         self.hand_out(AllAsked())
-        while self.state.num_in_flight and not self.state.is_exhausted:
+        while self.state.num_in_flight and not self.state.workers.is_exhausted:
             assert self.act_in_any_order(), "a callback waits for ever"
         for worker, has_session in enumerate(self.has_session):
             if has_session:
@@ -211,7 +214,7 @@ class ListeningCluster(Cluster):
                 if turn in touch_at:
                     self.suspend()
             elif not has_acted:
-                assert self.state.is_exhausted, "everybody waits for somebody"
+                assert self.state.workers.is_exhausted, "everybody waits for somebody"
                 return
         raise AssertionError("it never ends")
 
