@@ -5,9 +5,11 @@ Pure bookkeeping, without threads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from kerasps.training.epoch_events import Command, Join, Leave
+
+Readers = Callable[[], Sequence[int]]
 
 
 class Admission:
@@ -69,14 +71,14 @@ class Admission:
             returns: whether another session of it begins soon.
         """
 
-    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Sequence[int]) -> bool:
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
         """Return whether a worker may be given so many steps now.
 
         Args:
             worker: the worker.
             steps: how many.
             is_idle: whether it has nothing to do.
-            readers: the workers that have data.
+            readers: returns the workers that have data.
         """
         raise NotImplementedError
 
@@ -94,11 +96,18 @@ class Admission:
         del readers
         return False
 
+    def validate(self, running: Sequence[int]) -> None:
+        """Raise AssertionError if what is known contradicts itself.
+
+        Args:
+            running: the steps that each worker was given and is not known to have done.
+        """
+
 
 class Free(Admission):
     """Any worker may be given steps at any time."""
 
-    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Sequence[int]) -> bool:
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
         """Return True."""
         del worker, steps, is_idle, readers
         return True
@@ -149,7 +158,7 @@ class Bounded(Admission):
         self.set_idle(worker)
         return []
 
-    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Sequence[int]) -> bool:
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
         """Return whether a worker would be within the bound with so many steps more."""
         del is_idle, readers
         slowest = self.progress
@@ -169,6 +178,13 @@ class Bounded(Admission):
         """Note that a worker has done steps that it was given."""
         if worker in self._done:
             self._done[worker] += steps
+
+    def validate(self, running: Sequence[int]) -> None:
+        """Raise AssertionError if a worker is too far ahead, or its steps are not those it has."""
+        assert self._done.keys() == self._given.keys()
+        for worker, given in self._given.items():
+            assert given - self._done[worker] == running[worker], f"worker {worker} is miscounted"
+            assert given <= self.progress + self._max_ahead, f"worker {worker} is too far ahead"
 
 
 class Synchronous(Admission):
@@ -238,7 +254,7 @@ class Synchronous(Admission):
         if returns:
             self._expected.add(worker)
 
-    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Sequence[int]) -> bool:
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
         """Return whether a worker may be given steps, however many.
 
         All others wait for one that is idle; else it is the turn of who was given the fewest.
@@ -248,7 +264,7 @@ class Synchronous(Admission):
             return False
         if is_idle or self._num_backups:
             return True
-        rivals = [self._given[reader] for reader in readers if reader in self._given]
+        rivals = [self._given[reader] for reader in readers() if reader in self._given]
         return self._given[worker] <= min(rivals, default=self._given[worker])
 
     def give(self, worker: int, steps: int) -> None:
@@ -260,6 +276,14 @@ class Synchronous(Admission):
         """Return whether nobody who takes part waits for one of `readers`, who have data."""
         most = max(self._given.values(), default=0)
         return not self._late and all(self._given.get(reader, most) == most for reader in readers)
+
+    def validate(self, running: Sequence[int]) -> None:
+        """Raise AssertionError if a worker has steps for updates that do not wait for it."""
+        assert not self._joining & self._given.keys(), "a worker joins twice"
+        assert not self._expected & self._given.keys(), "a worker that is there is expected"
+        assert self._late <= self._given.keys(), "a worker is late that takes no part"
+        for worker, steps in enumerate(running):
+            assert not steps or worker in self._given, f"no update waits for worker {worker}"
 
 
 def choose_admission(

@@ -100,6 +100,11 @@ class EpochChannel:
         with self.lock:
             return self._state.workers.lost_workers
 
+    def history(self) -> str:
+        """Return the last events of the state as text, with the commands that followed each."""
+        with self.lock:
+            return self._state.history()
+
     def settle(self, *, all_asked: bool) -> bool:
         """Return whether nothing more will be reported, unless more is asked for.
 

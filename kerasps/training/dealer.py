@@ -32,6 +32,8 @@ class Dealer:
         self._executions_ahead = executions_ahead
         self._queue: deque[Execution] = deque()
         self._all_asked = False
+        # The steps of this epoch that were asked for, and are neither counted nor missing.
+        self._num_due = 0
         # The admission's progress when executions were dealt out for it last.
         self._progress = admission.progress
 
@@ -53,7 +55,12 @@ class Dealer:
     def ask(self, execution: Execution) -> None:
         """Put an execution behind those that wait."""
         self._all_asked = False
+        self._num_due += execution.num_steps
         self._queue.append(execution)
+
+    def settle(self, num_steps: int) -> None:
+        """Note that so many steps were counted, or reported as missing by their worker."""
+        self._num_due -= num_steps
 
     def ask_no_more(self) -> None:
         """Note that no more executions will be asked for, unless steps are reported missing."""
@@ -63,6 +70,7 @@ class Dealer:
         """Forget what waits: the epoch has ended."""
         self._queue.clear()
         self._workers.splits.forget_unfinished()
+        self._num_due = sum(e.num_steps for e in self._held())
 
     def put_back(self, split: int | None, executions: Iterable[Execution]) -> None:
         """Put executions before what waits.
@@ -95,25 +103,31 @@ class Dealer:
         Of those that are equally busy, the one that has had the fewest.
         """
         commands = self._admission.take_in(self._employable())
+        if self._workers.splits.num_unfinished:
+            commands += self._deal_unfinished()
+        while self._queue:
+            steps = self._queue[0].num_steps
+            free = [
+                worker.turn(index)
+                for index, worker in enumerate(self._workers.states)
+                if self._has_room(worker)
+                and self._workers.unfinished(worker) is None
+                and self._allows(index, steps)
+            ]
+            if not free or self._num_awaited_before(min(free)) >= len(self._queue):
+                break
+            commands += self._send(min(free)[-1], self._queue.popleft())
+        return commands
+
+    def _deal_unfinished(self) -> list[Command]:
+        """Send the executions that wait with a split to its readers."""
+        commands: list[Command] = []
         for index, worker in enumerate(self._workers.states):
             while (unfinished := self._workers.unfinished(worker)) is not None:
                 if not self._has_room(worker) or not self._may_begin(index, unfinished):
                     break
                 assert worker.split is not None  # that is where it waits
                 commands += self._send(index, self._workers.splits.take_unfinished(worker.split))
-        while self._queue:
-            steps = self._queue[0].num_steps
-            readers = self._workers.readers()
-            free = [
-                worker.turn(index)
-                for index in readers
-                if self._has_room(worker := self._workers[index])
-                and self._workers.unfinished(worker) is None
-                and self._allows(index, steps, readers)
-            ]
-            if not free or self._num_awaited_before(min(free)) >= len(self._queue):
-                break
-            commands += self._send(min(free)[-1], self._queue.popleft())
         return commands
 
     def deal_after_progress(self) -> list[Command]:
@@ -147,31 +161,30 @@ class Dealer:
 
     def _may_begin(self, index: int, unfinished: Execution) -> bool:
         """Return whether a worker may do what it alone can, and others may have nothing to do."""
-        steps, readers = unfinished.num_steps, self._workers.readers()
-        if self._allows(index, steps, readers):
+        if self._allows(index, unfinished.num_steps):
             return True
         if self._queue:
             return False
         for other, worker in enumerate(self._workers.states):
             if other != index and worker.status is WorkerStatus.READING and not worker.running:
                 self._admission.set_idle(other)
-        return self._allows(index, steps, readers)
+        return self._allows(index, unfinished.num_steps)
 
-    def _allows(self, index: int, steps: int, readers: list[int]) -> bool:
+    def _allows(self, index: int, steps: int) -> bool:
         is_idle = not self._workers[index].running
-        return self._admission.allows(index, steps, is_idle=is_idle, readers=readers)
+        return self._admission.allows(index, steps, is_idle=is_idle, readers=self._workers.readers)
 
     def _employable(self) -> Iterator[int]:
         """Find the workers that could do what waits."""
+        has_queue = bool(self._queue)
         for index, worker in enumerate(self._workers.states):
-            has_work = bool(self._queue) or self._workers.unfinished(worker) is not None
-            if has_work and self._has_room(worker):
+            if self._has_room(worker) and (has_queue or self._workers.unfinished(worker)):
                 yield index
 
     def _has_room(self, worker: WorkerState) -> bool:
-        if worker.is_leaving:
+        if worker.is_leaving or len(worker.running) >= self._executions_ahead:
             return False
-        return len(worker.running) < self._executions_ahead and self._workers.has_data(worker)
+        return self._workers.has_data(worker)
 
     def _send(self, index: int, execution: Execution) -> list[Command]:
         split = self._workers[index].split
@@ -180,6 +193,7 @@ class Dealer:
             return [self._give(index, execution)]
         # The rest has no data here, but may have elsewhere.
         missing = Report(missing_steps=execution.num_steps - left)
+        self._num_due -= missing.missing_steps
         return [missing, *(self._give(index, part) for part in execution.cut(left))]
 
     def _give(self, index: int, execution: Execution) -> Send:
@@ -193,3 +207,18 @@ class Dealer:
         worker.running.append(execution)
         worker.num_given += 1
         return Send(index, execution)
+
+    def _held(self) -> list[Execution]:
+        """Return the executions that workers have."""
+        return [
+            e for worker in self._workers.states for e in (*worker.uncollected, *worker.running)
+        ]
+
+    def validate(self) -> None:
+        """Raise AssertionError if a step is lost, or is in two places."""
+        executions = [*self._queue, *self._workers.splits.all_unfinished(), *self._held()]
+        assert len({id(e) for e in executions}) == len(executions), "an execution is in two places"
+        num_steps = sum(execution.num_steps for execution in executions)
+        assert num_steps == self._num_due, f"{num_steps} steps are there, {self._num_due} are due"
+        running = [sum(e.num_steps for e in worker.running) for worker in self._workers.states]
+        self._admission.validate(running)

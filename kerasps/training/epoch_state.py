@@ -46,12 +46,15 @@ from kerasps.training.epoch_events import (
     WorkerLeaves,
     WorkersJoined,
 )
+from kerasps.training.epoch_log import EpochLog
 from kerasps.training.epoch_workers import EpochWorkers
 from kerasps.training.splits import SplitLedger
 from kerasps.training.worker_state import WorkerStatus
 
 # Who takes over half of what another has left gets at least so many executions.
 _MIN_EXECUTIONS = 4
+# An error carries so many of the last events.
+_NUM_NOTED = 30
 
 
 class EpochState:
@@ -90,6 +93,7 @@ class EpochState:
         self._collect_interval = collect_interval
         # The steps of the execution that was asked for last.
         self._execution_steps = 1
+        self._log = EpochLog()
 
     @property
     def splits(self) -> SplitLedger:
@@ -106,18 +110,69 @@ class EpochState:
         """Whether synchronous updates wait for nobody who was given fewer steps than others."""
         return self._dealer.is_even
 
+    def history(self) -> str:
+        """Return the last 1000 events as text, with the commands that followed each."""
+        return self._log.text()
+
+    def validate(self) -> None:
+        """Check that the state does not contradict itself. For tests: it is slow.
+
+        Each execution waits in the queue, waits with a split, or is held by one worker. The steps
+        asked for are those counted, those reported as missing, and those of these executions.
+        Each batch of a split whose length is known is counted, held, or not given out. A split has
+        one reader while it is taken, else none. A worker that is lost or without data holds
+        nothing. What each ps has applied of an execution is a part of its pushes. The admission
+        knows which steps run, and allows them.
+
+        Raises:
+            AssertionError: one of these does not hold. The last events are its note.
+        """
+        try:
+            self.workers.validate()
+            self._dealer.validate()
+        except AssertionError as exc:
+            exc.add_note(self._log.text(_NUM_NOTED))
+            raise
+
     # What happens
 
     def handle(self, event: Event) -> list[Command]:
-        """Take note of an event; return what must be done because of it, in that order."""
-        commands = [*self._handle(event), *self._finish_unfinished()]
-        leaves = self._dealer.take_out_idle()
-        commands += self._dealer.deal_after_progress()
+        """Take note of an event; return what must be done because of it, in that order.
+
+        An error carries the last events as a note.
+        """
+        self._log.add_event(event)
+        try:
+            commands = [*self._handle(event), *self._finish_unfinished()]
+            leaves = self._dealer.take_out_idle()
+            commands += self._dealer.deal_after_progress()
+        except Exception as exc:
+            exc.add_note(self._log.text(_NUM_NOTED))
+            raise
         # Whoever leaves does so before it opens what it is to read next, which may take long.
-        return [*leaves, *commands]
+        commands = [*leaves, *commands]
+        self._log.add_commands(commands)
+        return commands
 
     def _handle(self, event: Event) -> list[Command]:
         match event:
+            # The frequent ones first.
+            case StepsAsked():
+                self._execution_steps = event.execution.num_steps
+                self._dealer.ask(event.execution)
+                return self._dealer.deal()
+            case ExecutionsDone():
+                return self._finish_executions(event)
+            case ResultReturned():
+                return self._count_returned(event)
+            case ResultCollected():
+                return self._count_collected(event)
+            case SessionBegan():
+                return self._begin_session(event)
+            case SplitOpened():
+                return self._begin_reading(event)
+            case WorkerJoined():
+                return self._begin_joint(event.worker)
             case PassBegan():
                 there = self.workers.begin_pass(event.num_splits, event.positions)
                 # The others wait for those that are about to begin.
@@ -129,24 +184,8 @@ class EpochState:
             case AllAsked():
                 self._dealer.ask_no_more()
                 return []
-            case StepsAsked():
-                self._execution_steps = event.execution.num_steps
-                self._dealer.ask(event.execution)
-                return self._dealer.deal()
             case ResultsWanted():
                 return [c for i in range(len(self.workers)) for c in self._collect(i)]
-            case SessionBegan():
-                return self._begin_session(event)
-            case SplitOpened():
-                return self._begin_reading(event)
-            case WorkerJoined():
-                return self._begin_joint(event.worker)
-            case ExecutionsDone():
-                return self._finish_executions(event)
-            case ResultReturned():
-                return self._count_returned(event)
-            case ResultCollected():
-                return self._count_collected(event)
             case WorkerEnded():
                 return self._end(event)
             case WorkersJoined():
@@ -209,6 +248,7 @@ class EpochState:
         self.workers.note_alive(event.worker)
         execution = worker.running.popleft()
         self._admission.finish(event.worker, execution.num_steps)
+        self._dealer.settle(execution.num_steps)
         pushes = worker.count([execution], event.steps)
         missing = execution.num_steps - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
@@ -222,7 +262,9 @@ class EpochState:
     def _count_collected(self, event: ResultCollected) -> list[Command]:
         worker = self.workers[event.worker]
         # Where only reading finds the end of the data, steps beyond it have done nothing.
-        missing = sum(execution.num_steps for execution in worker.uncollected) - event.steps
+        held = sum(execution.num_steps for execution in worker.uncollected)
+        self._dealer.settle(held)
+        missing = held - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
         pushes = worker.count(worker.uncollected, event.steps)
         worker.uncollected.clear()

@@ -148,3 +148,22 @@ class EpochWorkers:
         """Let others read the split that is reserved for a worker: it may not have come to it."""
         if index < len(self.splits) and self.splits.status(index) is SplitStatus.RESERVED:
             self.splits.release(index)
+
+    # Checks
+
+    def validate(self) -> None:
+        """Raise AssertionError if what is known of workers and splits contradicts itself."""
+        readers = [0] * len(self.splits)
+        for index, worker in enumerate(self.states):
+            worker.validate()
+            if worker.status in (WorkerStatus.LOST, WorkerStatus.DRY):
+                assert (index in self._lost) == (worker.status is WorkerStatus.LOST)
+            if worker.status is WorkerStatus.READING:
+                assert (worker.split is None) == (len(self.splits) == 0), "it reads no split"
+            if worker.split is not None and worker.shares:
+                assert self.splits.is_endless(worker.split), "a split with an end is shared"
+            elif worker.split is not None:
+                readers[worker.split] += 1
+                held = sum(e.num_steps for e in [*worker.uncollected, *worker.running])
+                self.splits.validate_held(worker.split, held)
+        self.splits.validate(readers)

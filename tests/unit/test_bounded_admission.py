@@ -22,7 +22,7 @@ EVENTS = st.lists(
 
 
 def allows(admission, worker, steps):
-    return admission.allows(worker, steps, is_idle=False, readers=[])
+    return admission.allows(worker, steps, is_idle=False, readers=list)
 
 
 @given(max_ahead=st.integers(1, 12), begin=st.sets(WORKERS), events=EVENTS)

@@ -600,7 +600,9 @@ class Cluster:
                 self.hand_out(died(index, tuple(worker.pushed)))
 
     def hand_out(self, event):
-        for command in self.state.handle(event):
+        commands = self.state.handle(event)
+        self.state.validate()
+        for command in commands:
             if isinstance(command, Report):
                 self.reports.append(command)
                 self.is_waiting = False

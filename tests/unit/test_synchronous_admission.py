@@ -65,7 +65,9 @@ class Cluster:
 
     def hand_out(self, event):
         self.now += 0.1
-        for command in self.state.handle(event):
+        commands = self.state.handle(event)
+        self.state.validate()
+        for command in commands:
             if isinstance(command, Report):
                 self.counted += command.result or 0
             else:
@@ -167,7 +169,9 @@ class ListeningCluster(Cluster):
         super().__init__(lengths, per_execution, seed)
 
     def hand_out(self, event):
-        for command in self.state.handle(event):
+        commands = self.state.handle(event)
+        self.state.validate()
+        for command in commands:
             if isinstance(command, Report):
                 self.reports.append(command)
             else:
@@ -284,14 +288,14 @@ def test_steps_are_dealt_out_evenly():
     admission = Synchronous()
     admission.begin([0, 1])
     admission.join(0)
-    assert not admission.allows(0, 4, is_idle=True, readers=[0, 1])  # the other is expected
+    assert not admission.allows(0, 4, is_idle=True, readers=lambda: [0, 1])  # the other is expected
     admission.join(1)
     admission.give(0, 4)
-    assert not admission.allows(0, 4, is_idle=False, readers=[0, 1])
-    assert admission.allows(1, 4, is_idle=False, readers=[0, 1])
+    assert not admission.allows(0, 4, is_idle=False, readers=lambda: [0, 1])
+    assert admission.allows(1, 4, is_idle=False, readers=lambda: [0, 1])
     # All wait for one that has nothing to do; and one that has no data is given nothing.
-    assert admission.allows(0, 4, is_idle=True, readers=[0, 1])
-    assert admission.allows(0, 4, is_idle=False, readers=[0])
+    assert admission.allows(0, 4, is_idle=True, readers=lambda: [0, 1])
+    assert admission.allows(0, 4, is_idle=False, readers=lambda: [0])
 
 
 def test_with_backups_nobody_waits_for_a_slow_worker_to_be_given_steps():
@@ -299,4 +303,4 @@ def test_with_backups_nobody_waits_for_a_slow_worker_to_be_given_steps():
     admission.join(0)
     admission.join(1)
     admission.give(0, 4)
-    assert admission.allows(0, 4, is_idle=False, readers=[0, 1])
+    assert admission.allows(0, 4, is_idle=False, readers=lambda: [0, 1])
