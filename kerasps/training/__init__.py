@@ -7,10 +7,11 @@ exactly, whichever workers are lost; variables are at rest whenever user code ca
 from __future__ import annotations
 
 from kerasps.training.backup.backup_callback import running_fit
+from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.calls.scheduled import Parts, ScheduledCalls
 from kerasps.training.epoch.dispatching import Dispatching
 from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
 from kerasps.training.epoch.metrics import MetricTotals
-from kerasps.training.epoch.staleness import Staleness, StalenessMeter, WorkerStaleness
 from kerasps.training.methods.eager import (
     StrategyOfLoop,
     is_running_eagerly,
@@ -20,9 +21,8 @@ from kerasps.training.methods.eager import (
 )
 from kerasps.training.methods.on_batch import predict_on_batch, test_on_batch, train_on_batch
 from kerasps.training.methods.trainer import evaluate, fit, predict
-from kerasps.training.sessions.coordinator_port import CoordinatorPort
 from kerasps.training.sessions.dispatcher import Dispatcher
-from kerasps.training.sessions.scheduled import Parts, ScheduledCalls
+from kerasps.training.sessions.staleness import Staleness, StalenessMeter, WorkerStaleness
 
 __all__ = [
     "CoordinatorPort",

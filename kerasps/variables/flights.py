@@ -127,15 +127,19 @@ class Flight:
         self._ended = True
         self._for_flight.put(None)
 
-    def wait_until_over(self, has_failed: Callable[[], bool]) -> None:
+    def wait_until_over(self, look: Callable[[], None], has_failed: Callable[[], bool]) -> None:
         """Wait until the flight is over or something has failed.
 
         Thread: the flight's. `end` and `wake` wake it at once.
 
         Args:
-            has_failed: asked again and again.
+            look: called again and again.
+            has_failed: asked after each call of `look`.
         """
-        while not self.is_over and not has_failed():
+        while not self.is_over:
+            look()
+            if has_failed():
+                return
             with contextlib.suppress(queue.Empty):
                 self._for_flight.get(timeout=_POLL_S)
 

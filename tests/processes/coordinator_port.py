@@ -13,8 +13,8 @@ import time
 import tensorflow as tf
 
 import kerasps
-from kerasps.training.sessions.coordinator_port import CoordinatorPort
-from kerasps.training.sessions.worker_recovery import TryAgain, WorkerAway
+from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.calls.worker_recovery import TryAgain, WorkerAway
 
 
 def tell(**answers):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasps.training.epoch.admission import choose_admission
 from kerasps.training.epoch.epoch_events import (
     Collect,
     EpochBegan,
@@ -27,9 +28,9 @@ from kerasps.training.epoch.epoch_events import (
     SplitOpened,
     SplitPosition,
     StepsAsked,
-    WorkerGone,
+    WorkerEnd,
+    WorkerEnded,
     WorkerLeaves,
-    WorkerLost,
     WorkersJoined,
 )
 from kerasps.training.epoch.epoch_state import EpochState
@@ -45,7 +46,7 @@ def new_state(num_workers=2, *, num_splits=None, lost=(), interval=1.0, max_ahea
         lost=lost,
         executions_ahead=AHEAD if interval else 1,
         collect_interval=interval,
-        max_ahead=max_ahead,
+        admission=choose_admission(max_ahead=max_ahead),
     )
     assert state.handle(PassBegan(num_workers if num_splits is None else num_splits)) == []
     assert state.handle(EpochBegan()) == []
@@ -65,6 +66,21 @@ def ask(state, *sizes):
     """Ask for executions of so many steps; return those sent, as (worker, number of steps)."""
     commands = [c for n in sizes for c in state.handle(StepsAsked(Execution(n, None)))]
     return [(c.worker, c.execution.num_steps) for c in commands if isinstance(c, Send)]
+
+
+def lost(worker, applied=()):
+    """The session of a worker has failed."""
+    return WorkerEnded(worker, WorkerEnd.FAILED, applied)
+
+
+def died(worker, applied=()):
+    """A worker has died that had no session."""
+    return WorkerEnded(worker, WorkerEnd.DIED, applied)
+
+
+def restarted(worker, applied):
+    """The session of a worker begins without the dataset that it had."""
+    return SessionBegan(worker, False, WorkerEnded(worker, WorkerEnd.RESTARTED, applied))
 
 
 def kinds(commands):
@@ -97,11 +113,11 @@ def test_results_are_collected_at_intervals():
     assert kinds(state.handle(ExecutionsDone(0, 1, at=100.1))) == [Report]  # asked for already
     assert state.handle(ResultCollected(0, 10, "sum", at=100.2)) == [Report(0, "sum", pushes=10)]
     assert kinds(state.handle(ExecutionsDone(0, 1, at=110.1))) == [Report]
-    assert state.has_results_due
+    assert state.workers.has_results_due
     assert state.handle(ResultsWanted()) == [Collect(0)]
     assert state.handle(ResultsWanted()) == []
     state.handle(ResultCollected(0, 5, "sum", at=110.2))
-    assert not state.has_results_due
+    assert not state.workers.has_results_due
 
 
 def test_an_execution_gets_no_more_steps_than_there_are_batches():
@@ -158,7 +174,7 @@ def test_a_worker_whose_data_ended_reads_on_where_a_lost_one_was():
     assert kinds(state.handle(ResultCollected(0, 4, "sum", at=0.1))) == [Report, Report]
     state.handle(ExecutionsDone(1, 1, at=0.2))
     state.handle(ResultCollected(1, 4, "sum", at=0.3))
-    assert state.handle(WorkerLost(1))[1:] == [Open(0, 1, 4)]
+    assert state.handle(lost(1))[1:] == [Open(0, 1, 4)]
     (again,) = state.handle(SplitOpened(0, 16))
     assert (again.worker, again.execution.num_steps) == (0, 4)
 
@@ -168,14 +184,14 @@ def test_a_lost_worker_that_comes_back_goes_on_behind_what_was_counted():
     ask(state, 4, 4)
     state.handle(ExecutionsDone(1, 1, at=0.0))
     state.handle(ResultCollected(1, 4, "sum", at=0.1))
-    state.handle(WorkerLost(1))
-    assert state.lost_workers == {1}
+    state.handle(lost(1))
+    assert state.workers.lost_workers == {1}
     assert state.handle(SessionBegan(1, False)) == [Open(1, 1, 4)]
     state.handle(SplitOpened(1, 16))
-    assert state.lost_workers == {1}  # it has done nothing yet
+    assert state.workers.lost_workers == {1}  # it has done nothing yet
     ask(state, 4)
     state.handle(ExecutionsDone(1, 1, at=0.2))
-    assert state.lost_workers == set()
+    assert state.workers.lost_workers == set()
 
 
 def test_what_a_lost_worker_held_is_sent_first_and_in_order():
@@ -186,7 +202,7 @@ def test_what_a_lost_worker_held_is_sent_first_and_in_order():
     state.handle(ExecutionsDone(0, 1, at=0.0))
     state.handle(ResultCollected(0, 1, "sum", at=0.1))
     state.handle(ExecutionsDone(0, 1, at=0.2))
-    assert kinds(state.handle(WorkerLost(0))) == [Report]
+    assert kinds(state.handle(lost(0))) == [Report]
     state.handle(SessionBegan(0, False))
     commands = state.handle(SplitOpened(0, None))
     commands += state.handle(ExecutionsDone(0, 1, at=0.3))
@@ -200,17 +216,17 @@ def test_a_worker_that_was_lost_before_leaves_its_split_to_others():
     state.handle(SplitOpened(0, 0))
     assert state.splits.take(0) is None  # the one that was released is taken
     assert state.handle(SplitOpened(0, 0))[-1] == Report()
-    assert state.is_exhausted
+    assert state.workers.is_exhausted
 
 
 def test_nothing_is_exhausted_while_a_worker_is_awaited():
     state = new_state(2)
     state.handle(SessionBegan(0, False))
     assert state.handle(SplitOpened(0, 0)) == [Report()]
-    assert not state.is_exhausted
+    assert not state.workers.is_exhausted
     state.handle(SessionBegan(1, False))
     state.handle(SplitOpened(1, 0))
-    assert state.is_exhausted
+    assert state.workers.is_exhausted
     assert state.splits.all_given_out
 
 
@@ -233,7 +249,7 @@ def test_a_dataset_that_went_between_two_flights_is_opened_anew():
 
 def test_a_pass_begins_with_all_splits():
     state = reading_state(0, 0)
-    assert state.is_exhausted
+    assert state.workers.is_exhausted
     for worker in range(2):
         state.handle(SessionEnded(worker))
     state.handle(PassBegan(2))
@@ -254,7 +270,7 @@ def test_a_worker_that_has_read_its_split_reads_nothing_in_the_next_flight():
 
 def test_a_split_that_was_to_be_taken_over_when_the_flight_ended_is_taken_over_in_the_next():
     state = reading_state(0, 20)
-    assert state.handle(WorkerLost(1))[-1] == Open(0, 1, 0)
+    assert state.handle(lost(1))[-1] == Open(0, 1, 0)
     state.handle(SessionEnded(0))
     assert state.handle(SessionBegan(0, True)) == [Open(0, 1, 0)]
 
@@ -263,12 +279,12 @@ def test_a_worker_that_was_lost_without_a_session_leaves_its_split_to_others():
     state = new_state(2)
     state.handle(SessionBegan(0, False))
     state.handle(SplitOpened(0, 0))
-    assert state.handle(WorkerGone(0)) == []  # its session will tell
-    assert state.handle(WorkerGone(1)) == [Report(), Open(0, 1, 0)]
-    assert state.handle(WorkerGone(1)) == []
+    assert state.handle(died(0)) == []  # its session will tell
+    assert state.handle(died(1)) == [Report(), Open(0, 1, 0)]
+    assert state.handle(died(1)) == []
     state.handle(SplitOpened(0, 0))
-    assert state.is_exhausted
-    assert state.lost_workers == {1}
+    assert state.workers.is_exhausted
+    assert state.workers.lost_workers == {1}
 
 
 def test_what_a_worker_held_that_was_lost_without_a_session_is_done_again():
@@ -278,8 +294,8 @@ def test_what_a_worker_held_that_was_lost_without_a_session_is_done_again():
     for worker in range(2):
         state.handle(SessionEnded(worker))
     assert state.handle(ResultsWanted()) == []  # nobody is there to fetch it
-    assert state.has_results_due
-    state.handle(WorkerGone(0))
+    assert state.workers.has_results_due
+    state.handle(died(0))
     assert state.num_in_flight == 1
     assert kinds(state.handle(SessionBegan(1, True))) == [Send]
 
@@ -306,8 +322,8 @@ def test_where_batches_travel_no_worker_has_a_split():
         assert state.handle(SessionBegan(worker, False)) == [Open(worker, None, 0)]
         state.handle(SplitOpened(worker, None))
     assert ask(state, 1, 1) == [(0, 1), (1, 1)]
-    assert kinds(state.handle(WorkerLost(0))) == [Report, Send]
-    assert not state.is_exhausted
+    assert kinds(state.handle(lost(0))) == [Report, Send]
+    assert not state.workers.is_exhausted
 
 
 def test_a_result_that_returns_says_which_batches_it_is_of():
@@ -321,7 +337,7 @@ def test_a_result_that_returns_says_which_batches_it_is_of():
 
 def applied_again(state, worker, *pushes):
     """The executions that are sent on when a worker is lost of which the ps have so many pushes."""
-    commands = state.handle(WorkerLost(worker, pushes))
+    commands = state.handle(lost(worker, pushes))
     return [(c.execution.num_steps, c.execution.applied) for c in commands if isinstance(c, Send)]
 
 
@@ -347,7 +363,7 @@ def test_a_worker_that_takes_two_batches_at_a_time_pushes_once_for_both():
     report = next(c for c in state.handle(ResultCollected(0, 5, "sum", at=0.1)) if c.result)
     assert (report.missing_steps, report.pushes) == (0, 3)
     # Of its second execution, one ps has two pushes, the other one.
-    (again,) = (c for c in state.handle(WorkerLost(0, (5, 4))) if isinstance(c, Send))
+    (again,) = (c for c in state.handle(lost(0, (5, 4))) if isinstance(c, Send))
     assert (again.worker, again.execution.applied) == (1, (2, 1))
     # In the same pushes, though this worker takes one batch at a time.
     assert (again.execution.num_steps, again.execution.replicas) == (5, 2)
@@ -359,7 +375,7 @@ def test_what_no_ps_has_of_a_lost_worker_is_done_as_its_next_worker_does():
         state.handle(SessionBegan(worker, False, replicas=replicas))
         state.handle(SplitOpened(worker, None))
     state.handle(StepsAsked(Execution(4, None)))
-    (again,) = (c for c in state.handle(WorkerLost(0, (0, 0))) if isinstance(c, Send))
+    (again,) = (c for c in state.handle(lost(0, (0, 0))) if isinstance(c, Send))
     assert (again.worker, again.execution.applied, again.execution.replicas) == (1, (), 1)
 
 
@@ -368,12 +384,12 @@ def test_what_was_counted_is_not_taken_for_what_is_done_again():
     ask(state, 5, 5, 5)
     state.handle(ExecutionsDone(0, 1, at=100.0))
     state.handle(ResultCollected(0, 5, "sum", at=100.1))
-    state.handle(WorkerLost(0, (7, 7)))
+    state.handle(lost(0, (7, 7)))
     state.handle(SessionBegan(0, False))
     (again, *_) = state.handle(SplitOpened(0, None))
     assert (again.execution.num_steps, again.execution.applied) == (5, (2, 2))
     # It is lost again: of the same execution, the one ps has a step more now.
-    state.handle(WorkerLost(0, (1, 0)))
+    state.handle(lost(0, (1, 0)))
     state.handle(SessionBegan(0, False))
     (again, *_) = state.handle(SplitOpened(0, None))
     assert again.execution.applied == (3, 2)
@@ -387,7 +403,7 @@ def test_what_was_applied_in_part_is_done_before_anything_else_on_its_batches():
     state.handle(ExecutionsDone(0, 1, at=0.0))
     state.handle(SessionEnded(0))
     # It was lost meanwhile, and is back; its split had a single batch.
-    assert state.handle(SessionBegan(0, False, (1, 1))) == [Open(0, 0, 0)]
+    assert state.handle(restarted(0, (1, 1))) == [Open(0, 0, 0)]
     assert state.handle(SplitOpened(0, None)) == []
     # It may not do the four steps again before the other goes on, but one more step it might.
     state.handle(SessionBegan(1, False))
@@ -404,10 +420,10 @@ def test_a_worker_that_was_ready_before_has_its_pushes_counted_from_there():
     for worker in range(2):
         state.handle(SessionEnded(worker))
     state.handle(SessionBegan(0, True))  # it is ready, and has no data
-    assert state.handle(WorkerGone(1))[-1] == Open(0, 1, 0)
+    assert state.handle(died(1))[-1] == Open(0, 1, 0)
     state.handle(SplitOpened(0, 5))
     assert ask(state, 3) == [(0, 3)]
-    state.handle(WorkerLost(0, (2, 1)))
+    state.handle(lost(0, (2, 1)))
     state.handle(SessionBegan(0, False))
     (again,) = state.handle(SplitOpened(0, 5))
     assert again.execution.applied == (1, 0)
@@ -418,23 +434,23 @@ def test_a_worker_that_leaves_finishes_what_it_has_and_hands_its_split_on():
     assert ask(state, 2, 2, 2, 2) == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert state.handle(WorkerLeaves(0)) == []
     assert ask(state, 2, 2) == [(1, 2)]  # the other waits for room
-    assert not state.has_let_go(0)
+    assert not state.workers.has_let_go(0)
     assert kinds(state.handle(ExecutionsDone(0, 2, at=0.1))) == [Report, Collect]
     assert Report(0, "sum", pushes=4) in state.handle(ResultCollected(0, 4, "sum", at=0.2))
-    assert state.has_let_go(0)
+    assert state.workers.has_let_go(0)
     assert state.splits.confirmed(0) == 4
     # Another at its place goes on there.
     state.handle(SessionEnded(0))
-    state.handle(WorkerGone(0))
+    state.handle(died(0))
     assert Open(0, 0, 4) in state.handle(SessionBegan(0, False))
-    assert not state.has_let_go(0)
+    assert not state.workers.has_let_go(0)
 
 
 def test_a_worker_that_joins_takes_the_split_of_one_that_is_gone():
     state = reading_state(5, 5)
     assert state.handle(WorkersJoined(3)) == []
     assert state.handle(SessionBegan(2, False)) == [Report()]
-    assert Open(2, 1, 0) in state.handle(WorkerLost(1))
+    assert Open(2, 1, 0) in state.handle(lost(1))
 
 
 def test_a_worker_that_joins_takes_over_half_of_what_another_has_left():
@@ -447,7 +463,7 @@ def test_a_worker_that_joins_takes_over_half_of_what_another_has_left():
     assert state.handle(SplitOpened(2, 59)) == []
     assert state.splits.left(1) == 59
     assert not state.splits.all_given_out
-    assert Open(0, 1, 61) not in state.handle(WorkerLost(2)), "who has its own reads that first"
+    assert Open(0, 1, 61) not in state.handle(lost(2)), "who has its own reads that first"
     assert state.handle(SessionBegan(2, False)) == [Open(2, 1, 61)]
 
 
@@ -468,7 +484,7 @@ def test_so_little_that_it_is_not_worth_it_is_not_taken_over():
 def test_who_comes_back_to_find_its_split_taken_helps_with_it():
     state = reading_state(3, 100)
     assert ask(state, 3) == [(0, 3)]
-    state.handle(WorkerLost(1))
+    state.handle(lost(1))
     state.handle(ExecutionsDone(0, 1, at=2.0))
     assert Open(0, 1, 0) in state.handle(ResultCollected(0, 3, "sum", at=2.0))
     state.handle(SplitOpened(0, 100))
@@ -515,7 +531,7 @@ def test_a_worker_that_joins_shares_data_that_never_end():
     state.handle(SplitOpened(2, None, is_endless=True))
     assert ask(state, 1, 1) == [(0, 1), (2, 1)]
     # The split stays with its first reader when the second is lost.
-    state.handle(WorkerLost(2))
+    state.handle(lost(2))
     assert state.splits.status(0) is SplitStatus.TAKEN
 
 
@@ -576,14 +592,17 @@ class Cluster:
         self.now += 0.1
         self.hand_out(event)
         for index, worker in enumerate(self.workers):
-            if worker.has_session and self.state.has_let_go(index):
+            if worker.has_session and self.state.workers.has_let_go(index):
                 worker.has_session = False
+                self.hand_out(WorkerEnded(index, WorkerEnd.LEFT, tuple(worker.pushed)))
                 self.hand_out(SessionEnded(index))
                 self.workers[index] = Worker()
-                self.hand_out(WorkerGone(index, tuple(worker.pushed)))
+                self.hand_out(died(index, tuple(worker.pushed)))
 
     def hand_out(self, event):
-        for command in self.state.handle(event):
+        commands = self.state.handle(event)
+        self.state.validate()
+        for command in commands:
             if isinstance(command, Report):
                 self.reports.append(command)
                 self.is_waiting = False
@@ -636,10 +655,10 @@ class Cluster:
         return wants and self.state.num_in_flight < AHEAD * len(self.workers)
 
     def settle(self):
-        if self.state.num_in_flight and not self.state.is_exhausted:
+        if self.state.num_in_flight and not self.state.workers.is_exhausted:
             return False
         self.post(ResultsWanted())
-        return not self.state.has_results_due and not self.reports
+        return not self.state.workers.has_results_due and not self.reports
 
     # A worker's thread
 
@@ -647,10 +666,12 @@ class Cluster:
         worker = self.workers[index]
         if not worker.has_session:
             worker.has_session = True
-            applied = () if worker.is_open else tuple(worker.pushed)
-            if not worker.is_open:
-                worker.pushed = [0] * NUM_PS
-            self.post(SessionBegan(index, worker.is_open, applied))
+            if worker.is_open:
+                self.post(SessionBegan(index, True))
+                return
+            applied = tuple(worker.pushed)
+            worker.pushed = [0] * NUM_PS
+            self.post(restarted(index, applied))
 
     def carry_out(self, index):
         worker = self.workers[index]
@@ -721,9 +742,9 @@ class Cluster:
         is_noticed = had_session or not is_silent
         self.workers[index] = Worker() if is_noticed else Worker(pushed=worker.pushed)
         if had_session:
-            self.post(WorkerLost(index, tuple(worker.pushed)))
+            self.post(lost(index, tuple(worker.pushed)))
         elif not is_silent:
-            self.post(WorkerGone(index, tuple(worker.pushed)))
+            self.post(died(index, tuple(worker.pushed)))
 
     def lose_silently(self, index):
         self.lose(index, is_silent=True)
@@ -872,7 +893,7 @@ def test_steps_counted_are_steps_asked_and_steps_applied(
     assert cluster.done == steps
     assert [applied.total() for applied in cluster.applied] == [steps] * NUM_PS
     assert cluster.state.num_in_flight == 0
-    assert not cluster.state.has_results_due
+    assert not cluster.state.workers.has_results_due
 
 
 @settings(max_examples=150, deadline=None)
@@ -924,7 +945,7 @@ def test_steps_that_no_worker_has_data_for_end_the_epoch(interval, steps):
     assert cluster.done == min(steps, 25)
 
 
-# Pace
+# Bounded admission
 
 QUIET_ACTIONS = st.one_of(
     st.tuples(st.just("begin"), WORKERS),
@@ -979,7 +1000,7 @@ def test_a_worker_waits_for_the_slowest_and_goes_on_when_that_has():
     assert ask(state, 2) == []
 
 
-@pytest.mark.parametrize("event", [WorkerLost(1), WorkerLeaves(1)], ids=["is lost", "leaves"])
+@pytest.mark.parametrize("event", [lost(1), WorkerLeaves(1)], ids=["is lost", "leaves"])
 def test_nobody_waits_for_a_worker_that(event):
     state = reading_state(None, None, max_ahead=1)
     assert ask(state, 1, 1, 1) == [(0, 1), (1, 1)]

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.runtime import errors as failures
-from kerasps.training.sessions import session_failures
-from kerasps.training.sessions.session_failures import Verdict
+from kerasps.training.calls import session_failures
+from kerasps.training.calls.session_failures import Verdict
 
 
 class Members:

@@ -44,7 +44,7 @@ ROOMS = {
         *("records", "updates", "contract", "layout", "rows"),
         *("compute", "phases", "tracing", "running"),
     ],
-    "training": ["epoch", "sessions", "loop", "backup", "methods"],
+    "training": ["epoch", "calls", "sessions", "loop", "backup", "methods"],
 }
 # A task's server has its module at the door: `python -m kerasps.cluster.server` starts it. The
 # processes of tasks are started with its arguments.

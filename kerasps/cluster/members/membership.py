@@ -215,7 +215,7 @@ class Membership:
         with self._news:
             noticed = self._presence.give_up_leaving(("worker", worker), time.monotonic(), reason)
         self._do(noticed)
-        self.has_let_go(worker)
+        self.dismiss(worker)
         return True
 
     def wait_until_there(self, worker: int) -> None:
@@ -235,8 +235,8 @@ class Membership:
             noticed = self._presence.move(tasks, time.monotonic())
         self._do(noticed)
 
-    def has_let_go(self, worker: int) -> None:
-        """Note that a worker which is about to leave holds nothing any more."""
+    def dismiss(self, worker: int) -> None:
+        """Tell a worker to go that is about to leave and holds nothing any more."""
         with self._lock:
             if worker in self._let_go:
                 return
@@ -283,7 +283,7 @@ class Membership:
         for task in refusing:
             self._look_at_refusing(task)
         for worker in idle:
-            self.has_let_go(worker)
+            self.dismiss(worker)
         if is_back:
             self._to_tell.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -116,18 +117,42 @@ class ResultsWanted:
     """Nothing more is asked for now: what the workers hold is to be fetched at once."""
 
 
+class WorkerEnd(enum.Enum):
+    """Why a worker does nothing more of what it was given."""
+
+    FAILED = "its session ended in an error"
+    HANGS = "a call to it does not return"
+    DIED = "it died while it had no session"
+    RESTARTED = "its session begins without the dataset that it had"
+    LEFT = "it was leaving, and holds nothing any more"
+
+
+@dataclass(frozen=True)
+class WorkerEnded:
+    """A worker does nothing more of what it was given: what it had not reported is done again.
+
+    `applied` counts, for each ps, the pushes that the worker had applied there since it was made
+    ready. No other will be: its lane was closed before. After `RESTARTED` its session goes on at
+    once; after `LEFT` there is nothing to do again.
+    """
+
+    worker: int
+    why: WorkerEnd
+    applied: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class SessionBegan:
     """The session of a worker takes commands.
 
-    `is_open`: its dataset, from before, is alive. If it is not, then `applied` counts, for each ps,
-    the pushes that the worker had applied there since its dataset was opened. `replicas`: how many
-    batches the worker takes at a time.
+    `is_open`: its dataset, from before, is alive. If it is not, then `ended` says what became of
+    the worker that had it; None where that one held no results. `replicas`: how many batches the
+    worker takes at a time.
     """
 
     worker: int
     is_open: bool
-    applied: tuple[int, ...] = ()
+    ended: WorkerEnded | None = None
     replicas: int = 1
 
 
@@ -180,29 +205,6 @@ class ResultCollected:
 
 
 @dataclass(frozen=True)
-class WorkerLost:
-    """A worker is gone, or failed: what it had not reported must be done again.
-
-    `applied` counts, for each ps, the pushes that it had applied there since it was made ready. No
-    other will be.
-    """
-
-    worker: int
-    applied: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class WorkerGone:
-    """A worker is known to be dead; it may be one that has no session, and will have none.
-
-    `applied` is as in `WorkerLost`.
-    """
-
-    worker: int
-    applied: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class WorkersJoined:
     """There are `num_workers` workers now, more than before. The new ones have no session yet."""
 
@@ -235,8 +237,7 @@ Event = (
     | ExecutionsDone
     | ResultReturned
     | ResultCollected
-    | WorkerLost
-    | WorkerGone
+    | WorkerEnded
     | WorkersJoined
     | WorkerLeaves
     | SessionEnded

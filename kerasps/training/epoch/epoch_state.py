@@ -11,7 +11,7 @@ its threads, one at a time, and hands its commands to the threads that carry the
     Report         <-----   done             <-----          ExecutionsDone
                             results due      Collect ----->  fetches what the worker holds
     Report(result) <-----   counted          <-----          ResultCollected
-                            queued again     <-----          WorkerLost
+                            queued again     <-----          WorkerEnded
                             sent elsewhere   Send    ----->  (session of worker 0)
 
 The class is modelled on `dask.distributed`'s `WorkerState`.
@@ -19,48 +19,49 @@ The class is modelled on `dask.distributed`'s `WorkerState`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
+from kerasps.training.epoch.admission import Admission, Free
+from kerasps.training.epoch.dealer import Dealer
 from kerasps.training.epoch.epoch_events import (
     AllAsked,
     Collect,
     Command,
     EpochBegan,
     Event,
-    Execution,
     ExecutionsDone,
-    Join,
-    Leave,
     Open,
     PassBegan,
     Report,
     ResultCollected,
     ResultReturned,
     ResultsWanted,
-    Send,
     SessionBegan,
     SessionEnded,
     SplitOpened,
     StepsAsked,
-    WorkerGone,
+    WorkerEnd,
+    WorkerEnded,
     WorkerJoined,
     WorkerLeaves,
-    WorkerLost,
     WorkersJoined,
 )
-from kerasps.training.epoch.joint_ledger import JointLedger
-from kerasps.training.epoch.pace import Pace
-from kerasps.training.epoch.splits import SplitLedger, SplitStatus
-from kerasps.training.epoch.worker_state import WorkerState, WorkerStatus
+from kerasps.training.epoch.epoch_log import EpochLog
+from kerasps.training.epoch.epoch_workers import EpochWorkers
+from kerasps.training.epoch.splits import SplitLedger
+from kerasps.training.epoch.worker_state import WorkerStatus
 
 # Who takes over half of what another has left gets at least so many executions.
 _MIN_EXECUTIONS = 4
+# An error carries so many of the last events.
+_NUM_NOTED = 30
 
 
 class EpochState:
     """Executions, results, splits and workers of one loop, an epoch after the other.
+
+    `EpochWorkers` knows what each worker holds and which split it reads, `Dealer` what waits and
+    who is given it; this class takes in what happens.
 
     Contract: call `handle` with one event at a time (the caller has a lock), and see that each
     command is carried out, for one worker in the given order. The state changes in no other way.
@@ -74,9 +75,7 @@ class EpochState:
         executions_ahead: how many executions a worker is given at a time.
         collect_interval: seconds for which a worker may hold results. 0: each execution returns its
             own, so `ResultReturned` takes the place of `ExecutionsDone` and `ResultCollected`.
-        max_ahead: how many steps a worker may be ahead of the slowest (see `Pace`). No execution
-            may have more. None for any number.
-        joints: who takes part in synchronous updates. Default: there are none.
+        admission: says which workers may be given steps. Default: all.
     """
 
     def __init__(
@@ -86,178 +85,138 @@ class EpochState:
         lost: Iterable[int] = (),
         executions_ahead: int,
         collect_interval: float,
-        max_ahead: int | None = None,
-        joints: JointLedger | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        self._workers = [WorkerState() for _ in range(num_workers)]
-        self._lost = set(lost)
-        self._executions_ahead = executions_ahead
+        self.workers = EpochWorkers(num_workers, lost)
+        self._admission = admission or Free()
+        self._dealer = Dealer(self.workers, self._admission, executions_ahead=executions_ahead)
         self._collect_interval = collect_interval
-        self._queue: deque[Execution] = deque()
         # The steps of the execution that was asked for last.
         self._execution_steps = 1
-        self._splits = SplitLedger(0)
-        self._pace = Pace(max_ahead)
-        self._joints = joints or JointLedger(joins=False)
-        self._all_asked = False
-        for worker in self._lost:
-            self._workers[worker].status = WorkerStatus.LOST
-
-    # What others may know
+        self._log = EpochLog()
 
     @property
     def splits(self) -> SplitLedger:
         """The splits of the pass that goes on."""
-        return self._splits
+        return self.workers.splits
 
     @property
     def num_in_flight(self) -> int:
         """The executions that were asked for and are not done."""
-        waiting = len(self._queue) + self._splits.num_unfinished
-        return waiting + sum(len(worker.running) for worker in self._workers)
+        return self._dealer.num_waiting + sum(len(w.running) for w in self.workers.states)
 
     @property
     def is_dealt_evenly(self) -> bool:
         """Whether synchronous updates wait for nobody who was given fewer steps than others."""
-        if not self._joints.joins or self._queue or self._splits.num_unfinished:
-            return False
-        readers = [i for i, worker in enumerate(self._workers) if self._has_data(worker)]
-        return self._joints.is_even(readers)
+        return self._dealer.is_even
 
-    @property
-    def has_results_due(self) -> bool:
-        """Whether a worker holds results."""
-        return any(worker.uncollected for worker in self._workers)
+    def history(self) -> str:
+        """Return the last 1000 events as text, with the commands that followed each."""
+        return self._log.text()
 
-    def holds_results(self, worker: int) -> bool:
-        """Whether a worker holds results."""
-        return bool(self._workers[worker].uncollected)
+    def validate(self) -> None:
+        """Check that the state does not contradict itself. For tests: it is slow.
 
-    @property
-    def num_workers(self) -> int:
-        """The workers, with those that are lost."""
-        return len(self._workers)
+        Each execution waits in the queue, waits with a split, or is held by one worker. The steps
+        asked for are those counted, those reported as missing, and those of these executions.
+        Each batch of a split whose length is known is counted, held, or not given out. A split has
+        one reader while it is taken, else none. A worker that is lost or without data holds
+        nothing. What each ps has applied of an execution is a part of its pushes. The admission
+        knows which steps run, and allows them.
 
-    @property
-    def running(self) -> dict[int, list[Execution]]:
-        """What was sent to each worker and is not known to be done."""
-        return {i: [*worker.running] for i, worker in enumerate(self._workers) if worker.running}
-
-    def has_let_go(self, worker: int) -> bool:
-        """Whether a worker that is about to leave holds nothing any more."""
-        leaving = self._workers[worker]
-        return leaving.is_leaving and leaving.status is WorkerStatus.LOST
-
-    def awaits(self, worker: int) -> bool:
-        """Whether the session of a worker has not begun, and it is not known to be lost."""
-        return self._workers[worker].status is WorkerStatus.AWAITED
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether all data are read: no worker can do anything that is still asked for."""
-        nobody_reads = all(w.status in (WorkerStatus.DRY, WorkerStatus.LOST) for w in self._workers)
-        return nobody_reads and self._splits.all_read
-
-    @property
-    def lost_workers(self) -> frozenset[int]:
-        """The workers that were lost and have done nothing since."""
-        return frozenset(self._lost)
+        Raises:
+            AssertionError: one of these does not hold. The last events are its note.
+        """
+        try:
+            self.workers.validate()
+            self._dealer.validate()
+        except AssertionError as exc:
+            exc.add_note(self._log.text(_NUM_NOTED))
+            raise
 
     # What happens
 
     def handle(self, event: Event) -> list[Command]:
-        """Take note of an event; return what must be done because of it, in that order."""
-        commands = [*self._handle(event), *self._finish_unfinished()]
-        if self._pace.has_moved():
-            commands += self._send_queued()
-        leaves = self._part_with_idle()
-        if self._joints.has_changed():
-            commands += self._send_queued()
+        """Take note of an event; return what must be done because of it, in that order.
+
+        An error carries the last events as a note.
+        """
+        self._log.add_event(event)
+        try:
+            commands = [*self._handle(event), *self._finish_unfinished()]
+            leaves = self._dealer.take_out_idle()
+            commands += self._dealer.deal_after_progress()
+        except Exception as exc:
+            exc.add_note(self._log.text(_NUM_NOTED))
+            raise
         # Whoever leaves does so before it opens what it is to read next, which may take long.
-        return [*leaves, *commands]
+        commands = [*leaves, *commands]
+        self._log.add_commands(commands)
+        return commands
 
     def _handle(self, event: Event) -> list[Command]:
         match event:
-            case PassBegan():
-                return self._begin_pass(event)
-            case EpochBegan():
-                self._queue.clear()
-                self._splits.forget_unfinished()
-                return []
-            case AllAsked():
-                self._all_asked = True
-                return []
+            # The frequent ones first.
             case StepsAsked():
-                self._all_asked = False
                 self._execution_steps = event.execution.num_steps
-                self._queue.append(event.execution)
-                return self._send_queued()
-            case ResultsWanted():
-                return [c for i in range(len(self._workers)) for c in self._collect(i)]
-            case SessionBegan():
-                self._workers[event.worker].replicas = event.replicas
-                return self._begin_session(event.worker, event.is_open, event.applied)
-            case SplitOpened():
-                return self._begin_reading(event)
-            case WorkerJoined():
-                return self._begin_joint(event.worker)
+                self._dealer.ask(event.execution)
+                return self._dealer.deal()
             case ExecutionsDone():
                 return self._finish_executions(event)
             case ResultReturned():
                 return self._count_returned(event)
             case ResultCollected():
                 return self._count_collected(event)
-            case WorkerLost():
-                return self._lose(event.worker, event.applied)
-            case WorkerGone():
-                return self._lose_awaited(event.worker, event.applied)
+            case SessionBegan():
+                return self._begin_session(event)
+            case SplitOpened():
+                return self._begin_reading(event)
+            case WorkerJoined():
+                return self._begin_joint(event.worker)
+            case PassBegan():
+                there = self.workers.begin_pass(event.num_splits, event.positions)
+                # The others wait for those that are about to begin.
+                self._admission.begin(there)
+                return []
+            case EpochBegan():
+                self._dealer.forget()
+                return []
+            case AllAsked():
+                self._dealer.ask_no_more()
+                return []
+            case ResultsWanted():
+                return [c for i in range(len(self.workers)) for c in self._collect(i)]
+            case WorkerEnded():
+                return self._end(event)
             case WorkersJoined():
-                new = event.num_workers - len(self._workers)
-                fewest = min(worker.num_given for worker in self._workers)
-                self._workers += [WorkerState(num_given=fewest) for _ in range(new)]
+                self.workers.grow(event.num_workers)
                 return []
             case WorkerLeaves():
-                self._workers[event.worker].is_leaving = True
-                self._pace.leave(event.worker)
-                return [*self._go_on(event.worker), *self._let_dry_go(event.worker)]
+                return self._begin_to_leave(event.worker)
             case SessionEnded():
                 return self._end_session(event.worker)
 
-    def _begin_pass(self, event: PassBegan) -> list[Command]:
-        self._splits = SplitLedger(event.num_splits, event.positions)
-        for index, worker in enumerate(self._workers):
-            worker.split, worker.num_given = None, 0
-            worker.shares = worker.is_exhausted = False
-            if index in self._lost:
-                # Should it come back first, it may take its own split; until then, others may.
-                self._release_own(index)
-        # The others wait for those that are about to begin.
-        there = [i for i in range(len(self._workers)) if i not in self._lost]
-        self._pace.begin(there)
-        self._joints.expect(there)
-        return []
-
-    def _begin_session(self, index: int, is_open: bool, applied: tuple[int, ...]) -> list[Command]:
-        worker = self._workers[index]
+    def _begin_session(self, event: SessionBegan) -> list[Command]:
+        index, worker = event.worker, self.workers[event.worker]
+        worker.replicas = event.replicas
         # Whoever was about to leave has left, and this is another at its place.
-        worker.is_leaving = worker.is_leaving and is_open
+        worker.is_leaving = worker.is_leaving and event.is_open
         # One that has read its splits to their ends has a dataset open too, with nothing in it.
-        if is_open and (worker.split is not None or not len(self._splits)):
+        if event.is_open and (worker.split is not None or not len(self.splits)):
             worker.status = WorkerStatus.READING
             return [*self._collect(index), *self._go_on(index)]
-        if not is_open:
+        if not event.is_open:
             # A dataset that was open here went with the worker, between two sessions.
-            self._requeue(index, applied)
-            self._release(index)
-        return [*self._seek(index), *self._wake_dry(), *self._send_queued()]
+            self._end(event.ended or WorkerEnded(index, WorkerEnd.RESTARTED))
+        return [*self._seek(index), *self._wake_dry(), *self._dealer.deal()]
 
     def _begin_reading(self, event: SplitOpened) -> list[Command]:
-        worker = self._workers[event.worker]
+        worker = self.workers[event.worker]
         worker.status = WorkerStatus.READING
         if not worker.is_leaving:
-            self._pace.join(event.worker)
+            self._admission.set_ready(event.worker)
         if worker.split is not None:
-            self._splits.open(
+            self.splits.open(
                 worker.split, event.left, is_endless=event.is_endless, has_order=event.has_order
             )
         commands = self._go_on(event.worker)
@@ -265,19 +224,19 @@ class EpochState:
         return [*commands, *self._wake_dry()]
 
     def _begin_joint(self, index: int) -> list[Command]:
-        if self._workers[index].status not in (WorkerStatus.AWAITED, WorkerStatus.LOST):
+        if self.workers[index].status not in (WorkerStatus.AWAITED, WorkerStatus.LOST):
             # One that has left its split meanwhile leaves these updates too.
-            is_late = any(self._workers[member].running for member in self._joints.members)
-            self._joints.join(index, is_late=is_late)
+            is_late = any(self.workers[member].running for member in self._admission.members)
+            self._admission.join(index, is_late=is_late)
         # All wait for it: more may have to be asked for.
-        return [Report(), *self._send_queued()]
+        return [Report(), *self._dealer.deal()]
 
     def _finish_executions(self, event: ExecutionsDone) -> list[Command]:
-        worker = self._workers[event.worker]
-        self._lost.discard(event.worker)
+        worker = self.workers[event.worker]
+        self.workers.note_alive(event.worker)
         for _ in range(event.count):
             execution = worker.running.popleft()
-            self._pace.finish(event.worker, execution.num_steps)
+            self._admission.finish(event.worker, execution.num_steps)
             worker.uncollected.append(execution)
         commands: list[Command] = [Report()]
         if event.at >= worker.collect_at:
@@ -285,80 +244,82 @@ class EpochState:
         return [*commands, *self._go_on(event.worker)]
 
     def _count_returned(self, event: ResultReturned) -> list[Command]:
-        worker = self._workers[event.worker]
-        self._lost.discard(event.worker)
+        worker = self.workers[event.worker]
+        self.workers.note_alive(event.worker)
         execution = worker.running.popleft()
-        self._pace.finish(event.worker, execution.num_steps)
+        self._admission.finish(event.worker, execution.num_steps)
+        self._dealer.settle(execution.num_steps)
         pushes = worker.count([execution], event.steps)
         missing = execution.num_steps - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
         first = execution.first_batch
         if worker.split is not None:
-            first += self._splits.confirm(worker.split, event.steps)
-        source = None if worker.split is None else self._splits.source(worker.split)
+            first += self.splits.confirm(worker.split, event.steps)
+        source = None if worker.split is None else self.splits.source(worker.split)
         report = Report(missing, event.result, source, first, pushes)
         return [report, *self._go_on(event.worker)]
 
     def _count_collected(self, event: ResultCollected) -> list[Command]:
-        worker = self._workers[event.worker]
+        worker = self.workers[event.worker]
         # Where only reading finds the end of the data, steps beyond it have done nothing.
-        missing = sum(execution.num_steps for execution in worker.uncollected) - event.steps
+        held = sum(execution.num_steps for execution in worker.uncollected)
+        self._dealer.settle(held)
+        missing = held - event.steps
         worker.is_exhausted = worker.is_exhausted or missing > 0
         pushes = worker.count(worker.uncollected, event.steps)
         worker.uncollected.clear()
         worker.is_collecting = False
         worker.collect_at = event.at + self._collect_interval
         if worker.split is not None:
-            self._splits.confirm(worker.split, event.steps)
+            self.splits.confirm(worker.split, event.steps)
         report = Report(missing, event.result, pushes=pushes)
         return [report, *self._go_on(event.worker)]
 
-    def _lose(self, index: int, applied: tuple[int, ...]) -> list[Command]:
-        self._lost.add(index)
-        self._pace.leave(index)
-        self._joints.leave(index)
-        self._requeue(index, applied)
-        self._release(index)
-        # It may be that it has not come to its own split.
-        self._release_own(index)
-        self._workers[index].status = WorkerStatus.LOST
-        return [Report(), *self._wake_dry(), *self._send_queued()]
+    def _begin_to_leave(self, index: int) -> list[Command]:
+        worker = self.workers[index]
+        worker.is_leaving = True
+        self._admission.set_idle(index)
+        if worker.status is WorkerStatus.DRY:
+            return self._let_go(index)
+        return self._go_on(index)
 
-    def _lose_awaited(self, index: int, applied: tuple[int, ...]) -> list[Command]:
-        """Do without a worker that was lost while it had no session: there may never be one."""
-        worker = self._workers[index]
-        if worker.status is not WorkerStatus.AWAITED:
-            return []  # its session is there, or has said so
-        return self._lose(index, applied)
+    def _end(self, event: WorkerEnded) -> list[Command]:
+        """Have others do what a worker held, and read on where it was."""
+        index, worker = event.worker, self.workers[event.worker]
+        match event.why:
+            case WorkerEnd.RESTARTED:
+                self._take_back(index, event.applied)
+                return []  # its session, which begins, is the first to look for a split
+            case WorkerEnd.DIED if worker.status is not WorkerStatus.AWAITED:
+                return []  # its session is there, or has told of it
+            case WorkerEnd.LEFT if not worker.is_leaving or worker.status is WorkerStatus.LOST:
+                return []  # noted when it held nothing any more
+        leaves = self._admission.leave(index)
+        self._take_back(index, event.applied)
+        self.workers.lose(index)
+        # Who leaves is there to say so to the ps; of the others the ps know it by their lanes.
+        told = leaves if event.why is WorkerEnd.LEFT else []
+        return [*told, Report(), *self._wake_dry(), *self._dealer.deal()]
 
     def _end_session(self, index: int) -> list[Command]:
-        worker = self._workers[index]
+        worker = self.workers[index]
         if worker.status is WorkerStatus.OPENING:
-            self._release(index)
-        # What the session was given and did not run: its batches are still there to be read.
-        for execution in worker.running:
-            self._pace.take_back(index, execution.num_steps)
-            worker.num_given -= 1
-            if worker.split is not None:
-                self._splits.give_out(worker.split, -execution.num_steps)
-        self._put_back(worker.split, worker.running)
-        worker.running.clear()
+            self.workers.release(index)
+        self._dealer.take_back(index)
         worker.is_collecting = False
         worker.status = WorkerStatus.AWAITED
-        self._joints.leave(index)
-        if not worker.is_leaving:
-            self._joints.expect([index])
+        self._admission.end_session(index, returns=not worker.is_leaving)
         return []
 
     # What follows
 
     def _go_on(self, index: int) -> list[Command]:
         """Send a worker what it can do next; where its data have ended, have it look for others."""
-        worker = self._workers[index]
+        worker = self.workers[index]
         if worker.status is not WorkerStatus.READING:
             return []
-        if self._has_data(worker) and not worker.is_leaving:
-            return self._send_queued()
+        if self.workers.has_data(worker) and not worker.is_leaving:
+            return self._dealer.deal()
         if worker.running:
             return []  # which will be done, or do nothing
         if worker.uncollected:
@@ -366,189 +327,55 @@ class EpochState:
         if worker.is_leaving:
             return self._let_go(index)
         if worker.split is not None and not worker.shares:
-            self._splits.finish(worker.split)
-        self._pace.leave(index)
+            self.splits.finish(worker.split)
+        self._admission.set_idle(index)
         return self._seek(index)
 
     def _let_go(self, index: int) -> list[Command]:
-        """Do without a worker that holds nothing."""
-        return [*self._part_with(index), *self._lose(index, ())]
-
-    def _let_dry_go(self, index: int) -> list[Command]:
-        return self._let_go(index) if self._workers[index].status is WorkerStatus.DRY else []
+        """Do without a worker that is leaving and holds nothing any more."""
+        return self._end(WorkerEnded(index, WorkerEnd.LEFT))
 
     def _seek(self, index: int) -> list[Command]:
         """Give a worker a split to open, if there is one for it."""
-        worker = self._workers[index]
-        worker.is_exhausted = worker.shares = False
-        worker.split = None if worker.is_leaving else self._splits.take(index)
-        is_guest = not self._splits.has_own(index) and not worker.is_leaving
-        if worker.split is None and is_guest:
-            worker.split = self._splits.divide(_MIN_EXECUTIONS * self._execution_steps)
-        if worker.split is None and is_guest:
-            worker.split = self._splits.share(index)
-            worker.shares = worker.split is not None
+        self.workers.assign(index, _MIN_EXECUTIONS * self._execution_steps)
+        worker = self.workers[index]
         if worker.split is None and worker.is_leaving:
             return self._let_go(index)
-        if worker.split is None and len(self._splits):
+        if worker.split is None and len(self.splits):
             worker.status = WorkerStatus.DRY
-            self._pace.leave(index)
-            self._lost.discard(index)
-            return [*self._part_with(index), Report()]
+            self.workers.note_alive(index)
+            return [*self._admission.leave(index), Report()]
         worker.status = WorkerStatus.OPENING
-        if worker.split is None:
-            return [Open(index, None, 0)]
-        split = worker.split
-        return [Open(index, self._splits.source(split), self._splits.confirmed(split))]
+        return [self.workers.open(index)]
 
     def _wake_dry(self) -> list[Command]:
         """Have workers without data look whether a split was released."""
         commands: list[Command] = []
-        for index, worker in enumerate(self._workers):
+        for index, worker in enumerate(self.workers.states):
             if worker.status is WorkerStatus.DRY:
                 found = self._seek(index)
                 commands += [command for command in found if isinstance(command, Open)]
         return commands
-
-    def _send_queued(self) -> list[Command]:
-        """Send executions that wait to workers that can take them, the least busy first.
-
-        Of those that are equally busy, the one that has had the fewest.
-        """
-        commands = self._have_join()
-        for index, worker in enumerate(self._workers):
-            while worker.split is not None and self._has_room(worker):
-                unfinished = self._unfinished(worker)
-                if unfinished is None or not self._may_begin(index, unfinished):
-                    break
-                commands += self._send(index, self._splits.take_unfinished(worker.split))
-        while self._queue:
-            steps = self._queue[0].num_steps
-            free = [
-                worker.turn(index)
-                for index, worker in enumerate(self._workers)
-                if self._has_room(worker)
-                and self._unfinished(worker) is None
-                and self._pace.allows(index, steps)
-                and self._may_take_part(index)
-            ]
-            if not free or self._num_awaited_before(min(free)) >= len(self._queue):
-                break
-            commands += self._send(min(free)[-1], self._queue.popleft())
-        return commands
-
-    def _num_awaited_before(self, turn: tuple[int, int, int]) -> int:
-        """Return how many workers have their turn before `turn`, and a session that begins soon.
-
-        What waits is theirs, or the worker whose session begins first would do all that is asked
-        for one by one, where each execution has a flight to itself.
-        """
-        return sum(
-            worker.split is not None
-            and not worker.is_leaving
-            and self._has_data(worker, WorkerStatus.AWAITED)
-            and worker.turn(index) < turn
-            for index, worker in enumerate(self._workers)
-        )
-
-    def _may_begin(self, index: int, unfinished: Execution) -> bool:
-        """Return whether a worker may do what it alone can, and others may have nothing to do."""
-        if self._joints.joins:
-            return self._may_take_part(index)
-        if not self._pace.allows(index, unfinished.num_steps) and not self._queue:
-            for other, worker in enumerate(self._workers):
-                if other != index and worker.status is WorkerStatus.READING and not worker.running:
-                    self._pace.leave(other)
-        return self._pace.allows(index, unfinished.num_steps)
-
-    def _may_take_part(self, index: int) -> bool:
-        """Return whether synchronous updates allow a worker to be given steps."""
-        readers = [i for i, worker in enumerate(self._workers) if self._has_data(worker)]
-        is_idle = not self._workers[index].running
-        return self._joints.may_be_given(index, readers, is_idle=is_idle)
-
-    def _have_join(self) -> list[Command]:
-        """Have workers take part in synchronous updates for which there is something to do."""
-        commands: list[Command] = []
-        for index, worker in enumerate(self._workers):
-            has_work = bool(self._queue) or self._unfinished(worker) is not None
-            if has_work and self._has_room(worker) and self._joints.should_join(index):
-                self._joints.begin_to_join(index)
-                commands.append(Join(index))
-        return commands
-
-    def _part_with_idle(self) -> list[Command]:
-        """Have no synchronous update wait for workers that have nothing to bring."""
-        commands: list[Command] = []
-        for index in sorted(self._joints.members):
-            worker = self._workers[index]
-            has_work = bool(self._queue) or not self._all_asked
-            if not worker.running and not (has_work and self._has_room(worker)):
-                commands += self._part_with(index)
-        return commands
-
-    def _part_with(self, index: int) -> list[Command]:
-        """Have no synchronous update wait for a worker, if any does."""
-        takes_part = self._joints.takes_part(index)
-        self._joints.leave(index)
-        return [Leave(index)] if takes_part else []
-
-    def _unfinished(self, worker: WorkerState) -> Execution | None:
-        """Return what a worker must do before anything else: it is for the next of its batches."""
-        return None if worker.split is None else self._splits.next_unfinished(worker.split)
-
-    def _has_room(self, worker: WorkerState) -> bool:
-        if worker.is_leaving:
-            return False
-        return len(worker.running) < self._executions_ahead and self._has_data(worker)
 
     def _finish_unfinished(self) -> list[Command]:
         """Have a worker leave its split for one with unfinished executions, if none else is left.
 
         Otherwise who lost it, or somebody whose data have ended, comes to it sooner.
         """
-        is_time = self._splits.has_abandoned and not self._queue
-        if not is_time or any(w.running or w.status is WorkerStatus.OPENING for w in self._workers):
+        workers = self.workers.states
+        is_time = self.splits.has_abandoned and not self._dealer.has_queue
+        if not is_time or any(w.running or w.status is WorkerStatus.OPENING for w in workers):
             return []
-        for index, worker in enumerate(self._workers):
+        for index, worker in enumerate(workers):
             if worker.status is WorkerStatus.READING:
                 if worker.uncollected:
                     return self._collect(index)
-                self._release(index)
+                self.workers.release(index)
                 return self._seek(index)
         return []
 
-    def _send(self, index: int, execution: Execution) -> list[Command]:
-        worker = self._workers[index]
-        split = worker.split
-        left = None if split is None else self._splits.left(split)
-        if left is None or left >= execution.num_steps:
-            return [self._give(index, execution)]
-        # The rest has no data here, but may have elsewhere.
-        missing = Report(missing_steps=execution.num_steps - left)
-        return [missing, *(self._give(index, part) for part in execution.cut(left))]
-
-    def _give(self, index: int, execution: Execution) -> Send:
-        worker = self._workers[index]
-        if worker.split is not None:
-            self._splits.give_out(worker.split, execution.num_steps)
-        if execution.replicas != worker.replicas and not any(execution.applied):
-            # What was done in part is done again in the same steps.
-            execution = replace(execution, replicas=worker.replicas)
-        self._pace.give(index, execution.num_steps)
-        self._joints.give(index, execution.num_steps)
-        worker.running.append(execution)
-        worker.num_given += 1
-        return Send(index, execution)
-
-    def _has_data(self, worker: WorkerState, status: WorkerStatus = WorkerStatus.READING) -> bool:
-        """Return whether a worker is in `status`, and has a batch that no execution has, maybe."""
-        if worker.status is not status or worker.is_exhausted:
-            return False
-        return worker.split is None or self._splits.left(worker.split) != 0
-
     def _collect(self, index: int) -> list[Command]:
-        worker = self._workers[index]
+        worker = self.workers[index]
         if worker.status is not WorkerStatus.READING:
             return []  # nobody is there to do it; asked again when its session begins
         if worker.is_collecting or not worker.uncollected:
@@ -556,36 +383,11 @@ class EpochState:
         worker.is_collecting = True
         return [Collect(index)]
 
-    def _requeue(self, index: int, applied: tuple[int, ...]) -> None:
-        """Put what a worker had not reported before what waits, in the order of its steps.
+    def _take_back(self, index: int, applied: tuple[int, ...]) -> None:
+        """Put what a worker had not reported before what waits, and let others read its split.
 
         What of it was applied is not to be applied again, on the ps where it was.
         """
-        worker = self._workers[index]
-        self._put_back(worker.split, worker.take_back(applied))
-
-    def _put_back(self, split: int | None, executions: Iterable[Execution]) -> None:
-        """Put executions before what waits.
-
-        Those whose steps are partly applied are for the batches that they were applied with. Where
-        batches never end, or travel, any will do.
-        """
-        executions = [*executions]
-        bound = []
-        if split is not None and not self._splits.is_endless(split):
-            bound = [execution for execution in executions if any(execution.applied)]
-            executions = executions[len(bound) :]  # they are the first
-            self._splits.put_back(split, bound)
-        self._queue.extendleft(reversed(executions))
-
-    def _release(self, index: int) -> None:
-        """Let others read on in the split that a worker had."""
-        worker = self._workers[index]
-        if worker.split is not None and not worker.shares:
-            self._splits.release(worker.split)
-        worker.split, worker.shares = None, False
-
-    def _release_own(self, index: int) -> None:
-        """Let others read the split that is reserved for a worker."""
-        if index < len(self._splits) and self._splits.status(index) is SplitStatus.RESERVED:
-            self._splits.release(index)
+        worker = self.workers[index]
+        self._dealer.put_back(worker.split, worker.take_back(applied))
+        self.workers.release(index)

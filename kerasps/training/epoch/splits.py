@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kerasps.training.epoch.epoch_events import Execution, SplitPosition
@@ -65,6 +65,7 @@ class SplitLedger:
         ]
         for split in self._splits[num_splits:]:
             split.status = SplitStatus.RELEASED
+        self._num_unfinished = 0
 
     def __len__(self) -> int:
         return len(self._splits)
@@ -110,11 +111,13 @@ class SplitLedger:
     @property
     def num_unfinished(self) -> int:
         """How many executions are to be done again on the batches that they were done on."""
-        return sum(len(split.unfinished) for split in self._splits)
+        return self._num_unfinished
 
     @property
     def has_abandoned(self) -> bool:
         """Whether nobody reads a split that has unfinished executions."""
+        if not self._num_unfinished:
+            return False
         return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
 
     def take(self, worker: int) -> int | None:
@@ -197,9 +200,10 @@ class SplitLedger:
         """Return whether a split is known never to end; its batches are as good as any other."""
         return self._splits[split].is_endless
 
-    def put_back(self, split: int, executions: Iterable[Execution]) -> None:
+    def put_back(self, split: int, executions: Sequence[Execution]) -> None:
         """Have executions done again, before others, on the next batches of a split."""
-        self._splits[split].unfinished.extendleft(reversed([*executions]))
+        self._splits[split].unfinished.extendleft(reversed(executions))
+        self._num_unfinished += len(executions)
 
     def next_unfinished(self, split: int) -> Execution | None:
         """Return the execution to do next on a split; None: any will do."""
@@ -208,12 +212,18 @@ class SplitLedger:
 
     def take_unfinished(self, split: int) -> Execution:
         """Return what `next_unfinished` does, which is no such execution any more."""
+        self._num_unfinished -= 1
         return self._splits[split].unfinished.popleft()
+
+    def all_unfinished(self) -> list[Execution]:
+        """Return the executions that are for the next batches of a split."""
+        return [execution for split in self._splits for execution in split.unfinished]
 
     def forget_unfinished(self) -> None:
         """Forget the executions of an epoch that has ended."""
         for split in self._splits:
             split.unfinished.clear()
+        self._num_unfinished = 0
 
     def give_out(self, split: int, num_batches: int) -> None:
         """Note that an execution was given so many batches of a split."""
@@ -236,3 +246,42 @@ class SplitLedger:
         if self._splits[split].status is not SplitStatus.READ:
             self._splits[split].status = SplitStatus.RELEASED
             self._splits[split].left = None
+
+    # Checks
+
+    def validate(self, num_readers: Sequence[int]) -> None:
+        """Raise AssertionError if a split has a wrong reader, or a batch may be counted twice.
+
+        Args:
+            num_readers: how many workers read each split, without those that share it.
+        """
+        assert self._num_unfinished == len(self.all_unfinished()), "executions are miscounted"
+        ends: dict[int, int] = {}
+        in_order = sorted(self._splits, key=lambda split: (split.source, split.confirmed))
+        for split in in_order:
+            begin = ends.get(split.source, 0)
+            assert begin <= split.confirmed, "two parts of a split have the same batches"
+            ends[split.source] = split.confirmed
+            if split.end is not None:
+                assert split.confirmed <= split.end, "more is counted than there is"
+                ends[split.source] = split.end
+        for split, readers in zip(self._splits, num_readers, strict=True):
+            is_taken = split.status is SplitStatus.TAKEN
+            assert readers == is_taken, f"{readers} workers read a split that is {split.status}"
+            assert split.left is None or split.left >= 0, "more is given out than there is"
+            if split.status in (SplitStatus.RESERVED, SplitStatus.RELEASED):
+                assert split.left is None, "batches of a split without a reader are given out"
+            for execution in split.unfinished:
+                assert any(execution.applied), "an execution is bound to batches for nothing"
+                assert not split.is_endless, "an execution is bound to batches of endless data"
+
+    def validate_held(self, split: int, num_batches: int) -> None:
+        """Raise AssertionError if a batch is in none of the places where it can be, or in two.
+
+        Args:
+            split: the split.
+            num_batches: how many of its batches are with executions that are not counted.
+        """
+        held = self._splits[split]
+        if held.left is not None and held.end is not None:
+            assert held.confirmed + num_batches + held.left == held.end, "a batch is lost or double"

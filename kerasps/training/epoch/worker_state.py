@@ -95,3 +95,20 @@ class WorkerState:
         self.is_collecting = False
         self.counted, self.not_applied = 0, ()
         return executions
+
+    def validate(self) -> None:
+        """Raise AssertionError if what is known of the worker contradicts itself."""
+        held = [*self.uncollected, *self.running]
+        if self.status in (WorkerStatus.OPENING, WorkerStatus.DRY, WorkerStatus.LOST):
+            assert not held, f"a worker holds executions while {self.status.value}"
+        if self.status is not WorkerStatus.READING:
+            assert not self.running, f"executions run while {self.status.value}"
+            assert not self.is_collecting, f"results are fetched while {self.status.value}"
+        if self.status in (WorkerStatus.DRY, WorkerStatus.LOST):
+            assert self.split is None, f"a worker has a split while {self.status.value}"
+        assert self.uncollected or not self.is_collecting, "there is no result to fetch"
+        assert self.split is not None or not self.shares, "no split is shared"
+        # Tickets: what a ps has of an execution, and what it has of those that are counted.
+        assert all(0 <= number <= self.counted for number in self.not_applied)
+        for execution in held:
+            assert all(0 <= number <= execution.num_pushes for number in execution.applied)

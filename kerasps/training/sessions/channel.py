@@ -71,34 +71,39 @@ class EpochChannel:
     def num_workers(self) -> int:
         """The workers that the state knows of."""
         with self.lock:
-            return self._state.num_workers
+            return len(self._state.workers)
 
     @property
     def running(self) -> dict[int, list[Execution]]:
         """What was sent to each worker and is not known to be done."""
         with self.lock:
-            return self._state.running
+            return self._state.workers.running
 
     def has_let_go(self, worker: int) -> bool:
         """Return whether a worker that is about to leave holds nothing any more."""
         with self.lock:
-            return self._state.has_let_go(worker)
+            return self._state.workers.has_let_go(worker)
 
     def awaits(self, worker: int) -> bool:
         """Return whether a worker has no session, and has not said that it is lost."""
         with self.lock:
-            return self._state.awaits(worker)
+            return self._state.workers.awaits(worker)
 
     def holds_results(self, worker: int) -> bool:
         """Return whether a worker holds results of executions that it has done."""
         with self.lock:
-            return self._state.holds_results(worker)
+            return self._state.workers.holds_results(worker)
 
     @property
     def lost_workers(self) -> frozenset[int]:
         """The workers that were lost and have done nothing since."""
         with self.lock:
-            return self._state.lost_workers
+            return self._state.workers.lost_workers
+
+    def history(self) -> str:
+        """Return the last events of the state as text, with the commands that followed each."""
+        with self.lock:
+            return self._state.history()
 
     def settle(self, *, all_asked: bool) -> bool:
         """Return whether nothing more will be reported, unless more is asked for.
@@ -111,10 +116,10 @@ class EpochChannel:
         with self.lock:
             if all_asked:
                 self.handle(AllAsked())
-            if self._state.num_in_flight and not self._state.is_exhausted:
+            if self._state.num_in_flight and not self._state.workers.is_exhausted:
                 return False
             self.handle(ResultsWanted())
-            return not self._state.has_results_due and self.reports.empty()
+            return not self._state.workers.has_results_due and self.reports.empty()
 
 
 class Sessions:
@@ -144,6 +149,11 @@ class Sessions:
     def is_over(self) -> bool:
         """Whether nothing more is to begin."""
         return self._is_over
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the flight ends in an error."""
+        return self.error is not None
 
     def enter(self, event: SessionBegan) -> Mailbox | None:
         """Begin a session; return its mailbox, or None when the flight is over before."""

@@ -30,6 +30,10 @@ from kerasps.inputs import Input
 from kerasps.runtime.errors import absent_ps_error, comes_from, lost_ps, translated_errors
 from kerasps.runtime.supervision import tell_supervisor
 from kerasps.step import TracedStep
+from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.calls.session_failures import SessionFailures, Verdict, in_short, may_be_loss
+from kerasps.training.calls.worker_recovery import TryAgain, WorkerAway
+from kerasps.training.epoch.admission import choose_admission
 from kerasps.training.epoch.epoch_events import (
     EpochBegan,
     Execution,
@@ -39,13 +43,12 @@ from kerasps.training.epoch.epoch_events import (
     SessionEnded,
     SplitPosition,
     StepsAsked,
-    WorkerLost,
+    WorkerEnd,
+    WorkerEnded,
 )
 from kerasps.training.epoch.epoch_state import EpochState
-from kerasps.training.epoch.joint_ledger import JointLedger
 from kerasps.training.epoch.metrics import MetricTotals
 from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
-from kerasps.training.sessions.coordinator_port import CoordinatorPort
 from kerasps.training.sessions.session import (
     EXECUTIONS_AHEAD,
     Session,
@@ -54,14 +57,7 @@ from kerasps.training.sessions.session import (
     first_error,
     sending_through,
 )
-from kerasps.training.sessions.session_failures import (
-    SessionFailures,
-    Verdict,
-    in_short,
-    may_be_loss,
-)
 from kerasps.training.sessions.worker_lanes import WorkerLanes
-from kerasps.training.sessions.worker_recovery import TryAgain, WorkerAway
 from kerasps.training.sessions.worker_watch import Tending
 from kerasps.variables.flights import Flight, aboard, worker_timeout
 from kerasps.variables.names import NAMES
@@ -125,8 +121,9 @@ class Dispatcher:
             executions_ahead=EXECUTIONS_PER_WORKER if self._keeps_totals else 1,
             collect_interval=collect_interval,
             # Who changes nothing waits for nobody.
-            max_ahead=max_ahead,
-            joints=JointLedger(joins=function.joins, num_backups=function.num_backups),
+            admission=choose_admission(
+                max_ahead=max_ahead, joins=function.joins, num_backups=function.num_backups
+            ),
         )
         self._channel = EpochChannel(self._state)
         self._sessions = Sessions(self._channel, self._name_of)
@@ -298,6 +295,7 @@ class Dispatcher:
                 if waiting_since - began > say_after:
                     say_after *= 2
                     _LOGGER.warning(self._out_text(waiting_since - began))
+                    _LOGGER.debug(self._channel.history())
                 continue
             waited = time.monotonic() - waiting_since
             if waited > _WARN_AFTER_S and not has_warned:
@@ -379,7 +377,10 @@ class Dispatcher:
             with self._port.cancellable_calls() as cancellation, self._membership.in_use():
                 try:
                     tending.start_all()
-                    flight.wait_until_over(lambda: self._has_failed(sessions, tending))
+                    flight.wait_until_over(
+                        lambda: self._look_after(sessions, tending),
+                        lambda: sessions.has_failed,
+                    )
                 finally:
                     sessions.end()
                     self._wait_until_idle(sessions, tending, cancellation)
@@ -396,17 +397,18 @@ class Dispatcher:
         if sessions.error is not None:
             raise sessions.error
 
-    def _has_failed(self, sessions: Sessions, tending: Tending) -> bool:
+    def _look_after(self, sessions: Sessions, tending: Tending) -> None:
+        """See to workers that come and go; have the flight fail when a ps is lost."""
         tending.tend()
-        if self._membership.lost_ps is not None and sessions.error is None:
+        if self._membership.lost_ps is not None and not sessions.has_failed:
             sessions.fail(absent_ps_error(self._strategy, self._membership.lost_ps))
-        return sessions.error is not None
 
     def _wait_until_idle(self, sessions: Sessions, tending: Tending, cancellation: Any) -> None:
         """Wait for what is on the workers; where something failed, cancel it in the end."""
         failed_at: float | None = None
         while not sessions.wait_until_idle(_POLL_S):
-            if self._has_failed(sessions, tending):
+            self._look_after(sessions, tending)
+            if sessions.has_failed:
                 failed_at = failed_at or time.monotonic()
                 assert sessions.error is not None
                 is_ps_lost = (
@@ -431,13 +433,13 @@ class Dispatcher:
             raise WorkerAway
         source = sources.setdefault(worker, WorkerSource())
         source.belongs_to(self._membership.generation(worker))
-        applied: tuple[int, ...] = ()
+        ended: WorkerEnded | None = None
         if not source.is_open and self._channel.holds_results(worker):
-            applied = self._close(self._lanes.lane(worker))
+            ended = self._lanes.end(worker, WorkerEnd.RESTARTED)
         source.devices = self._strategy.devices_of(worker)
         self._function.plans.await_trace(source.devices, lambda: sessions.is_over)
         replicas = self._function.plans.num_replicas(source.devices)
-        mailbox = sessions.enter(SessionBegan(worker, source.is_open, applied, replicas))
+        mailbox = sessions.enter(SessionBegan(worker, source.is_open, ended, replicas))
         if mailbox is None:
             return
         post = functools.partial(sessions.post, mailbox)
@@ -493,8 +495,7 @@ class Dispatcher:
         try:
             # Before the session leaves: the flight may land then, and with it the epoch.
             if is_loss:
-                lost = WorkerLost(worker, self._close(self._lanes.lane(worker)))
-                sessions.post(mailbox, lost)
+                sessions.post(mailbox, self._lanes.end(worker, WorkerEnd.FAILED))
             else:
                 with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
                     self._function.leave(self._lanes.lane(worker))
@@ -515,13 +516,6 @@ class Dispatcher:
                     raise TryAgain from None
             case Verdict.WORKER_IS_AWAY:
                 raise WorkerAway from None
-
-    def _close(self, lane: int) -> tuple[int, ...]:
-        """Close a lane; return what was applied in it; () where a ps is lost, and all with it."""
-        try:
-            return self._lanes.close(lane)
-        except tf.errors.OpError:
-            return ()
 
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         if self._membership.lost_ps is not None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from kerasps.training.epoch.staleness import StalenessMeter
+from kerasps.training.epoch.epoch_events import WorkerEnd, WorkerEnded
+from kerasps.training.sessions.staleness import StalenessMeter
 from kerasps.variables.fences import OPEN_LANE, Fences
 
 
@@ -62,14 +63,25 @@ class WorkerLanes:
         with self._lock:
             return self._lanes.get(worker, OPEN_LANE)
 
-    def close(self, lane: int) -> tuple[int, ...]:
-        """Let no push in a lane be applied from here on; return how many each ps has applied.
+    def end(self, worker: int, why: WorkerEnd, *, lane: int | None = None) -> WorkerEnded:
+        """Close the lane of a worker that has ended; return what the epoch's state is told of it.
 
-        () where steps change nothing.
+        No push in the lane is applied from here on. Every worker that ends does so here. Where a ps
+        is lost, all is lost with it, so it does not matter what was applied.
 
-        Raises:
-            tf.errors.OpError: a ps is lost.
+        Args:
+            worker: the worker.
+            why: why it has ended.
+            lane: its lane. Default: the one that was opened last.
         """
+        try:
+            applied = self._close(self.lane(worker) if lane is None else lane)
+        except tf.errors.OpError:
+            applied = ()
+        return WorkerEnded(worker, why, applied)
+
+    def _close(self, lane: int) -> tuple[int, ...]:
+        """Close a lane; return how many pushes each ps has applied, () where there are none."""
         if lane == OPEN_LANE:
             return ()
         applied = self._fences.close_lane(lane, self._devices)

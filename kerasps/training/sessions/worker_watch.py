@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from kerasps.cluster.members.membership import Membership
-from kerasps.training.epoch.epoch_events import WorkerGone, WorkerLeaves, WorkerLost, WorkersJoined
+from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.epoch.epoch_events import WorkerEnd, WorkerEnded, WorkerLeaves, WorkersJoined
 from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
-from kerasps.training.sessions.coordinator_port import CoordinatorPort
 from kerasps.training.sessions.worker_lanes import WorkerLanes
 
 # A call to a worker that is away ends in an error, mostly at once. One that does not in this time
@@ -69,7 +67,8 @@ class Tending:
         """Go on without any session: what they wait for does not come."""
         for worker, mailboxes in self._sessions.at_work().items():
             for mailbox in mailboxes:
-                self._sessions.leave(mailbox)
+                # Its lane is lost with the ps.
+                self._drop(mailbox, WorkerEnded(worker, WorkerEnd.HANGS))
             self._port.renew_worker(worker)
 
     def _take_in(self) -> None:
@@ -88,7 +87,7 @@ class Tending:
             # This lane, and no other that a session may open meanwhile.
             lane = self._lanes.lane(worker)
             if worker < self._channel.num_workers and self._channel.awaits(worker):
-                self._channel.post(WorkerGone(worker, self._close(lane)))
+                self._channel.post(self._lanes.end(worker, WorkerEnd.DIED, lane=lane))
 
     def _give_up(self) -> None:
         """Go on without sessions whose worker is away, and which do not come out of their call."""
@@ -103,9 +102,7 @@ class Tending:
                 since = now
             self._away_since[worker] = (mailbox, since)
             if now - since > _GIVE_UP_S:
-                lost = WorkerLost(worker, self._close(self._lanes.lane(worker)))
-                self._sessions.post(mailbox, lost)
-                self._sessions.leave(mailbox)
+                self._drop(mailbox, self._lanes.end(worker, WorkerEnd.HANGS))
                 if not self._sessions.is_over:
                     # Its thread waits for ever; another takes its place.
                     self._port.renew_worker(worker)
@@ -120,14 +117,12 @@ class Tending:
                 self._channel.post(WorkerLeaves(worker))
         for worker in leaving:
             if worker < self._channel.num_workers and self._channel.has_let_go(worker):
-                self._close(self._lanes.lane(worker))
+                self._channel.post(self._lanes.end(worker, WorkerEnd.LEFT))
                 self._sessions.end_one(worker)
-                self._membership.has_let_go(worker)
+                self._membership.dismiss(worker)
         self._told_to_leave &= leaving
 
-    def _close(self, lane: int) -> tuple[int, ...]:
-        """Close a lane; return what was applied in it; () where a ps is lost, and all with it."""
-        try:
-            return self._lanes.close(lane)
-        except tf.errors.OpError:
-            return ()
+    def _drop(self, mailbox: Mailbox, ended: WorkerEnded) -> None:
+        """Go on without a session that does not come out of its call."""
+        self._sessions.post(mailbox, ended)
+        self._sessions.leave(mailbox)

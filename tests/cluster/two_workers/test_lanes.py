@@ -109,7 +109,7 @@ def test_no_free_lane_is_an_error_and_the_strategy_stays_usable(strategy, few_la
 
 
 def test_calls_go_on_in_other_lanes_when_their_numbers_are_used_up(strategy, monkeypatch):
-    monkeypatch.setattr("kerasps.training.sessions.scheduled._CALLS_PER_LANE", 2)
+    monkeypatch.setattr("kerasps.training.calls.scheduled._CALLS_PER_LANE", 2)
     scheduled = Scheduled(strategy)
     scheduled.call(CALLS)
     assert scheduled.applied() == {scheduled.updates}

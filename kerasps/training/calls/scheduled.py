@@ -30,7 +30,7 @@ from kerasps.runtime.devices import COORDINATOR_CPU, ps_device, ps_index
 from kerasps.runtime.errors import absent_ps_error
 from kerasps.runtime.supervision import tell_supervisor
 from kerasps.step.running.replica_run import CallTicket, PushCounts
-from kerasps.training.sessions.worker_recovery import WorkerAway
+from kerasps.training.calls.worker_recovery import WorkerAway
 from kerasps.variables import LookupTables, anonymous_handle
 from kerasps.variables.fences import OPEN_LANE
 from kerasps.variables.flights import worker_timeout

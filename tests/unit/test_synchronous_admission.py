@@ -8,6 +8,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kerasps.training.epoch.admission import Synchronous
 from kerasps.training.epoch.epoch_events import (
     AllAsked,
     Collect,
@@ -27,11 +28,11 @@ from kerasps.training.epoch.epoch_events import (
     SessionEnded,
     SplitOpened,
     StepsAsked,
+    WorkerEnd,
+    WorkerEnded,
     WorkerJoined,
-    WorkerLost,
 )
 from kerasps.training.epoch.epoch_state import EpochState
-from kerasps.training.epoch.joint_ledger import JointLedger
 
 AHEAD = 3
 
@@ -48,7 +49,7 @@ class Cluster:
             len(lengths),
             executions_ahead=self.executions_ahead,
             collect_interval=self.collect_interval,
-            joints=JointLedger(joins=True),
+            admission=Synchronous(),
         )
         self.mailboxes = [deque() for _ in lengths]
         self.has_session, self.is_open = [False] * len(lengths), [False] * len(lengths)
@@ -64,14 +65,19 @@ class Cluster:
 
     def hand_out(self, event):
         self.now += 0.1
-        for command in self.state.handle(event):
+        commands = self.state.handle(event)
+        self.state.validate()
+        for command in commands:
             if isinstance(command, Report):
                 self.counted += command.result or 0
             else:
                 self.mailboxes[command.worker].append(command)
 
     def ask(self):
-        while self.state.num_in_flight < AHEAD * len(self.lengths) and not self.state.is_exhausted:
+        while (
+            self.state.num_in_flight < AHEAD * len(self.lengths)
+            and not self.state.workers.is_exhausted
+        ):
             self.hand_out(StepsAsked(Execution(self.per_execution, None)))
 
     def settle_joint(self):
@@ -132,7 +138,7 @@ class Cluster:
             self.left[worker], self.held[worker] = None, 0
             pushed, self.pushed[worker] = self.pushed[worker], 0
             self.has_session[worker] = self.is_open[worker] = False
-            self.hand_out(WorkerLost(worker, (pushed,)))
+            self.hand_out(WorkerEnded(worker, WorkerEnd.FAILED, (pushed,)))
 
     def act_in_any_order(self):
         order = self.random.sample(range(len(self.lengths)), len(self.lengths))
@@ -145,7 +151,7 @@ class Cluster:
                 self.lose(self.random.randrange(len(self.lengths)))
             self.ask()
             if not self.act_in_any_order():
-                if self.state.is_exhausted and not self.state.has_results_due:
+                if self.state.workers.is_exhausted and not self.state.workers.has_results_due:
                     return
                 self.hand_out(AllAsked())
                 self.hand_out(ResultsWanted())
@@ -163,7 +169,9 @@ class ListeningCluster(Cluster):
         super().__init__(lengths, per_execution, seed)
 
     def hand_out(self, event):
-        for command in self.state.handle(event):
+        commands = self.state.handle(event)
+        self.state.validate()
+        for command in commands:
             if isinstance(command, Report):
                 self.reports.append(command)
             else:
@@ -176,7 +184,7 @@ class ListeningCluster(Cluster):
     def ask(self):
         """Send as `Loop` does."""
         most = (len(self.lengths) - 1) * self.per_execution
-        while (ahead := self.asked - self.counted) <= most and not self.state.is_exhausted:
+        while (ahead := self.asked - self.counted) <= most and not self.state.workers.is_exhausted:
             if ahead and self.state.is_dealt_evenly:
                 break
             self.hand_out(StepsAsked(Execution(self.per_execution, None)))
@@ -189,7 +197,7 @@ class ListeningCluster(Cluster):
 
     def suspend(self):
         self.hand_out(AllAsked())
-        while self.state.num_in_flight and not self.state.is_exhausted:
+        while self.state.num_in_flight and not self.state.workers.is_exhausted:
             assert self.act_in_any_order(), "a callback waits for ever"
         for worker, has_session in enumerate(self.has_session):
             if has_session:
@@ -210,7 +218,7 @@ class ListeningCluster(Cluster):
                 if turn in touch_at:
                     self.suspend()
             elif not has_acted:
-                assert self.state.is_exhausted, "everybody waits for somebody"
+                assert self.state.workers.is_exhausted, "everybody waits for somebody"
                 return
         raise AssertionError("it never ends")
 
@@ -277,22 +285,22 @@ def test_a_callback_that_touches_the_model_cuts_no_update_short(
 
 
 def test_steps_are_dealt_out_evenly():
-    ledger = JointLedger(joins=True)
-    ledger.expect([0, 1])
-    ledger.join(0)
-    assert not ledger.may_be_given(0, [0, 1], is_idle=True)  # the other is expected
-    ledger.join(1)
-    ledger.give(0, 4)
-    assert not ledger.may_be_given(0, [0, 1], is_idle=False)
-    assert ledger.may_be_given(1, [0, 1], is_idle=False)
+    admission = Synchronous()
+    admission.begin([0, 1])
+    admission.join(0)
+    assert not admission.allows(0, 4, is_idle=True, readers=lambda: [0, 1])  # the other is expected
+    admission.join(1)
+    admission.give(0, 4)
+    assert not admission.allows(0, 4, is_idle=False, readers=lambda: [0, 1])
+    assert admission.allows(1, 4, is_idle=False, readers=lambda: [0, 1])
     # All wait for one that has nothing to do; and one that has no data is given nothing.
-    assert ledger.may_be_given(0, [0, 1], is_idle=True)
-    assert ledger.may_be_given(0, [0], is_idle=False)
+    assert admission.allows(0, 4, is_idle=True, readers=lambda: [0, 1])
+    assert admission.allows(0, 4, is_idle=False, readers=lambda: [0])
 
 
 def test_with_backups_nobody_waits_for_a_slow_worker_to_be_given_steps():
-    ledger = JointLedger(joins=True, num_backups=1)
-    ledger.join(0)
-    ledger.join(1)
-    ledger.give(0, 4)
-    assert ledger.may_be_given(0, [0, 1], is_idle=False)
+    admission = Synchronous(num_backups=1)
+    admission.join(0)
+    admission.join(1)
+    admission.give(0, 4)
+    assert admission.allows(0, 4, is_idle=False, readers=lambda: [0, 1])

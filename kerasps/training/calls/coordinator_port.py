@@ -9,9 +9,9 @@ from typing import Any
 
 from kerasps import _compat
 from kerasps.cluster.members.membership import Membership
-from kerasps.training.sessions.closed_calls import ClosedQueue
-from kerasps.training.sessions.scheduled import ScheduledCalls
-from kerasps.training.sessions.worker_recovery import WorkerRecovery
+from kerasps.training.calls.closed_calls import ClosedQueue
+from kerasps.training.calls.scheduled import ScheduledCalls
+from kerasps.training.calls.worker_recovery import WorkerRecovery
 
 _ADDING = threading.Lock()
 # TensorFlow's name of the thread of its failure handler, which logs that it ends.

@@ -18,8 +18,8 @@ from kerasps import _compat
 from kerasps.cluster.members.membership import Membership
 from kerasps.runtime.connected import connected_strategy
 from kerasps.runtime.errors import answers, lost_ps, ps_is_there
-from kerasps.training.sessions.closed_calls import ClosedCallError
-from kerasps.training.sessions.session_failures import SessionFailures, in_short, may_be_loss
+from kerasps.training.calls.closed_calls import ClosedCallError
+from kerasps.training.calls.session_failures import SessionFailures, in_short, may_be_loss
 
 
 class FailingCalls(Protocol):

@@ -1,0 +1,301 @@
+"""Admission of workers to more steps: free, bounded by the slowest, or synchronous.
+
+Pure bookkeeping, without threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from kerasps.training.epoch.epoch_events import Command, Join, Leave
+
+Readers = Callable[[], Sequence[int]]
+
+
+class Admission:
+    """Says which workers may be given steps.
+
+    The epoch's state tells it what happens to workers, and asks `allows` before it sends steps. An
+    implementer overrides what concerns its mode; the rest does nothing.
+    """
+
+    @property
+    def progress(self) -> int:
+        """A number that changes when workers may be given steps that they were refused before."""
+        return 0
+
+    @property
+    def members(self) -> Collection[int]:
+        """The workers that each synchronous update waits for, in order."""
+        return ()
+
+    def begin(self, workers: Iterable[int]) -> None:
+        """Note that a pass begins, with these workers."""
+
+    def set_ready(self, worker: int) -> None:
+        """Note that a worker has opened its data."""
+
+    def set_idle(self, worker: int) -> None:
+        """Note that a worker has no steps to do for now: it holds no other worker back."""
+
+    def take_in(self, workers: Iterable[int]) -> list[Command]:
+        """Return the commands for workers which must do something before they are given steps.
+
+        Args:
+            workers: those that could be given steps now.
+        """
+        del workers
+        return []
+
+    def join(self, worker: int, *, is_late: bool = False) -> None:
+        """Note that a worker takes part in synchronous updates: each of them waits for it.
+
+        Args:
+            worker: the worker.
+            is_late: whether others have steps to do, which may wait for it.
+        """
+
+    def leave(self, worker: int) -> list[Command]:
+        """Note that no other waits for a worker; return what tells the ps so.
+
+        Where the worker is gone, nobody can carry these commands out, and nobody needs to.
+        """
+        del worker
+        return []
+
+    def end_session(self, worker: int, *, returns: bool) -> None:
+        """Note that the session of a worker has ended.
+
+        Args:
+            worker: the worker.
+            returns: whether another session of it begins soon.
+        """
+
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
+        """Return whether a worker may be given so many steps now.
+
+        Args:
+            worker: the worker.
+            steps: how many.
+            is_idle: whether it has nothing to do.
+            readers: returns the workers that have data.
+        """
+        raise NotImplementedError
+
+    def give(self, worker: int, steps: int) -> None:
+        """Note that a worker was given steps. Call where `allows` is true."""
+
+    def take_back(self, worker: int, steps: int) -> None:
+        """Note that a worker will not do steps that it was given."""
+
+    def finish(self, worker: int, steps: int) -> None:
+        """Note that a worker has done steps that it was given."""
+
+    def is_even(self, readers: Iterable[int]) -> bool:
+        """Return whether synchronous updates wait for none of `readers`, who have data."""
+        del readers
+        return False
+
+    def validate(self, running: Sequence[int]) -> None:
+        """Raise AssertionError if what is known contradicts itself.
+
+        Args:
+            running: the steps that each worker was given and is not known to have done.
+        """
+
+
+class Free(Admission):
+    """Any worker may be given steps at any time."""
+
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
+        """Return True."""
+        del worker, steps, is_idle, readers
+        return True
+
+
+class Bounded(Admission):
+    """No worker gets too far ahead of the slowest: stale synchronous parallel training.
+
+    A worker *takes part* from when it has something to do until it is lost, leaves, or has no data.
+    Of those that take part, no worker is ever given more steps than the slowest is known to have
+    done, and `max_ahead` more. Who begins to take part begins where the slowest is.
+
+    The idea is from Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
+    Parameter Server", NIPS 2013.
+
+    Args:
+        max_ahead: how many steps a worker may be ahead of the slowest. No execution may have more.
+    """
+
+    def __init__(self, max_ahead: int) -> None:
+        self._max_ahead = max_ahead
+        # Of those that take part.
+        self._done: dict[int, int] = {}
+        self._given: dict[int, int] = {}
+
+    @property
+    def progress(self) -> int:
+        """The steps that the slowest is known to have done."""
+        return min(self._done.values(), default=0)
+
+    def begin(self, workers: Iterable[int]) -> None:
+        """Have these workers take part, and no others, side by side."""
+        self._done = dict.fromkeys(workers, 0)
+        self._given = dict(self._done)
+
+    def set_ready(self, worker: int) -> None:
+        """Have a worker take part, at the place of the slowest, unless it does."""
+        if worker not in self._done:
+            self._done[worker] = self._given[worker] = self.progress
+
+    def set_idle(self, worker: int) -> None:
+        """Let nobody wait for a worker."""
+        self._done.pop(worker, None)
+        self._given.pop(worker, None)
+
+    def leave(self, worker: int) -> list[Command]:
+        """Let nobody wait for a worker. The ps know nothing of it."""
+        self.set_idle(worker)
+        return []
+
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
+        """Return whether a worker would be within the bound with so many steps more."""
+        del is_idle, readers
+        slowest = self.progress
+        return self._given.get(worker, slowest) + steps <= slowest + self._max_ahead
+
+    def give(self, worker: int, steps: int) -> None:
+        """Note that a worker was given steps; it takes part from here on."""
+        self.set_ready(worker)
+        self._given[worker] += steps
+
+    def take_back(self, worker: int, steps: int) -> None:
+        """Note that a worker will not do steps that it was given."""
+        if worker in self._given:
+            self._given[worker] -= steps
+
+    def finish(self, worker: int, steps: int) -> None:
+        """Note that a worker has done steps that it was given."""
+        if worker in self._done:
+            self._done[worker] += steps
+
+    def validate(self, running: Sequence[int]) -> None:
+        """Raise AssertionError if a worker is too far ahead, or its steps are not those it has."""
+        assert self._done.keys() == self._given.keys()
+        for worker, given in self._given.items():
+            assert given - self._done[worker] == running[worker], f"worker {worker} is miscounted"
+            assert given <= self.progress + self._max_ahead, f"worker {worker} is too far ahead"
+
+
+class Synchronous(Admission):
+    """All workers that take part bring one push to each update.
+
+    A worker takes part when it has said so to every ps (`step.Joints`); from then on each update
+    waits for it, so it must be given steps, or be taken out. Steps are dealt out evenly, for what
+    one worker is given and the others are not, it does alone in the end.
+
+    Args:
+        num_backups: how many workers an update does not wait for.
+    """
+
+    def __init__(self, *, num_backups: int = 0) -> None:
+        self._num_backups = num_backups
+        # Whoever is about to begin with the others.
+        self._expected: set[int] = set()
+        self._joining: set[int] = set()
+        # Of those that take part, the steps that each was given.
+        self._given: dict[int, int] = {}
+        # Of those, who began while others had steps: it is not known which of these wait for it.
+        self._late: set[int] = set()
+        self._num_changes = 0
+
+    @property
+    def progress(self) -> int:
+        """How often a worker has joined or left."""
+        return self._num_changes
+
+    @property
+    def members(self) -> Collection[int]:
+        """The workers that take part, in order."""
+        return sorted(self._given)
+
+    def begin(self, workers: Iterable[int]) -> None:
+        """Have nobody be given steps before these have joined, or are out."""
+        self._expected.update(workers)
+
+    def take_in(self, workers: Iterable[int]) -> list[Command]:
+        """Tell workers to join that neither take part nor were told before."""
+        outside = [w for w in workers if w not in self._joining and w not in self._given]
+        self._joining.update(outside)
+        return [Join(worker) for worker in outside]
+
+    def join(self, worker: int, *, is_late: bool = False) -> None:
+        """Note that a worker takes part: every update waits for it."""
+        if is_late:
+            self._late.add(worker)
+        self._joining.discard(worker)
+        self._expected.discard(worker)
+        self._given[worker] = min(self._given.values(), default=0)
+        self._num_changes += 1
+
+    def leave(self, worker: int) -> list[Command]:
+        """Note that a worker takes no part, and is not about to."""
+        takes_part = worker in self._given
+        self._joining.discard(worker)
+        self._expected.discard(worker)
+        self._late.discard(worker)
+        self._given.pop(worker, None)
+        self._num_changes += 1
+        return [Leave(worker)] if takes_part else []
+
+    def end_session(self, worker: int, *, returns: bool) -> None:
+        """Note that a worker takes no part; the others wait for it to join again if it returns."""
+        self.leave(worker)
+        if returns:
+            self._expected.add(worker)
+
+    def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
+        """Return whether a worker may be given steps, however many.
+
+        All others wait for one that is idle; else it is the turn of who was given the fewest.
+        """
+        del steps
+        if worker not in self._given or self._expected:
+            return False
+        if is_idle or self._num_backups:
+            return True
+        rivals = [self._given[reader] for reader in readers() if reader in self._given]
+        return self._given[worker] <= min(rivals, default=self._given[worker])
+
+    def give(self, worker: int, steps: int) -> None:
+        """Note that a worker was given steps."""
+        if worker in self._given:
+            self._given[worker] += steps
+
+    def is_even(self, readers: Iterable[int]) -> bool:
+        """Return whether nobody who takes part waits for one of `readers`, who have data."""
+        most = max(self._given.values(), default=0)
+        return not self._late and all(self._given.get(reader, most) == most for reader in readers)
+
+    def validate(self, running: Sequence[int]) -> None:
+        """Raise AssertionError if a worker has steps for updates that do not wait for it."""
+        assert not self._joining & self._given.keys(), "a worker joins twice"
+        assert not self._expected & self._given.keys(), "a worker that is there is expected"
+        assert self._late <= self._given.keys(), "a worker is late that takes no part"
+        for worker, steps in enumerate(running):
+            assert not steps or worker in self._given, f"no update waits for worker {worker}"
+
+
+def choose_admission(
+    *, max_ahead: int | None = None, joins: bool = False, num_backups: int = 0
+) -> Admission:
+    """Return the admission of a training.
+
+    Args:
+        max_ahead: how many steps a worker may be ahead of the slowest; None for any number.
+        joins: whether updates are synchronous. They have no `max_ahead`.
+        num_backups: how many workers a synchronous update does not wait for.
+    """
+    if joins:
+        return Synchronous(num_backups=num_backups)
+    return Free() if max_ahead is None else Bounded(max_ahead)

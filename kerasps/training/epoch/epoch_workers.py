@@ -1,0 +1,169 @@
+"""The workers of an epoch, what each of them holds, and the splits that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kerasps.training.epoch.epoch_events import Execution, Open, SplitPosition
+from kerasps.training.epoch.splits import SplitLedger, SplitStatus
+from kerasps.training.epoch.worker_state import WorkerState, WorkerStatus
+
+
+class EpochWorkers:
+    """What is known of the workers, and which split each of them reads.
+
+    Anybody may ask. `EpochState` and its `Dealer` alone change it.
+
+    Args:
+        num_workers: the workers of the cluster.
+        lost: those that are gone before the epoch begins.
+    """
+
+    def __init__(self, num_workers: int, lost: Iterable[int]) -> None:
+        self.states = [WorkerState() for _ in range(num_workers)]
+        self.splits = SplitLedger(0)
+        self._lost = set(lost)
+        for index in self._lost:
+            self.states[index].status = WorkerStatus.LOST
+
+    # Questions
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: int) -> WorkerState:
+        return self.states[index]
+
+    @property
+    def lost_workers(self) -> frozenset[int]:
+        """The workers that were lost and have done nothing since."""
+        return frozenset(self._lost)
+
+    @property
+    def running(self) -> dict[int, list[Execution]]:
+        """What was sent to each worker and is not known to be done."""
+        return {i: [*worker.running] for i, worker in enumerate(self.states) if worker.running}
+
+    @property
+    def has_results_due(self) -> bool:
+        """Whether a worker holds results."""
+        return any(worker.uncollected for worker in self.states)
+
+    def holds_results(self, index: int) -> bool:
+        """Return whether a worker holds results."""
+        return bool(self.states[index].uncollected)
+
+    def has_let_go(self, index: int) -> bool:
+        """Return whether a worker that is about to leave holds nothing any more."""
+        worker = self.states[index]
+        return worker.is_leaving and worker.status is WorkerStatus.LOST
+
+    def awaits(self, index: int) -> bool:
+        """Return whether the session of a worker has not begun, and it is not known to be lost."""
+        return self.states[index].status is WorkerStatus.AWAITED
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all data are read: no worker can do anything that is still asked for."""
+        nobody_reads = all(w.status in (WorkerStatus.DRY, WorkerStatus.LOST) for w in self.states)
+        return nobody_reads and self.splits.all_read
+
+    def has_data(self, worker: WorkerState, status: WorkerStatus = WorkerStatus.READING) -> bool:
+        """Return whether a worker is in `status`, and has a batch that no execution has, maybe."""
+        if worker.status is not status or worker.is_exhausted:
+            return False
+        return worker.split is None or self.splits.left(worker.split) != 0
+
+    def readers(self) -> list[int]:
+        """Return the workers that have data."""
+        return [i for i, worker in enumerate(self.states) if self.has_data(worker)]
+
+    def unfinished(self, worker: WorkerState) -> Execution | None:
+        """Return what a worker must do before anything else: it is for the next of its batches."""
+        return None if worker.split is None else self.splits.next_unfinished(worker.split)
+
+    # Changes
+
+    def begin_pass(self, num_splits: int, positions: Sequence[SplitPosition]) -> list[int]:
+        """Begin with new splits; return the workers that are there to read them."""
+        self.splits = SplitLedger(num_splits, positions)
+        for index, worker in enumerate(self.states):
+            worker.split, worker.num_given = None, 0
+            worker.shares = worker.is_exhausted = False
+            if index in self._lost:
+                # Should it come back first, it may take its own split; until then, others may.
+                self._release_own(index)
+        return [index for index in range(len(self.states)) if index not in self._lost]
+
+    def grow(self, num_workers: int) -> None:
+        """Take in new workers behind those that there are."""
+        fewest = min(worker.num_given for worker in self.states)
+        new = num_workers - len(self.states)
+        self.states += [WorkerState(num_given=fewest) for _ in range(new)]
+
+    def lose(self, index: int) -> None:
+        """Note that a worker is lost, and let others read what is reserved for it."""
+        self._lost.add(index)
+        self._release_own(index)
+        self.states[index].status = WorkerStatus.LOST
+
+    def note_alive(self, index: int) -> None:
+        """Note that a worker is not lost: it has done something, or waits for data."""
+        self._lost.discard(index)
+
+    def assign(self, index: int, min_batches: int) -> None:
+        """Give a worker another split to read, if there is one for it.
+
+        Args:
+            index: the worker.
+            min_batches: how many batches there must be in each half of a split that is divided.
+        """
+        worker = self.states[index]
+        worker.is_exhausted = worker.shares = False
+        worker.split = None
+        if worker.is_leaving:
+            return
+        worker.split = self.splits.take(index)
+        if worker.split is None and not self.splits.has_own(index):
+            worker.split = self.splits.divide(min_batches)
+            if worker.split is None:
+                worker.split = self.splits.share(index)
+                worker.shares = worker.split is not None
+
+    def open(self, index: int) -> Open:
+        """Return the order to open what a worker was assigned."""
+        split = self.states[index].split
+        if split is None:
+            return Open(index, None, 0)
+        return Open(index, self.splits.source(split), self.splits.confirmed(split))
+
+    def release(self, index: int) -> None:
+        """Let others read on in the split that a worker had."""
+        worker = self.states[index]
+        if worker.split is not None and not worker.shares:
+            self.splits.release(worker.split)
+        worker.split, worker.shares = None, False
+
+    def _release_own(self, index: int) -> None:
+        """Let others read the split that is reserved for a worker: it may not have come to it."""
+        if index < len(self.splits) and self.splits.status(index) is SplitStatus.RESERVED:
+            self.splits.release(index)
+
+    # Checks
+
+    def validate(self) -> None:
+        """Raise AssertionError if what is known of workers and splits contradicts itself."""
+        readers = [0] * len(self.splits)
+        for index, worker in enumerate(self.states):
+            worker.validate()
+            if worker.status in (WorkerStatus.LOST, WorkerStatus.DRY):
+                assert (index in self._lost) == (worker.status is WorkerStatus.LOST)
+            if worker.status is WorkerStatus.READING:
+                assert (worker.split is None) == (len(self.splits) == 0), "it reads no split"
+            if worker.split is not None and worker.shares:
+                assert self.splits.is_endless(worker.split), "a split with an end is shared"
+            elif worker.split is not None:
+                readers[worker.split] += 1
+                held = sum(e.num_steps for e in [*worker.uncollected, *worker.running])
+                self.splits.validate_held(worker.split, held)
+        self.splits.validate(readers)
