@@ -14,18 +14,7 @@ from kerasps.variables.slots import optimizers_of
 
 
 class Method(Protocol):
-    """What a `Tracer` traces.
-
-    Attributes:
-        may_assign: whether it may assign a bare `tf.Variable`, and have an optimizer train one.
-        has_states_away: whether the states of metrics and seed generators are on a ps meanwhile
-            (see `variables.AwayStates`); else they are sent and returned.
-        numbers_pushes: whether a push says of which call of a function it is.
-    """
-
-    may_assign: bool
-    has_states_away: bool
-    numbers_pushes: bool
+    """What a `Tracer` traces."""
 
     @property
     def name(self) -> str:
@@ -59,10 +48,6 @@ class ModelMethod:
         model: the `keras.Model`.
         method: the name of the method: `"train_step"`, `"test_step"` or `"predict_step"`.
     """
-
-    may_assign = False
-    has_states_away = False
-    numbers_pushes = False
 
     def __init__(self, model: keras.Model, method: str) -> None:
         self._model = model

@@ -24,6 +24,7 @@ from kerasps.step.compute.returned import Returned
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.tracing.plan import StepPlan
+from kerasps.step.tracing.surroundings import CallSurroundings
 from kerasps.step.tracing.tracer import Tracer
 from kerasps.variables import LookupTables, ParameterServerVariable, anonymous_handle, current_phase
 
@@ -141,10 +142,11 @@ def run_in_graph(
     # How often a call pushes is known where nothing around may repeat it, or leave it out. Then the
     # worker keeps the lane, and the call is sent nothing.
     is_counted = redone is None and graph is tf.compat.v1.get_default_graph() and _is_whole(graph)
-    method = ReplicaFunction(fn, args, kwargs or {}, is_counted=is_counted)
+    method = ReplicaFunction(fn, args, kwargs or {})
     device, is_everywhere = strategy._devices.of_calls(strategy.num_workers)
     has_gpu = is_everywhere and device.startswith("GPU:")
-    tracer = Tracer(method, strategy, method.specs, fused=False)
+    surroundings = CallSurroundings(strategy, numbers_calls=not is_counted)
+    tracer = Tracer(method, surroundings, strategy, method.specs, fused=False)
     plan = tracer.trace(device, has_gpu=has_gpu).plan
     if is_counted:
         calls.note_push(graph, plan.push.devices)
@@ -231,15 +233,11 @@ class ReplicaFunction:
         fn: the function.
         args: its arguments.
         kwargs: its keyword arguments.
-        is_counted: whether it is known how often a call of the function around it pushes.
 
     Attributes:
         batch: the tensors among the arguments.
-        numbers_pushes: whether a push says of which call it is.
     """
 
-    may_assign = True
-    has_states_away = True
     name = "The function given to `strategy.run`"
     whose = ""
     jit_compile = False
@@ -249,11 +247,8 @@ class ReplicaFunction:
         fn: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        *,
-        is_counted: bool,
     ) -> None:
         self._fn = fn
-        self.numbers_pushes = not is_counted
         self._given = tuple(args), dict(kwargs)
         self._graph = tf.compat.v1.get_default_graph()
         self._iterators: ByIdentity[Any, HoistedIterator] = ByIdentity()

@@ -24,6 +24,7 @@ from kerasps.step.tracing.device_plans import DevicePlans
 from kerasps.step.tracing.runners import Runner
 from kerasps.step.tracing.state import Header, Ticket, WorkerVariables
 from kerasps.step.tracing.step_graph import build_step_graph
+from kerasps.step.tracing.surroundings import FitSurroundings
 from kerasps.step.tracing.tracer import Tracer
 from kerasps.step.tracing.traffic import StepTraffic
 from kerasps.variables import ParameterServerVariable
@@ -86,6 +87,7 @@ class TracedStep:
         self._words = OtherWords()
         self._tracer: Tracer = Tracer(
             ModelMethod(model, method),
+            FitSurroundings(strategy),
             strategy,
             element_spec,
             fused=fused,

@@ -9,22 +9,36 @@ from kerasps.step.contract.inventory import Inventory
 from kerasps.step.updates.update import Update
 
 
-def check_synchronous(
-    method: str, updates: Sequence[Update], inventory: Inventory, *, is_scheduled: bool
-) -> None:
+def check_no_update(updates: Sequence[Update]) -> None:
+    """Check that a function that a custom loop schedules applies no optimizer.
+
+    Args:
+        updates: what the optimizers want applied.
+
+    Raises:
+        UnsupportedError: it applies one.
+    """
+    for update in updates:
+        raise _unsupported(
+            f"optimizer {update.optimizer.name!r} is applied in a function that a custom loop "
+            "schedules, and nobody knows which workers are given one to wait for",
+            "Train with `model.fit`",
+        )
+
+
+def check_synchronous(method: str, updates: Sequence[Update], inventory: Inventory) -> None:
     """Check that the update by the mean of several workers' gradients is exact.
 
     Args:
         method: the name of what a step calls.
         updates: what the optimizers want applied.
         inventory: the variables that the step touches.
-        is_scheduled: whether it is a function of a custom loop.
 
     Raises:
         UnsupportedError: it is not.
     """
     for update in updates:
-        reason = _reason_against(update, is_scheduled=is_scheduled)
+        reason = _reason_against(update)
         if reason is not None:
             what, instead = reason
             raise _unsupported(f"optimizer {update.optimizer.name!r} {what}", instead)
@@ -37,15 +51,9 @@ def check_synchronous(
         )
 
 
-def _reason_against(update: Update, *, is_scheduled: bool) -> tuple[str, str] | None:
+def _reason_against(update: Update) -> tuple[str, str] | None:
     """Return what of an update cannot be, and what to do instead; None for nothing."""
     optimizer = update.optimizer
-    if is_scheduled:
-        return (
-            "is applied in a function that a custom loop schedules, and nobody knows which "
-            "workers are given one to wait for",
-            "Train with `model.fit`",
-        )
     for argument in ("clipnorm", "global_clipnorm", "clipvalue"):
         if getattr(optimizer, argument, None) is not None:
             return (

@@ -13,7 +13,6 @@ from kerasps import _compat
 from kerasps.cluster.description.worker_devices import FIRST_CPU
 from kerasps.errors import KeraspsError, UnsupportedError
 from kerasps.inputs import has_loops, python_calls
-from kerasps.runtime.devices import ps_device
 from kerasps.step.compute.compute import Compute
 from kerasps.step.compute.methods import Method
 from kerasps.step.compute.replicas import OnlyReplica, Replicas, mean_logs
@@ -24,23 +23,18 @@ from kerasps.step.contract.inventory import Inventory
 from kerasps.step.layout.fused import FusedVariables
 from kerasps.step.layout.gathered import GatheredVariables
 from kerasps.step.phases.compute_phase import ComputePhase
-from kerasps.step.phases.joints import Joints
 from kerasps.step.phases.pull import PullPhase
 from kerasps.step.phases.push import PushPhase
 from kerasps.step.phases.push_message import StepChanges
-from kerasps.step.phases.seed_draw import SeedDraw
-from kerasps.step.phases.update_rules import Immediate, Synchronous, UpdateRule
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.rows.groups import grouping
 from kerasps.step.rows.lookups import MustReadWhole, Round, plan_rounds
 from kerasps.step.tracing.plan import StepPlan
-from kerasps.step.tracing.synchronous_checks import check_synchronous
-from kerasps.step.updates.update import Update
+from kerasps.step.tracing.surroundings import Surroundings
 from kerasps.variables import (
     LookupTables,
     ParameterServerVariable,
     entering,
-    shards_in,
 )
 from kerasps.variables.named import Lookup
 from kerasps.variables.slots import move_slots
@@ -72,6 +66,7 @@ class Tracer:
 
     Args:
         method: what a step calls.
+        surroundings: what it gets and leaves beside its data.
         strategy: the `ParameterServerStrategy`.
         element_spec: the `tf.TypeSpec` structure of a batch.
         fused: whether small variables are to be gathered and fused.
@@ -81,6 +76,7 @@ class Tracer:
     def __init__(
         self,
         method: Method,
+        surroundings: Surroundings,
         strategy: Any,
         element_spec: Any,
         *,
@@ -90,6 +86,7 @@ class Tracer:
         self._strategy = strategy
         self._element_spec = element_spec
         self._method = method
+        self._surroundings = surroundings
         self._fused = fused
         self._inventory = Inventory(strategy.table_min_bytes)
         self._known = None if known is None else known._inventory
@@ -204,7 +201,7 @@ class Tracer:
             return None
         if inventory.grew:
             return None
-        if not self._method.may_assign:
+        if not self._surroundings.trains_bare:
             _check_assigned(function.graph, self._method.name)
         _check_python_calls(graph_def, self._method.name)
         lookups = ByIdentity(
@@ -248,9 +245,7 @@ class Tracer:
                 values = [own.values(inventory).values() for own in by_replica]
                 graph = tf.compat.v1.get_default_graph()
                 place_scalars(graph, itertools.chain(*values), devices)
-            if self._method.has_states_away:
-                outputs = outputs._replace(deltas=[*outputs.deltas, *outputs.metrics])
-            return outputs._replace(
+            return self._surroundings.outputs(outputs)._replace(
                 logs=returned[0].logs if len(returned) == 1 else mean_logs(returned),
                 predicted=[
                     leaf
@@ -275,16 +270,16 @@ class Tracer:
     ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
         """Call the method once for each device; return what came of it, and what leaves."""
         inputs = ComputeInputs.by_replica(arguments, len(devices))
-        may_assign = self._method.may_assign
+        trains_bare = self._surroundings.trains_bare
         has_gpu = self._has_gpu
         if has_gpu is None:
             has_gpu = all(device.startswith("GPU:") for device in devices)
         if len(devices) == 1:
-            phase = Compute(self._inventory, inputs[0], trains_bare=may_assign, has_gpu=has_gpu)
+            phase = Compute(self._inventory, inputs[0], trains_bare=trains_bare, has_gpu=has_gpu)
             returned = self._call_method(phase, inputs[0].batch)
             return [phase], [returned], phase.outputs()
         replicas = Replicas(
-            self._strategy, self._inventory, inputs, trains_bare=may_assign, has_gpu=has_gpu
+            self._strategy, self._inventory, inputs, trains_bare=trains_bare, has_gpu=has_gpu
         )
         of_all = replicas.call(self._method.call, devices)
         return replicas.phases, of_all, replicas.outputs()
@@ -314,11 +309,10 @@ class Tracer:
         # What lies end to end, whoever does a step.
         fused = known.fused if known is not None else self._fuse(phase)
         draws = [phase.values.draws.get(generator, 0) for generator in inventory.seeds]
-        draw = None
-        if self._method.has_states_away:
-            ps = _first_device(phase.updates, [*deltas, *assigned])
-            deltas += [extended.away.state_of(v, ps) for v in inventory.metrics]
-            draw = self._seed_draw(draws)
+        stand_ins, draw = self._surroundings.states_on_ps(
+            inventory, phase.updates, [*deltas, *assigned], draws
+        )
+        deltas += stand_ins
         changes = StepChanges(
             phase.updates,
             deltas,
@@ -328,7 +322,13 @@ class Tracer:
             fused.all,
             [group for own in rounds for group in own.groups],
         )
-        rule = known.push.rule if known is not None else self._update_rule(phase, changes)
+        rule = (
+            known.push.rule
+            if known is not None
+            else self._surroundings.update_rule(
+                self._method.name, phase.updates, inventory, changes
+            )
+        )
         pull = PullPhase(
             list(inventory.pulled),
             rounds,
@@ -372,12 +372,6 @@ class Tracer:
             single=single,
         )
 
-    def _seed_draw(self, draws: list[int]) -> SeedDraw | None:
-        """Return what draws seeds from the states of their generators on a ps."""
-        extended = self._strategy.extended
-        seeds = [extended.away.state_of(v, ps_device(0)) for v in self._inventory.seeds]
-        return SeedDraw(seeds, draws, extended.mutex) if seeds else None
-
     def _gather(self, phase: Compute) -> GatheredVariables:
         """Return what is on another ps in flight; nothing where variables stay what they are."""
         if not self._fused:
@@ -399,26 +393,6 @@ class Tracer:
             self._inventory.pulled,
             IdentitySet([*deltas, *assigned]),
         )
-
-    def _update_rule(self, phase: Compute, changes: StepChanges) -> UpdateRule:
-        """Choose when the pushes of the step take effect."""
-        extended, is_scheduled = self._strategy.extended, self._method.has_states_away
-        at_once = Immediate(extended.fences, self._method.numbers_pushes)
-        if self._strategy.update_mode != "sync":
-            return at_once
-        check_synchronous(
-            self._method.name, phase.updates, self._inventory, is_scheduled=is_scheduled
-        )
-        if is_scheduled or not changes.devices:
-            return at_once
-        joints = Joints(changes.devices, extended.mutex, self._strategy.num_backup_workers)
-        return Synchronous(extended.fences, joints)
-
-
-def _first_device(updates: Sequence[Update], changed: Sequence[ParameterServerVariable]) -> str:
-    """Return the device of a ps that a step pushes to in any case; else that of the first ps."""
-    variables = [*(v for update in updates for v in update.variables), *changed]
-    return min((shard.device for shard in shards_in(variables)), default=ps_device(0))
 
 
 def _check_assigned(graph: Any, method: str) -> None:
