@@ -16,9 +16,8 @@ from kerasps.training.epoch.epoch_events import (
     StepsAsked,
 )
 
-# Some minutes of a training with short steps, in less than a megabyte.
+# As many lines as a bug report may have.
 _NUM_EVENTS = 1000
-
 
 # Of what refers to batches or results, these fields alone are kept: the log holds no data.
 _KEPT: dict[type, tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {
