@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kerasps.inputs import DatasetCreator
     from kerasps.step.tracing.traffic import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
-    from kerasps.training import Staleness, WorkerStaleness
+    from kerasps.training.contract.staleness import Staleness, WorkerStaleness
     from kerasps.variables import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
     from kerasps.variables.placement import LookedUp, Placement, TaskPlacement
     from kerasps.worker_driven import (

@@ -33,7 +33,7 @@ KERAS_2 = ("tf_keras", "tensorflow.python.keras")
 SUPPORTED_VERSIONS = "Keras 3.12 to 3.15 with TensorFlow 2.20 or 2.21"
 
 
-def owner_of(handle: Any) -> Any:
+def owner_of(handle: object) -> Any:
     """Return the lookup table, or other object, whose handle this is.
 
     None where it is gone, and for any other tensor. TensorFlow notes in the handle who made it, for

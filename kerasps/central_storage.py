@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import DTypeLike
 
 from kerasps import _compat
 from kerasps.errors import UnsupportedError
@@ -111,7 +112,7 @@ class _Convertible:
     def __complex__(self) -> complex:
         return complex(self.numpy())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         del copy  # it is one
         return np.asarray(self.numpy(), dtype)
 
@@ -138,14 +139,16 @@ class CentralVariable(_Convertible, _compat.MirroredVariable):
         """The handle of the only value."""
         return self._primary.handle
 
-    def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+    def _update_replica(
+        self, update_fn: Callable[..., object], value: tf.Tensor, **kwargs: object
+    ) -> Any:
         strategy = self.distribute_strategy
         if self.aggregation != tf.VariableAggregation.NONE or strategy.num_replicas_in_sync == 1:
             return super()._update_replica(update_fn, value, **kwargs)
 
         # Each mirrored value would be updated by its own replica, and the first replica's is the
         # one that is saved. All replicas wait here, so none reads the new value too early.
-        def update(strategy: Any, value: Any) -> Any:
+        def update(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
             first = strategy.experimental_local_results(value)[0]
             return self._update_cross_replica(update_fn, first, **kwargs)
 
@@ -192,7 +195,7 @@ class CentralStorageExtended(_compat.MirroredExtended):
         """The device that holds the variables."""
         return (self._parameter_device,)
 
-    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., object], **kwargs: Any) -> Any:
         if not _is_central(**kwargs):
             variable = super()._create_variable(next_creator, **kwargs)
             # TensorFlow chooses the class.
@@ -200,7 +203,7 @@ class CentralStorageExtended(_compat.MirroredExtended):
             return variable
         kwargs.pop("colocate_with", None)
 
-        def create(**kwargs: Any) -> list[Any]:
+        def create(**kwargs: object) -> list[Any]:
             with tf.device(self._parameter_device):
                 return [next_creator(**kwargs)]
 
@@ -217,7 +220,7 @@ class CentralStorageExtended(_compat.MirroredExtended):
         return len(self._devices) > 1 or bool(super()._use_merge_call())
 
     def _call_for_each_replica(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> Any:
         devices = {*self._devices, self._parameter_device}
         graph = tf.compat.v1.get_default_graph()
@@ -235,11 +238,11 @@ class CentralStorageExtended(_compat.MirroredExtended):
 
 def _is_central(
     *,
-    synchronization: Any = tf.VariableSynchronization.AUTO,
-    aggregation: Any = tf.VariableAggregation.NONE,
+    synchronization: tf.VariableSynchronization = tf.VariableSynchronization.AUTO,
+    aggregation: tf.VariableAggregation = tf.VariableAggregation.NONE,
     trainable: bool | None = None,
-    colocate_with: Any = None,
-    **others: Any,
+    colocate_with: object = None,
+    **others: object,
 ) -> bool:
     """Return whether all replicas share a new variable; the arguments are those of its creator.
 
@@ -284,7 +287,7 @@ def _short(device: str) -> str:
     return device.rpartition("device:")[2]
 
 
-def _checked_device(argument: str, name: Any, known: list[str]) -> str:
+def _checked_device(argument: str, name: object, known: list[str]) -> str:
     """Return the full name of a device that exists.
 
     TensorFlow, with its soft placement, would take another device for one that does not.
@@ -314,7 +317,7 @@ def _checked_device(argument: str, name: Any, known: list[str]) -> str:
     return device
 
 
-def _checked_compute_devices(names: Any, known: list[str]) -> list[str]:
+def _checked_compute_devices(names: object, known: list[str]) -> list[str]:
     """Return the full names of the compute devices.
 
     Raises:

@@ -51,7 +51,7 @@ def count(
 
 def seconds(
     problem: str,
-    value: Any,
+    value: object,
     *,
     received: str | None = None,
     advice: str = "Give a number like 60.",
@@ -113,7 +113,7 @@ def time_limit(
         raise ValueError(str(exc)) from None
 
 
-def path(argument: str, value: Any, *, advice: str = "Give one like 'run'.") -> Path:
+def path(argument: str, value: object, *, advice: str = "Give one like 'run'.") -> Path:
     """Return an argument that names a file or a directory as a `Path`.
 
     Args:
@@ -136,7 +136,7 @@ def path(argument: str, value: Any, *, advice: str = "Give one like 'run'.") -> 
     return Path(value)
 
 
-def choice(argument: str, value: Any, choices: Sequence[str]) -> None:
+def choice(argument: str, value: object, choices: Sequence[str]) -> None:
     """Check an argument that is one of a few names.
 
     Raises:
@@ -150,14 +150,14 @@ def choice(argument: str, value: Any, choices: Sequence[str]) -> None:
         )
 
 
-def are_alike(one: Any, other: Any) -> bool:
+def are_alike(one: object, other: object) -> bool:
     """Return whether two arguments mean the same.
 
     A notebook's cell that runs again makes its partitioner, or its function, anew.
     """
     if one is other or type(one) is not type(other):
         return one is other
-    if isinstance(one, types.FunctionType):
+    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
         return _function_parts(one) == _function_parts(other)
     return bool(one == other) or (hasattr(one, "__dict__") and vars(one) == vars(other))
 

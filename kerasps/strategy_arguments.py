@@ -1,9 +1,10 @@
-"""What the arguments of a strategy may be, and which of them go together."""
+"""The arguments of strategies: what each may be, and which of them go together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeVar, get_args
 
 from kerasps import checks
 
@@ -12,28 +13,88 @@ ShardLayout = Literal["mod", "div"]
 SparseUpdates = Literal["lazy", "dense"]
 UpdateMode = Literal["async", "sync"]
 
+# Given `shape` and `dtype`, returns the number of shards per axis.
+Partitioner = Callable[..., Iterable[int]]
 
-def check_tables(arguments: MutableMapping[str, Any]) -> None:
-    """Check what says how variables are split and tables updated.
 
-    Leaves `table_min_bytes` as an `int`.
+@dataclass(frozen=True, kw_only=True)
+class StrategyOptions:
+    """The arguments of a constructor that make one strategy differ from another for a cluster.
+
+    The defaults are those of a strategy whose workers each make their updates when they like, on
+    the devices that they have.
+
+    Attributes:
+        variable_partitioner: splits variables; None where each is whole.
+        shard_layout: which rows of a variable are in which shard.
+        sparse_updates: the meaning of an update of a table.
+        table_min_bytes: the bytes from which on a variable that steps read by rows is a table.
+        max_staleness: how many steps a worker may be ahead of the slowest; None for any number.
+        overlap: True where a worker pulls for its next step while its last push is sent.
+        update_mode: when an update is made.
+        num_backup_workers: how many workers a synchronous update does not wait for.
+        worker_devices: the names of the devices that compute on each worker; None for those that
+            it has.
     """
-    checks.choice("shard_layout", arguments["shard_layout"], get_args(ShardLayout))
-    checks.choice("sparse_updates", arguments["sparse_updates"], get_args(SparseUpdates))
-    arguments["table_min_bytes"] = checks.count(
+
+    variable_partitioner: Partitioner | None
+    shard_layout: ShardLayout
+    sparse_updates: SparseUpdates
+    table_min_bytes: int
+    max_staleness: int | None = None
+    overlap: bool = False
+    update_mode: UpdateMode = "async"
+    num_backup_workers: int = 0
+    worker_devices: tuple[str, ...] | None = None
+
+    def check_alike(self, expected: StrategyOptions) -> None:
+        """Check that a further call of the constructor has the arguments of the first one.
+
+        Args:
+            expected: those of the first call, of the same strategy.
+
+        Raises:
+            ValueError: one of them differs.
+        """
+        for field in fields(self):
+            value, before = getattr(self, field.name), getattr(expected, field.name)
+            if not checks.are_alike(value, before):
+                raise ValueError(
+                    f"Argument `{field.name}` differs from that of the strategy which this process "
+                    f"has for this cluster. Expected: {field.name}={before!r}, which gives that "
+                    f"strategy back. Received: {field.name}={value!r}. Give the first value, or "
+                    "restart the process to use another."
+                )
+
+
+_Options = TypeVar("_Options", bound=StrategyOptions)
+
+
+def checked_tables(options: _Options) -> _Options:
+    """Return the options with `table_min_bytes` as an `int`.
+
+    Raises TypeError or ValueError for what cannot say how variables are split and tables updated.
+    """
+    checks.choice("shard_layout", options.shard_layout, get_args(ShardLayout))
+    checks.choice("sparse_updates", options.sparse_updates, get_args(SparseUpdates))
+    table_min_bytes = checks.count(
         "Argument `table_min_bytes` is not a number of bytes",
-        arguments["table_min_bytes"],
+        options.table_min_bytes,
         least=0,
-        received=f"table_min_bytes={arguments['table_min_bytes']!r}",
+        received=f"table_min_bytes={options.table_min_bytes!r}",
         advice="Give the bytes from which on a variable that is read by rows is a table, or 0 for "
         "all of them.",
     )
-    variable_partitioner = arguments["variable_partitioner"]
+    _check_partitioner(options.variable_partitioner)
+    return replace(options, table_min_bytes=table_min_bytes)
+
+
+def _check_partitioner(variable_partitioner: object) -> None:
     is_class = isinstance(variable_partitioner, type)
     if variable_partitioner is not None and (is_class or not callable(variable_partitioner)):
         advice = (
             f"Make an object of it: `{variable_partitioner.__name__}(...)`."
-            if is_class
+            if isinstance(variable_partitioner, type)
             else "Make one of kerasps's, or leave it out: every variable is whole then."
         )
         raise TypeError(
@@ -43,7 +104,7 @@ def check_tables(arguments: MutableMapping[str, Any]) -> None:
         )
 
 
-def checked_staleness(max_staleness: Any) -> int | None:
+def checked_staleness(max_staleness: object) -> int | None:
     """Return how many steps a worker may be ahead of the slowest; None for any number."""
     if max_staleness is None:
         return None
@@ -56,7 +117,7 @@ def checked_staleness(max_staleness: Any) -> int | None:
     )
 
 
-def check_overlap(overlap: Any) -> None:
+def check_overlap(overlap: object) -> None:
     """Check what says whether pulls and pushes overlap."""
     if not isinstance(overlap, bool):
         raise TypeError(
@@ -66,15 +127,19 @@ def check_overlap(overlap: Any) -> None:
         )
 
 
-def check_update_mode(arguments: Mapping[str, Any], num_workers: int) -> None:
-    """Check what says when updates are made, and that nothing else says otherwise."""
-    update_mode = arguments["update_mode"]
+def checked_updates(options: _Options, num_workers: int) -> _Options:
+    """Return the options with `num_backup_workers` as an `int`.
+
+    Raises TypeError or ValueError where what says when updates are made is wrong, or where
+    something else says otherwise.
+    """
+    update_mode = options.update_mode
     checks.choice("update_mode", update_mode, get_args(UpdateMode))
     num_backups = checks.count(
         "Argument `num_backup_workers` is not a number of workers",
-        arguments["num_backup_workers"],
+        options.num_backup_workers,
         least=0,
-        received=f"num_backup_workers={arguments['num_backup_workers']!r}",
+        received=f"num_backup_workers={options.num_backup_workers!r}",
         advice="Give how many workers an update does not wait for; 0 waits for all.",
     )
     if num_backups and update_mode != "sync":
@@ -91,10 +156,11 @@ def check_update_mode(arguments: Mapping[str, Any], num_workers: int) -> None:
         )
     if update_mode == "sync":
         for name, default in (("max_staleness", None), ("overlap", False)):
-            if arguments[name] != default:
+            value = getattr(options, name)
+            if value != default:
                 raise ValueError(
                     f"Argument `{name}` is about updates that workers make each by itself. "
                     f"Expected: {name}={default!r} with update_mode='sync', where all workers "
-                    f"start from the same values. Received: {name}={arguments[name]!r}. Leave one "
-                    "out."
+                    f"start from the same values. Received: {name}={value!r}. Leave one out."
                 )
+    return replace(options, num_backup_workers=num_backups)

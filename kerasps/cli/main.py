@@ -242,7 +242,7 @@ def _serve(args: argparse.Namespace) -> int:
         )
 
 
-def _print_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+def _print_warning(message: Warning | str, *where: object, **more: object) -> None:
     """Print a warning as this command's errors are, without the line of code that gives it."""
     print(f"kerasps serve: warning: {message}", file=sys.stderr, flush=True)
 

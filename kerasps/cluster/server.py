@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -330,13 +331,13 @@ def _handle_signals(*, can_leave: bool) -> int:
     return woken
 
 
-def _leave_on_signal(signum: int, frame: Any) -> None:
+def _leave_on_signal(signum: int, frame: types.FrameType | None) -> None:
     if _LEAVING.is_set():
         _exit()
     _LEAVING.set()
 
 
-def _exit_on_signal(signum: int, frame: Any) -> None:
+def _exit_on_signal(signum: int, frame: types.FrameType | None) -> None:
     _exit()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kerasps.evaluator.best_model import SidecarEvaluatorModelExport
 
 
-def check_list(argument: str, value: Any, kind: type) -> None:
+def check_list(argument: str, value: object, kind: type) -> None:
     """Raise `TypeError` where an argument is not a list of objects of a class.
 
     Args:

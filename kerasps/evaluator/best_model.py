@@ -8,7 +8,7 @@ import string
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import keras
 
@@ -110,7 +110,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
         super().set_model(model)
         self._saver.set_model(model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         """Refuse to be a callback of `fit`.
 
         Raises:

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -105,7 +104,7 @@ class SidecarEvaluator:
     def __init__(
         self,
         model: keras.Model,
-        data: Any,
+        data: object,
         checkpoint_dir: str | os.PathLike[str],
         steps: int | None = None,
         max_evaluations: int | None = None,
@@ -300,7 +299,9 @@ class _Reader:
         return True
 
 
-def _write_scalars(writer: Any, metrics: Mapping[str, float], step: int) -> None:
+def _write_scalars(
+    writer: tf.summary.SummaryWriter, metrics: Mapping[str, float], step: int
+) -> None:
     # `tf.summary.scalar` does the same, but is in the package `tensorboard`, which TensorFlow does
     # not require.
     metadata = tf.compat.v1.SummaryMetadata()
@@ -324,7 +325,7 @@ def _build_optimizer(model: keras.Model) -> None:
             model.optimizer.build(model.trainable_variables)
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             "Argument `model` is not a model. Expected: a `keras.Model`. Received: "
@@ -341,7 +342,7 @@ def _check_model(model: Any) -> None:
             )
 
 
-def _count_or_none(argument: str, value: Any) -> int | None:
+def _count_or_none(argument: str, value: object) -> int | None:
     if value is None:
         return None
     return count(

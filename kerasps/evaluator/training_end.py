@@ -6,7 +6,6 @@ import os
 import select
 import time
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -43,11 +42,11 @@ class TrainingEndMarker(keras.callbacks.Callback):
         super().__init__()
         self._directory = path("checkpoint_dir", checkpoint_dir)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         """Remove the file of an earlier training."""
         (self._directory / MARKER).unlink(missing_ok=True)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         """Write the file."""
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / MARKER).touch()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+
+import keras
 
 from kerasps import saving, training
 
 
-def load(original: Callable[..., None], callback: Any) -> None:
+def load(original: Callable[..., None], callback: keras.callbacks.BackupAndRestore) -> None:
     """`BackupAndRestore._load_model`: restore a backup of ours, or else one that Keras has made.
 
     Where steps run eagerly the loop is Keras's, and so are its backups.
@@ -25,13 +26,13 @@ def load(original: Callable[..., None], callback: Any) -> None:
     saving.restore_backup(original, callback)
 
 
-def _keras_is_newer(callback: Any, ours: float | None) -> bool:
+def _keras_is_newer(callback: keras.callbacks.BackupAndRestore, ours: float | None) -> bool:
     """Return whether Keras has made a backup in the directory after the last one of ours."""
     path = callback._weights_path
     return ours is not None and os.path.exists(path) and os.path.getmtime(path) > ours
 
 
-def save(original: Callable[..., None], callback: Any) -> None:
+def save(original: Callable[..., None], callback: keras.callbacks.BackupAndRestore) -> None:
     """`BackupAndRestore._save_model`: have `fit` make a backup where it can."""
     fit = training.running_fit(callback.model)
     if fit is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from kerasps.hooks.in_place import Original
 from kerasps.step import Compute
 from kerasps.variables import current_phase
 
 
-def is_gpu_available(original: Any) -> bool:
+def is_gpu_available(original: Original) -> bool:
     """Keras's `_is_gpu_available`: in a step, whether the step computes on a GPU.
 
     Keras looks at all devices of the cluster, and takes kernels of cuDNN where it finds a GPU.

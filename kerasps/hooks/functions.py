@@ -8,13 +8,19 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster.connection.connect import tasks_lock
+from kerasps.hooks.in_place import Original
 from kerasps.runtime.errors import naming_closed
 from kerasps.step import Compute
 from kerasps.variables import current_phase
 from kerasps.variables.phase import is_outside_replica
 
 
-def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def call(
+    original: Original,
+    self: tf.types.experimental.PolymorphicFunction,
+    *args: object,
+    **kwargs: object,
+) -> Any:
     """`tf.function`'s call: within a step, trace the function as a part of the step.
 
     As a function of its own it would keep the tensors of this trace for the next one, and a
@@ -36,19 +42,19 @@ def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return _compat.py_func_from_autograph(function)(*args, **kwargs)
 
 
-def raise_status(original: Any, *args: Any, **kwargs: Any) -> None:
+def raise_status(original: Original, *args: object, **kwargs: object) -> None:
     """`raise_from_not_ok_status`: say so where an operation needs the cluster, which is closed."""
     with naming_closed:
         original(*args, **kwargs)
 
 
-def add_to_tasks(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def add_to_tasks(original: Original, self: object, *args: object, **kwargs: object) -> Any:
     """`Context.add_c_function`: tell all tasks of a function, and none while they change."""
     with tasks_lock:
         return original(self, *args, **kwargs)
 
 
-def reset_default_graph(original: Any) -> None:
+def reset_default_graph(original: Original) -> None:
     """`tf.compat.v1.reset_default_graph`: keep the strategies whose scopes each thread is in.
 
     `keras.utils.clear_session` calls this. The default graph holds those scopes: with a new one,
@@ -63,7 +69,9 @@ def reset_default_graph(original: Any) -> None:
 # the names of a module are gone.
 
 
-def delete_executor(original: Any, self: Any, _op_error: Any = tf.errors.OpError) -> None:
+def delete_executor(
+    original: Original, self: Any, _op_error: type[BaseException] = tf.errors.OpError
+) -> None:
     """`Executor.__del__`: delete an executor whose task is gone without printing why.
 
     TensorFlow waits for an executor before it deletes it. Where a task is gone, it prints the error
@@ -81,7 +89,7 @@ _LEAVING: dict[str, bool] = {}
 
 
 def remove_function(
-    original: Any, self: Any, name: str, _leaving: dict[str, bool] = _LEAVING
+    original: Original, self: Any, name: str, _leaving: dict[str, bool] = _LEAVING
 ) -> None:
     """`Context.remove_function`: nothing once this process leaves the cluster."""
     if not _leaving:

@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# A function of Keras or TensorFlow, as a hook gets it: what it takes and returns is theirs to say.
+Original = Callable[..., Any]
+
 # The argument by which the new code gets the hook. It has a default, since a function cannot be
 # given other globals or more free variables.
 _HOOK = "_kerasps_hook"
 
 
-def hook_function(function: types.FunctionType, hook: Callable[..., Any]) -> None:
+def hook_function(function: types.FunctionType, hook: Callable[..., object]) -> None:
     """Have calls of `function` go to `hook`, with a copy of `function` as the first argument.
 
     Where `function` is a decorator's wrapper, what it wraps is hooked too, for those who hold that.
@@ -48,7 +51,7 @@ def can_be_hooked(function: types.FunctionType) -> bool:
     return all(len(each.__code__.co_freevars) <= 1 for each in chain_of(function))
 
 
-def defined_function(owner: Any, name: str) -> types.FunctionType | None:
+def defined_function(owner: object, name: str) -> types.FunctionType | None:
     """Return the function that Keras or TensorFlow defines as `owner.name`.
 
     Of a property it is the getter. Where a user has put another function in its place, it is
@@ -84,13 +87,13 @@ def chain_of(function: types.FunctionType) -> Iterator[types.FunctionType]:
         each = vars(each).get("__wrapped__")
 
 
-def _function_of(attribute: Any) -> types.FunctionType | None:
+def _function_of(attribute: object) -> types.FunctionType | None:
     if isinstance(attribute, property):
         attribute = attribute.fget
     return attribute if type(attribute) is types.FunctionType else None
 
 
-def _is_defined(function: types.FunctionType, holder: Any, name: str) -> bool:
+def _is_defined(function: types.FunctionType, holder: object, name: str) -> bool:
     """Return whether this is the function that the package of `holder` defines as its `name`.
 
     A wrapper may bear the name of what it wraps, and its module's; its code does not.
@@ -103,7 +106,7 @@ def _is_defined(function: types.FunctionType, holder: Any, name: str) -> bool:
     )
 
 
-def _is_of_module(function: types.FunctionType, holder: Any) -> bool:
+def _is_of_module(function: types.FunctionType, holder: object) -> bool:
     """Return whether a function is defined in the module of `holder`, or that `holder` is."""
     module = sys.modules.get(holder.__module__) if inspect.isclass(holder) else holder
     *_, innermost = chain_of(function)
@@ -155,12 +158,12 @@ def _copies(
 # The code that takes the place of a function's. Python wants it to have as many free variables.
 
 
-def _without_cells(*args: Any, _kerasps_hook: Callable[..., Any], **kwargs: Any) -> Any:
+def _without_cells(*args: object, _kerasps_hook: Callable[..., object], **kwargs: object) -> Any:
     return _kerasps_hook(*args, **kwargs)
 
 
-def _with_a_cell(cell: Any) -> Callable[..., Any]:
-    def calling(*args: Any, _kerasps_hook: Callable[..., Any], **kwargs: Any) -> Any:
+def _with_a_cell(cell: object) -> Callable[..., Any]:
+    def calling(*args: object, _kerasps_hook: Callable[..., object], **kwargs: object) -> Any:
         _ = cell
         return _kerasps_hook(*args, **kwargs)
 

@@ -8,20 +8,22 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps import training
 from kerasps.errors import InputError
+from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.hooks.thread_state import left_as_found
 from kerasps.inputs import DatasetCreator
-from kerasps.runtime.connected import check_not_closed, connected_strategy
+from kerasps.runtime.connected import check_not_closed, connected_host, connected_strategy
 from kerasps.runtime.errors import translated_errors
 from kerasps.saving.saved_model import exporting
 from kerasps.variables.adoption import adopt_model, strategy_of
 
 
-def compile_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+def compile_model(original: Original, self: keras.Model, *args: object, **kwargs: object) -> None:
     """`Trainer.compile`: compile a model of ours in its strategy's scope, and adopt it."""
     if strategy_of(self) is None:
         original(self, *args, **kwargs)
@@ -31,7 +33,7 @@ def compile_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     adopt_model(connected_strategy(), self)
 
 
-def open_name_scope(original: Any, self: Any) -> Any:
+def open_name_scope(original: Original, self: keras.layers.Layer) -> Any:
     """`Layer._open_name_scope`: build a model of ours in the scope, wherever it is called."""
     opened = original(self)
     strategy = connected_strategy()
@@ -45,12 +47,14 @@ def open_name_scope(original: Any, self: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _both(outer: Any, inner: Any) -> Iterator[Any]:
+def _both(
+    outer: contextlib.AbstractContextManager[Any], inner: contextlib.AbstractContextManager[Any]
+) -> Iterator[Any]:
     with outer, inner as entered:
         yield entered
 
 
-def on_workers(method: Callable[..., Any]) -> Callable[..., Any]:
+def on_workers(method: Callable[..., object]) -> Callable[..., Any]:
     """Return the hook of a method of Keras's trainer that runs steps.
 
     Args:
@@ -58,13 +62,13 @@ def on_workers(method: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(method)
-    def hook(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def hook(original: Original, self: keras.Model, *args: object, **kwargs: object) -> Any:
         strategy = strategy_of(self)
         if strategy is None:
             _check_needs_no_workers(self, args, kwargs)
             return original(self, *args, **kwargs)
         check_not_closed(f"`{method.__name__}` of a model of the strategy")
-        with translated_errors(strategy), left_as_found():
+        with translated_errors(connected_host()), left_as_found():
             if training.runs_eagerly(self):
                 return training.run_eagerly(original, self, *args, **kwargs)
             return method(self, *args, **kwargs)
@@ -78,7 +82,9 @@ def on_workers(method: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def _check_needs_no_workers(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _check_needs_no_workers(
+    model: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
     """Raise `InputError` where a model of plain Keras is to read what only workers read."""
     given = next((v for v in (*args, *kwargs.values()) if isinstance(v, DatasetCreator)), None)
     if given is not None:
@@ -90,30 +96,30 @@ def _check_needs_no_workers(model: Any, args: tuple[Any, ...], kwargs: Mapping[s
         )
 
 
-def symbolic_build(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+def symbolic_build(original: Original, self: keras.Model, *args: object, **kwargs: object) -> None:
     """`TensorFlowTrainer._maybe_symbolic_build`: leave building to the first step that is eager."""
     if not training.is_running_eagerly(self):
         original(self, *args, **kwargs)
 
 
-def distribute_strategy(original: Any, self: Any) -> Any:
+def distribute_strategy(original: Original, self: keras.Model) -> Any:
     """`TensorFlowTrainer.distribute_strategy`: give Keras's loop one that runs steps here."""
     strategy = original(self)
     return training.StrategyOfLoop(strategy) if training.is_running_eagerly(self) else strategy
 
 
-def exported(original: Any, *args: Any, **kwargs: Any) -> Any:
+def exported(original: Original, *args: object, **kwargs: object) -> Any:
     """Whatever traces functions for a SavedModel: read our variables as a SavedModel can."""
     with exporting():
         return original(*args, **kwargs)
 
 
-def naming_tasks(function: Callable[..., Any]) -> Callable[..., Any]:
+def naming_tasks(function: Callable[..., object]) -> Callable[..., Any]:
     """Return a hook that calls `function` and turns TensorFlow's errors into ours."""
 
     @functools.wraps(function)
-    def hook(*args: Any, **kwargs: Any) -> Any:
-        with translated_errors(connected_strategy()):
+    def hook(*args: object, **kwargs: object) -> Any:
+        with translated_errors(connected_host()):
             return function(*args, **kwargs)
 
     return hook

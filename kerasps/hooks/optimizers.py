@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps import _compat, training
+from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
@@ -18,7 +20,12 @@ from kerasps.variables.adoption import adopt_optimizer, keras_variable_of, unsha
 from kerasps.variables.phase import check_replica
 
 
-def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
+def apply(
+    original: Original,
+    self: keras.optimizers.Optimizer,
+    grads: Iterable[tf.Tensor | tf.IndexedSlices | None],
+    trainable_variables: Iterable[keras.Variable] | None = None,
+) -> None:
     """`Optimizer.apply`: adopt and build the optimizer that a step meets, outside of the trace."""
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     phase = current_phase()
@@ -39,7 +46,12 @@ def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None)
         original(self, grads, trainable_variables)
 
 
-def apply_scaled(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> None:
+def apply_scaled(
+    original: Original,
+    self: keras.optimizers.Optimizer,
+    grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    trainable_variables: Iterable[keras.Variable] | None = None,
+) -> None:
     """`LossScaleOptimizer.apply`: work in the scope outside a step too.
 
     Keras refuses this under any strategy; here there are no replicas that must agree.
@@ -54,7 +66,12 @@ def apply_scaled(original: Any, self: Any, grads: Any, trainable_variables: Any 
         original(self, grads, trainable_variables)
 
 
-def apply_gradients(original: Any, self: Any, grads: Any, trainable_variables: Any) -> None:
+def apply_gradients(
+    original: Original,
+    self: keras.optimizers.Optimizer,
+    grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    trainable_variables: Sequence[keras.Variable],
+) -> None:
     """`Optimizer._backend_apply_gradients`: record the gradients, which leave the worker."""
     phase = current_phase()
     if isinstance(phase, Compute):
@@ -64,7 +81,11 @@ def apply_gradients(original: Any, self: Any, grads: Any, trainable_variables: A
 
 
 def update_step(
-    original: Any, self: Any, grads: Any, trainable_variables: Any, learning_rate: Any
+    original: Original,
+    self: keras.optimizers.Optimizer,
+    grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    trainable_variables: Sequence[keras.Variable],
+    learning_rate: tf.Tensor,
 ) -> None:
     """`Optimizer._backend_update_step`: record an update that an optimizer's override asks for."""
     phase = current_phase()
@@ -74,7 +95,7 @@ def update_step(
         original(self, grads, trainable_variables, learning_rate)
 
 
-def learning_rate(original: Any, self: Any) -> Any:
+def learning_rate(original: Original, self: keras.optimizers.Optimizer) -> Any:
     """`Optimizer._get_current_learning_rate`: on a ps, return the rate that the worker sent."""
     phase = current_phase()
     if isinstance(phase, UpdatePhase) and phase.optimizer is self:
@@ -82,13 +103,17 @@ def learning_rate(original: Any, self: Any) -> Any:
     return original(self)
 
 
-def add_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def add_variable(
+    original: Original, self: keras.optimizers.Optimizer, *args: object, **kwargs: object
+) -> Any:
     """`Optimizer.add_variable`: make the state of an optimizer of ours in the scope."""
     with scope_of_ours() if _is_ours(self) and current_phase() is None else _nothing():
         return original(self, *args, **kwargs)
 
 
-def add_slot(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def add_slot(
+    original: Original, self: keras.optimizers.Optimizer, *args: object, **kwargs: object
+) -> Any:
     """`Optimizer.add_variable_from_reference`: make a slot beside the storage.
 
     Not beside the value of a step, nor within a function that XLA compiles.
@@ -101,14 +126,20 @@ def add_slot(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         return original(self, *args, **kwargs)
 
 
-def var_key(original: Any, self: Any, variable: Any) -> Any:
+def var_key(
+    original: Original, self: keras.optimizers.Optimizer, variable: keras.Variable | tf.Variable
+) -> Any:
     """`Optimizer._var_key`: find the slots of our variables by their storage."""
     if isinstance(variable, ParameterServerVariable):
         return variable.storage._unique_id
     return original(self, variable)
 
 
-def apply_weight_decay(original: Any, self: Any, variables: Any) -> None:
+def apply_weight_decay(
+    original: Original,
+    self: keras.optimizers.Optimizer,
+    variables: Iterable[keras.Variable | tf.Variable],
+) -> None:
     """`Optimizer._apply_weight_decay`: decay what a push updates, which may be rows of a table.
 
     The TensorFlow optimizer's own takes storages; the base class's takes what it is given.
@@ -125,7 +156,12 @@ def assigning(name: str) -> Callable[..., None]:
     In a step our variables are assigned themselves; Keras would assign the storage.
     """
 
-    def assign(original: Any, self: Any, variable: Any, value: Any) -> None:
+    def assign(
+        original: Original,
+        self: keras.optimizers.Optimizer,
+        variable: keras.Variable | tf.Variable,
+        value: object,
+    ) -> None:
         if current_phase() is not None and isinstance(variable, ParameterServerVariable):
             getattr(variable, name)(value)
         else:
@@ -134,7 +170,7 @@ def assigning(name: str) -> Callable[..., None]:
     return assign
 
 
-def _is_ours(optimizer: Any) -> bool:
+def _is_ours(optimizer: keras.optimizers.Optimizer) -> bool:
     return getattr(optimizer, "_distribution_strategy", None) is connected_strategy()
 
 

@@ -96,15 +96,15 @@ def _install(patch: Patch) -> None:
         setattr(patch.owner, patch.name, _replacement(patch.original(), patch.function))
 
 
-def _replacement(original: Any, function: Callable[..., Any]) -> Any:
+def _replacement(original: Any, function: Callable[..., object]) -> Any:
     if isinstance(original, property):
         return property(_calling(function, original.fget), doc=original.__doc__)
     return _calling(function, original)
 
 
-def _calling(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
+def _calling(function: Callable[..., object], original: Any) -> Callable[..., Any]:
     @functools.wraps(original)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def hooked(*args: object, **kwargs: object) -> Any:
         return function(original, *args, **kwargs)
 
     return hooked

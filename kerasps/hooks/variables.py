@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.hooks.in_place import Original
 from kerasps.runtime.connected import connected_strategy
 from kerasps.step import Compute
 from kerasps.variables import ParameterServerVariable, current_phase
@@ -17,23 +19,25 @@ from kerasps.variables.sharding import ShardedStorage, Sharding
 from kerasps.variables.variable import make_parameter_server_variable
 
 
-def make_variable(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+def make_variable(
+    original: Original, self: keras.Variable, *args: object, **kwargs: object
+) -> None:
     """`keras.Variable.__init__`: make one of ours while one of our strategies is current."""
     make_parameter_server_variable(self)
     original(self, *args, **kwargs)
 
 
-def value(original: Any, self: Any) -> Any:
+def value(original: Original, self: keras.Variable) -> Any:
     """`keras.Variable.value`: adopt a variable that a step reads first."""
     return self.value if _adopts(self) else original(self)
 
 
-def assign(original: Any, self: Any, value: Any) -> Any:
+def assign(original: Original, self: keras.Variable, value: object) -> Any:
     """`keras.Variable.assign`: adopt a variable that a step assigns first."""
     return self.assign(value) if _adopts(self) else original(self, value)
 
 
-def _adopts(variable: Any) -> bool:
+def _adopts(variable: keras.Variable) -> bool:
     """Adopt a variable that a step touches, if it was made elsewhere; return whether it was."""
     return (
         isinstance(current_phase(), Compute)
@@ -42,7 +46,7 @@ def _adopts(variable: Any) -> bool:
     )
 
 
-def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
+def take(original: Original, x: object, indices: object, axis: int | None = None) -> Any:
     """`keras.ops.take`: read rows of our variables; Keras's reads all of `x`."""
     if axis != 0 or not isinstance(x, ParameterServerVariable):
         return original(x, indices, axis)
@@ -53,7 +57,9 @@ def take(original: Any, x: Any, indices: Any, axis: int | None = None) -> Any:
     return x.take(indices, from_end=True)
 
 
-def lookup_sparse(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+def lookup_sparse(
+    original: Original, params: Iterable[object], *args: object, **kwargs: object
+) -> Any:
     """`tf.nn.embedding_lookup_sparse`, as of its second half: read rows where it has a value."""
     return original([_of_value(param) for param in params], *args, **kwargs)
 
@@ -78,26 +84,26 @@ class _Rows(_compat.NativeObject):
         return held_by(held.shards[0])[0].handle
 
 
-def lookup(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+def lookup(original: Original, params: object, *args: object, **kwargs: object) -> Any:
     """`tf.nn.embedding_lookup`: read rows of our variables; TensorFlow's reads all of each."""
     params = params if isinstance(params, (list, tuple)) else [params]
     return original([_Rows(p) if _is_ours(p) else p for p in params], *args, **kwargs)
 
 
-def _of_value(tensor: Any) -> Any:
+def _of_value(tensor: tf.Tensor) -> Any:
     """Return the variable whose value a step was given as `tensor`; anything else as it is."""
     phase = current_phase()
     return phase.value_reads.variable_of(tensor) if isinstance(phase, Compute) else tensor
 
 
 def gradient(
-    original: Any,
-    self: Any,
-    target: Any,
-    sources: Any,
-    output_gradients: Any = None,
-    *args: Any,
-    **kwargs: Any,
+    original: Original,
+    self: tf.GradientTape,
+    target: object,
+    sources: object,
+    output_gradients: object = None,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """`tf.GradientTape.gradient`: take the gradients of a variable in shards shard by shard.
 
@@ -131,11 +137,13 @@ def gradient(
     return tf.nest.pack_sequence_as(sources, joined)
 
 
-def _is_ours(thing: Any) -> bool:
+def _is_ours(thing: object) -> bool:
     return isinstance(thing, (ParameterServerVariable, ShardedStorage))
 
 
-def gradients_in_graph(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+def gradients_in_graph(
+    original: Original, ys: object, xs: object, *args: object, **kwargs: object
+) -> Any:
     """`tf.gradients`: take the gradients of a variable in shards shard by shard."""
     flat = list(xs) if isinstance(xs, (list, tuple)) else [xs]
     storages = [_storage_in_shards(source) for source in flat]
@@ -152,7 +160,7 @@ def gradients_in_graph(original: Any, ys: Any, xs: Any, *args: Any, **kwargs: An
 
 def _shard_by_shard(
     call: Callable[[list[Any]], list[Any]],
-    sources: Sequence[Any],
+    sources: Sequence[object],
     storages: Sequence[ShardedStorage | None],
 ) -> list[Any]:
     """Return the gradients with respect to sources.
@@ -172,12 +180,12 @@ def _shard_by_shard(
     ]
 
 
-def watch(original: Any, self: Any, tensor: Any) -> None:
+def watch(original: Original, self: tf.GradientTape, tensor: object) -> None:
     """`tf.GradientTape.watch`: watch each shard; in a step, the tensor in a variable's place."""
     original(self, [_watched(_of_value(t)) for t in tf.nest.flatten(tensor)])
 
 
-def _watched(source: Any) -> Any:
+def _watched(source: object) -> Any:
     storage = _in_shards(source)
     if storage is not None:
         return storage.watched
@@ -187,13 +195,13 @@ def _watched(source: Any) -> Any:
     return source.handle if in_graph else source.storage
 
 
-def _in_shards(source: Any) -> ShardedStorage | None:
+def _in_shards(source: object) -> ShardedStorage | None:
     """Return a variable in shards, of ours or of TensorFlow's, as a storage; else None."""
     storage = _storage_in_shards(source)
     return _of_tensorflow(source) if storage is None else storage
 
 
-def _of_tensorflow(source: Any) -> ShardedStorage | None:
+def _of_tensorflow(source: object) -> ShardedStorage | None:
     """Return a `ShardedVariable` of TensorFlow's as a storage; its rows are dealt out in ranges."""
     if not isinstance(source, _compat.ShardedVariable):
         return None
@@ -201,7 +209,7 @@ def _of_tensorflow(source: Any) -> ShardedStorage | None:
     return ShardedStorage(source.variables, Sharding(num_rows, num_shards, "div"), source.name)
 
 
-def _storage_in_shards(source: Any) -> ShardedStorage | None:
+def _storage_in_shards(source: object) -> ShardedStorage | None:
     """Return the storage that a tape sees as several variables; None for other sources.
 
     None in a step too, which has tensors in place of variables.

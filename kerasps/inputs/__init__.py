@@ -16,12 +16,13 @@ from kerasps.inputs.dataset_graphs import (
     python_calls,
     quickly_deleted,
 )
-from kerasps.inputs.make_input import as_input
+from kerasps.inputs.make_input import InputArguments, as_input
 from kerasps.inputs.source import Input, OpenDataset
 
 __all__ = [
     "DatasetCreator",
     "Input",
+    "InputArguments",
     "OpenDataset",
     "as_input",
     "check_arrays",

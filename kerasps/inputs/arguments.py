@@ -19,7 +19,7 @@ _HINTS = {
 }
 
 
-def whole_number(name: str, value: Any, *, least: int = 1) -> int | None:
+def whole_number(name: str, value: object, *, least: int = 1) -> int | None:
     """Return an argument that is a whole number, or None, as an `int` or None.
 
     Args:
@@ -59,7 +59,7 @@ _ALSO = (
 )
 
 
-def check_arrays(*, is_batch: bool = False, **arguments: Any) -> None:
+def check_arrays(*, is_batch: bool = False, **arguments: object) -> None:
     """Raise `InputError` where an argument holds no array: a string, a number, an object.
 
     Args:
@@ -84,12 +84,12 @@ def check_arrays(*, is_batch: bool = False, **arguments: Any) -> None:
         )
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     shape = getattr(leaf, "shape", None)
     return shape is not None and getattr(shape, "rank", len(shape)) != 0
 
 
-def _described(name: str, value: Any, leaf: Any) -> str:
+def _described(name: str, value: object, leaf: object) -> str:
     shown = repr(leaf)
     shown = f"{shown[:60]}…" if len(shown) > 60 else shown
     return (
@@ -122,7 +122,7 @@ def is_of_strings(array: np.ndarray) -> bool:
     return all(isinstance(item, (str, bytes)) for item in array.ravel())
 
 
-def _hint(leaf: Any, is_batch: bool) -> str:
+def _hint(leaf: object, is_batch: bool) -> str:
     is_many = hasattr(leaf, "__next__") or isinstance(leaf, tf.data.Dataset) or callable(leaf)
     if is_batch and is_many:
         return "Give the arrays of one batch; `fit`, `evaluate` and `predict` read data."

@@ -40,7 +40,7 @@ _DTYPES = ("bool", "string", "complex64", "complex128", *_NUMBERS.split())
 _MAX_GRAPH_BYTES = 2**28
 
 
-def with_gathered_batches(graph_def: Any) -> Any:
+def with_gathered_batches(graph_def: tf.compat.v1.GraphDef) -> Any:
     """Return the `GraphDef` of a dataset that gathers its batches; the same where it has none."""
     kinds = {node.op for node in graph_def.node}
     may_have_some = "TensorSliceDataset" in kinds and not kinds.isdisjoint(_BATCH)
@@ -71,7 +71,7 @@ def gather_batches(graph: tf.Graph) -> bool:
     return any(path for _, path in paths)
 
 
-def _path_to_arrays(batch: Any) -> list[Any]:
+def _path_to_arrays(batch: tf.Operation) -> list[Any]:
     """Return the operations from `from_tensor_slices` to `batch`; none where others are there."""
     path, op = [], batch.inputs[0].op
     while op.type in _KEEP_ELEMENTS:
@@ -88,7 +88,7 @@ def _has_rows(array: tf.Tensor) -> bool:
     return array.dtype.name in _DTYPES and bool(array.shape.rank) and array.shape[0] is not None
 
 
-def _gathered(batch: Any, source: Any, *between: Any) -> tf.Tensor:
+def _gathered(batch: tf.Operation, source: tf.Operation, *between: tf.Operation) -> tf.Tensor:
     """Return what `batch` yields, as a dataset that gathers it from the arrays of `source`."""
     arrays = [*source.inputs]
 
@@ -110,7 +110,9 @@ def _gathered(batch: Any, source: Any, *between: Any) -> tf.Tensor:
         return _like(op, [*op.inputs], use_inter_op_parallelism=tf.compat.v1.AttrValue(b=False))
 
 
-def _of_numbers(op: Any, variant: tf.Tensor, shape: Any) -> tf.Tensor:
+def _of_numbers(
+    op: tf.Operation, variant: tf.Tensor, shape: tf.TensorShape | list[int]
+) -> tf.Tensor:
     """Add an operation like `op` for elements that are numbers, of a shape; return its output."""
     types, shapes = tf.compat.v1.AttrValue(), tf.compat.v1.AttrValue()
     types.list.type.append(tf.int64.as_datatype_enum)
@@ -118,7 +120,9 @@ def _of_numbers(op: Any, variant: tf.Tensor, shape: Any) -> tf.Tensor:
     return _like(op, [variant, *op.inputs[1:]], output_types=types, output_shapes=shapes)
 
 
-def _like(op: Any, inputs: Sequence[tf.Tensor], **changed: Any) -> tf.Tensor:
+def _like(
+    op: tf.Operation, inputs: Sequence[tf.Tensor], **changed: tf.compat.v1.AttrValue
+) -> tf.Tensor:
     """Add an operation like `op`, with other attributes in part; return its output."""
     attributes = {name: value for name, value in op.node_def.attr.items() if name[0] != "_"}
     attributes |= changed
@@ -126,7 +130,7 @@ def _like(op: Any, inputs: Sequence[tf.Tensor], **changed: Any) -> tf.Tensor:
     return output
 
 
-def _replace(op: Any, variant: tf.Tensor) -> None:
+def _replace(op: tf.Operation, variant: tf.Tensor) -> None:
     """Have whatever reads the dataset `op` read another one."""
     (before,) = op.outputs
     for consumer in before.consumers():

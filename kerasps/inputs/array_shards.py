@@ -29,7 +29,7 @@ def cut_arrays(dataset: tf.data.Dataset) -> None:
             _cut(op)
 
 
-def _operations(op: Any) -> list[Any]:
+def _operations(op: tf.Operation) -> list[Any]:
     """Return the operations that a dataset is made by."""
     found, pending = {op.name: op}, [op]
     while pending:
@@ -40,7 +40,7 @@ def _operations(op: Any) -> list[Any]:
     return [*found.values()]
 
 
-def _cut(shard: Any) -> None:
+def _cut(shard: tf.Operation) -> None:
     slices = shard.inputs[0].op
     arrays = slices.inputs
     num_shards, index = (tf.get_static_value(tensor) for tensor in shard.inputs[1:])

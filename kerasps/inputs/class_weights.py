@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def sample_weights(y: Any, class_weight: Mapping[int, float]) -> np.ndarray[Any, Any]:
+def sample_weights(y: object, class_weight: Mapping[int, float]) -> np.ndarray[Any, Any]:
     """Return the weight of each example of an array.
 
     Args:
@@ -43,7 +43,7 @@ def weighing(class_weight: Mapping[int, float]) -> Callable[..., tuple[Any, Any,
         [class_weight.get(each, 1.0) for each in range(max(class_weight) + 1)]
     )
 
-    def weigh(*element: Any) -> tuple[Any, Any, Any]:
+    def weigh(*element: object) -> tuple[Any, Any, Any]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
         if sample_weight is not None:
             raise ValueError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -98,7 +97,7 @@ class DatasetCreator:
         return f"<DatasetCreator {getattr(self._dataset_fn, '__qualname__', self._dataset_fn)}>"
 
 
-def _check_takes_context(dataset_fn: Any) -> None:
+def _check_takes_context(dataset_fn: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(dataset_fn)
     except (TypeError, ValueError):  # some of C code have none

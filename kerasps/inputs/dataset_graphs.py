@@ -52,7 +52,7 @@ def dataset_graph(dataset: tf.data.Dataset) -> Any:
     return tf.compat.v1.GraphDef.FromString(serialized.numpy())
 
 
-def python_calls(graph_def: Any) -> list[str]:
+def python_calls(graph_def: tf.compat.v1.GraphDef) -> list[str]:
     """Return the kinds of operations in a `GraphDef` that call Python functions.
 
     These live in this process, and no other can call them.
@@ -60,12 +60,12 @@ def python_calls(graph_def: Any) -> list[str]:
     return sorted({node.op for node in _nodes(graph_def) if "PyFunc" in node.op})
 
 
-def has_loops(graph_def: Any) -> bool:
+def has_loops(graph_def: tf.compat.v1.GraphDef) -> bool:
     """Return whether a `GraphDef` has a `tf.while_loop`, in whatever function of it."""
     return any(node.op in ("While", "StatelessWhile") for node in _nodes(graph_def))
 
 
-def _nodes(graph_def: Any) -> Iterator[Any]:
+def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
@@ -76,7 +76,7 @@ def name_of(source: str) -> str:
     return source.lstrip("^").split(":")[0]
 
 
-def upstream(nodes: Iterable[Any], names: Iterable[str]) -> set[str]:
+def upstream(nodes: Iterable[tf.compat.v1.NodeDef], names: Iterable[str]) -> set[str]:
     """Return `names`, and the names of all nodes that they follow from."""
     inputs = {node.name: [name_of(source) for source in node.input] for node in nodes}
     found: set[str] = set()
@@ -89,7 +89,7 @@ def upstream(nodes: Iterable[Any], names: Iterable[str]) -> set[str]:
     return found
 
 
-def reject_python_calls(graph_def: Any) -> None:
+def reject_python_calls(graph_def: tf.compat.v1.GraphDef) -> None:
     """Raise `InputError` where the graph of a `dataset_fn` calls Python functions."""
     calls = python_calls(graph_def)
     if not calls:
@@ -139,7 +139,7 @@ def options_of(dataset: tf.data.Dataset) -> tf.data.Options:
 
 
 @tf.autograph.experimental.do_not_convert
-def quickly_deleted(dataset: Any) -> Any:
+def quickly_deleted(dataset: tf.data.Dataset) -> Any:
     """Turn tf.data's tuning off, unless the dataset's options turn it on.
 
     What is no `tf.data.Dataset`, such as a distributed one, it returns as it is.
@@ -156,16 +156,16 @@ def quickly_deleted(dataset: Any) -> Any:
     return dataset
 
 
-def makes_quickly_deleted(dataset_fn: Callable[..., Any]) -> Callable[..., Any]:
+def makes_quickly_deleted(dataset_fn: Callable[..., object]) -> Callable[..., Any]:
     """Return a function whose dataset is that of `dataset_fn`, `quickly_deleted`."""
 
-    def make(*args: Any) -> Any:
+    def make(*args: object) -> Any:
         return quickly_deleted(dataset_fn(*args))
 
     return make
 
 
-def per_worker_dataset(dataset_or_fn: Any) -> Any:
+def per_worker_dataset(dataset_or_fn: object) -> Any:
     """Return what is to be given to `create_per_worker_dataset`: workers delete its iterators soon.
 
     Args:

@@ -118,7 +118,7 @@ class OrderedGraph:
             are counted.
     """
 
-    def __init__(self, graph_def: Any, origin: Any) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef, origin: object) -> None:
         self._history = _histories.setdefault(origin, _History())
         self._holes = _make_holes(graph_def)
         for nodes in _all_nodes(graph_def):
@@ -195,12 +195,12 @@ def _mixed(*numbers: int) -> tuple[int, int]:
     return int(first >> 2) + 1, int(second >> 2) + 1
 
 
-def _all_nodes(graph_def: Any) -> list[Any]:
+def _all_nodes(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
     """Return the nodes of the graph, and those of each of its functions."""
     return [graph_def.node, *(function.node_def for function in graph_def.library.function)]
 
 
-def _make_deterministic(node: Any) -> None:
+def _make_deterministic(node: tf.compat.v1.NodeDef) -> None:
     if "deterministic" in node.attr:
         node.attr["deterministic"].s = b"true"
     if "sloppy" in node.attr:
@@ -211,7 +211,7 @@ def _make_deterministic(node: Any) -> None:
                 handle.name = _NO_RESOURCE
 
 
-def _limit_parallel_calls(nodes: Iterable[Any]) -> None:
+def _limit_parallel_calls(nodes: Iterable[tf.compat.v1.NodeDef]) -> None:
     """Limit the parallel calls of each interleave to the length of its cycle.
 
     TensorFlow refuses a graph in which more calls run in parallel than the cycle is long. Its own
@@ -225,14 +225,14 @@ def _limit_parallel_calls(nodes: Iterable[Any]) -> None:
                 node.input[-1] = cycle
 
 
-def _int_value(const: Any) -> int:
+def _int_value(const: tf.compat.v1.NodeDef) -> int:
     return int(tf.make_ndarray(const.attr["value"].tensor))
 
 
 # Seeds
 
 
-def _make_holes(graph_def: Any) -> list[_Hole]:
+def _make_holes(graph_def: tf.compat.v1.GraphDef) -> list[_Hole]:
     """Put a hole into the graph for each pair of seeds.
 
     Returns:
@@ -271,7 +271,7 @@ def _make_holes(graph_def: Any) -> list[_Hole]:
     return holes
 
 
-def leaves_order_open(graph_def: Any) -> bool:
+def leaves_order_open(graph_def: tf.compat.v1.GraphDef) -> bool:
     """Return whether two readers may find different elements, or the same in different orders."""
     nodes = [node for nodes in _all_nodes(graph_def) for node in nodes]
     if any(
@@ -286,7 +286,7 @@ def leaves_order_open(graph_def: Any) -> bool:
 # Choices at random
 
 
-def random_choices(graph_def: Any) -> list[str]:
+def random_choices(graph_def: tf.compat.v1.GraphDef) -> list[str]:
     """Return the kinds of operations in a dataset's graph that choose examples at random."""
     return sorted(_Draws(graph_def).choices)
 
@@ -297,7 +297,7 @@ class _Draws:
     `choices` are the kinds of operations whose elements these numbers decide on.
     """
 
-    def __init__(self, graph_def: Any) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
         self._functions = {
             function.signature.name: function.node_def for function in graph_def.library.function
         }
@@ -305,7 +305,7 @@ class _Draws:
         for nodes in _all_nodes(graph_def):
             self._follow({node.name: node for node in nodes})
 
-    def _follow(self, nodes: dict[str, Any]) -> None:
+    def _follow(self, nodes: dict[str, tf.compat.v1.NodeDef]) -> None:
         known: dict[str, bool] = {}
 
         def is_random(name: str) -> bool:
@@ -350,19 +350,19 @@ class _Draws:
         )
 
 
-def _is_dataset(node: Any) -> bool:
+def _is_dataset(node: tf.compat.v1.NodeDef) -> bool:
     return re.fullmatch(r"\w+Dataset(V\d+)?", node.op) is not None
 
 
-def _kind(node: Any) -> str:
+def _kind(node: tf.compat.v1.NodeDef) -> str:
     return re.sub(r"^(Experimental|Legacy)?(Parallel)?|Dataset(V\d+)?$", "", node.op)
 
 
-def _is_draw(node: Any) -> bool:
+def _is_draw(node: tf.compat.v1.NodeDef) -> bool:
     return node.op.startswith(_DRAWS) and node.op not in _NO_DRAWS and not _is_dataset(node)
 
 
-def _functions_of(node: Any) -> Iterator[str]:
+def _functions_of(node: tf.compat.v1.NodeDef) -> Iterator[str]:
     for value in node.attr.values():
         if value.func.name:
             yield value.func.name

@@ -136,7 +136,7 @@ def _set_random_state(state: list[Any]) -> None:
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
 
 
-def _without_optionals(structure: Any) -> Any:
+def _without_optionals(structure: object) -> Any:
     """Put None for each optional, which is how Keras's adapters give a None in a batch."""
     optional = (tf.OptionalSpec, tf.experimental.Optional)
     return tf.nest.map_structure(

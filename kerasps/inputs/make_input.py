@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
@@ -38,12 +38,25 @@ MAX_ARRAY_BYTES = 2**31 - 2**20
 _MakeDataset = Callable[[int, tf.Tensor], tf.data.Dataset]
 
 
+class InputArguments(TypedDict, total=False):
+    """The arguments of `as_input` beside the data and the number of workers."""
+
+    y: object
+    sample_weight: object
+    class_weight: Mapping[int, float] | None
+    batch_size: int | None
+    shuffle: bool | str
+    steps: int | None
+    goes_on: bool
+    in_order: bool
+
+
 def as_input(
-    data: Any,
+    data: object,
     num_workers: int,
     *,
-    y: Any = None,
-    sample_weight: Any = None,
+    y: object = None,
+    sample_weight: object = None,
     class_weight: Mapping[int, float] | None = None,
     batch_size: int | None = None,
     shuffle: bool | str = False,
@@ -111,7 +124,7 @@ def as_input(
     )
 
 
-def _reject_beside_dataset(data: Any, **arguments: Any) -> None:
+def _reject_beside_dataset(data: object, **arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise InputError(
@@ -120,7 +133,7 @@ def _reject_beside_dataset(data: Any, **arguments: Any) -> None:
             )
 
 
-def _reject_empty(num_batches: int | None, data: Any) -> None:
+def _reject_empty(num_batches: int | None, data: object) -> None:
     if num_batches == 0:
         raise InputError(
             "The input is empty. Expected: at least one batch. Received: x of type "
@@ -161,7 +174,7 @@ def _from_creator(
     return worker_input
 
 
-def _from_whole(given: Any, dataset: tf.data.Dataset, num_workers: int) -> Input:
+def _from_whole(given: object, dataset: tf.data.Dataset, num_workers: int) -> Input:
     """Return the input of a dataset that all workers read, each keeping its split of the batches.
 
     Args:
@@ -218,7 +231,7 @@ def _shared_creator(creator: DatasetCreator, num_workers: int, limit: int | None
 # Data that this process reads
 
 
-def _is_foreign_loader(data: Any) -> bool:
+def _is_foreign_loader(data: object) -> bool:
     """Return whether `data` is a loader of PyTorch or Grain, which Keras takes too."""
     return bool(
         _compat.data_adapters.is_torch_dataloader(data)
@@ -227,7 +240,7 @@ def _is_foreign_loader(data: Any) -> bool:
 
 
 def _from_adapter(
-    data: Any, y: Any, sample_weight: Any, class_weight: Any, shuffle: Any
+    data: object, y: object, sample_weight: object, class_weight: object, shuffle: object
 ) -> FedInput:
     with warnings.catch_warnings():
         # `fit` shuffles by default; Keras warns that it does not shuffle a generator only where
@@ -260,7 +273,7 @@ def _warn_of_feeding(why: str) -> None:
 
 
 def _from_arrays(
-    arrays: tuple[Any, Any, Any],
+    arrays: tuple[object, object, object],
     num_workers: int,
     batch_size: int | None,
     shuffle: bool,
@@ -313,7 +326,7 @@ def _from_arrays(
     return WorkerInput(make, num_workers, num_batches=num_batches, order=SeededOrder(shuffle))
 
 
-def _rows(array: Any, index: tf.Tensor) -> Any:
+def _rows(array: object, index: tf.Tensor) -> Any:
     if array is None:
         return None
     if not isinstance(array, tf.SparseTensor):

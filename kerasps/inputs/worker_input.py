@@ -125,7 +125,7 @@ class WorkerInput:
         """The most specific `tf.TypeSpec` structure that fits the batches of all workers."""
         first, *others = self._element_specs
 
-        def common(spec: Any, *rest: Any) -> Any:
+        def common(spec: tf.TypeSpec, *rest: tf.TypeSpec) -> Any:
             merged = spec.most_specific_common_supertype(list(rest))
             if merged is None:
                 raise InputError(
@@ -211,7 +211,9 @@ class _Split:
         key_spec: the spec of the key.
     """
 
-    def __init__(self, function: Any, key_spec: tf.TensorSpec) -> None:
+    def __init__(
+        self, function: tf.types.experimental.ConcreteFunction, key_spec: tf.TensorSpec
+    ) -> None:
         self.function = function
         self._captures = list(function.captured_inputs)
         self._lookup_tables = LookupTables(function)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.runtime.connected import connected_strategy
+from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import lost_ps, ps_is_there
 
 _Returned = TypeVar("_Returned")
@@ -23,7 +23,9 @@ _MAX_TRIES = 3
 _PAUSE_S = 0.05
 
 
-def call_flat(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def call_flat(
+    function: tf.types.experimental.ConcreteFunction, tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
     """Call a concrete function; return its flat outputs.
 
     Args:
@@ -38,7 +40,9 @@ def call_flat(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return outputs or []
 
 
-def call_apart(function: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def call_apart(
+    function: tf.types.experimental.ConcreteFunction, tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
     """Do as `call_flat`, apart from what is in flight.
 
     That is without the cancellation manager of the executions in flight. Where a function that runs
@@ -100,8 +104,8 @@ def persist(
             if not when(exc):
                 raise
             _compat.eager_context().executor.clear_error()
-            ps, strategy = lost_ps(exc), connected_strategy()
-            if ps is not None and strategy is not None and not ps_is_there(strategy, ps):
+            ps, host = lost_ps(exc), connected_host()
+            if ps is not None and host is not None and not ps_is_there(host, ps):
                 raise
             time.sleep(_PAUSE_S)
     return call()

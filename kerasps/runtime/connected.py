@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kerasps.errors import ClusterClosedError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class Tasks(Protocol):
+    """The tasks of a cluster, as messages name them."""
+
+    @property
+    def jobs(self) -> Mapping[str, tuple[str, ...]]:
+        """The addresses (`"host:port"`) of the tasks of each job."""
+
+
+class ClusterHost(Protocol):
+    """The strategy as errors of lost tasks see it: its cluster, and who answers there."""
+
+    @property
+    def description(self) -> Tasks:
+        """The tasks of the cluster."""
+
+    @property
+    def after_ps_loss(self) -> str:
+        """What to do when a ps is lost, in a sentence or two."""
+
+    @property
+    def num_ps(self) -> int:
+        """The number of ps tasks."""
+
+    def hangs(self, ps: int) -> bool:
+        """Return whether a ps counts as lost since it does not answer."""
+
 
 _strategy: Any = None
 # Says how the cluster of the strategy was closed, where, and by whom; None while it is open.
 _closed: str | None = None
 
 
-def remember_connected(strategy: Any) -> None:
+def remember_connected(strategy: tf.distribute.ParameterServerStrategy) -> None:
     """Make `strategy` the one of this process. Call once it is connected to its cluster."""
     global _strategy
     _strategy = strategy
@@ -20,6 +52,14 @@ def remember_connected(strategy: Any) -> None:
 def connected_strategy() -> Any:
     """Return the `ParameterServerStrategy` of this process, None before it is connected."""
     return _strategy
+
+
+def connected_host() -> ClusterHost | None:
+    """Return the host of the strategy of this process, None before it is connected."""
+    if _strategy is None:
+        return None
+    host: ClusterHost = _strategy.extended.host
+    return host
 
 
 def note_closed(how: str) -> None:

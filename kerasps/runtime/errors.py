@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps.errors import InputError, KeraspsError, PSLostError
-from kerasps.runtime.connected import check_not_closed, closed_error, connected_strategy
+from kerasps.runtime.connected import ClusterHost, check_not_closed, closed_error, connected_host
 from kerasps.runtime.grpc_options import hang_limit
 from kerasps.runtime.probe import Answer, ask_servers
 from kerasps.runtime.supervision import tell_supervisor
@@ -46,8 +47,11 @@ def comes_from(error: BaseException, worker: int) -> None:
 
 
 @contextlib.contextmanager
-def translated_errors(strategy: Any) -> Iterator[None]:
+def translated_errors(host: ClusterHost | None) -> Iterator[None]:
     """In this context, raise errors of TensorFlow's runtime as what they mean to the user.
+
+    Args:
+        host: of the strategy that is concerned; None where this process is connected to no cluster.
 
     Raises:
         ClusterClosedError: the cluster was closed.
@@ -63,7 +67,8 @@ def translated_errors(strategy: Any) -> Iterator[None]:
         # TensorFlow's coordinator wraps the error of a session in one of its own.
         cause = getattr(exc, "original_exception", exc)
         _raise_if_closed(cause)
-        _raise_if_ps_lost(strategy, cause)
+        if host is not None:
+            _raise_if_ps_lost(host, cause)
         out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
         if out_of_range is not None:
             text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])
@@ -71,11 +76,11 @@ def translated_errors(strategy: Any) -> Iterator[None]:
             raise InputError(f"Ids out of range: {text} {number}. {advice}") from None
         _raise_if_strings(cause)
         worker = getattr(cause, _WORKER, None)
-        if worker is not None and not hasattr(cause, _TOLD):
+        if host is not None and worker is not None and not hasattr(cause, _TOLD):
             told = cleaned(cause)
             setattr(told, _TOLD, True)
             told.add_note(
-                f"Raised on worker {worker} at {strategy.description.jobs['worker'][worker]}."
+                f"Raised on worker {worker} at {host.description.jobs['worker'][worker]}."
             )
             raise told from None
         if cause is not exc and isinstance(cause, Exception):
@@ -122,7 +127,10 @@ class _NamingClosed:
         """Do nothing: only a failure needs attention."""
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
     ) -> None:
         if error is not None and _names_task(error):
             _raise_if_closed(error, "a use of a variable")
@@ -144,71 +152,76 @@ class _NamingLostPS:
         """Do nothing: only a failure needs attention."""
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
     ) -> None:
-        strategy = connected_strategy()
-        if error is not None and strategy is not None:
+        host = connected_host()
+        if error is not None and host is not None:
             _raise_if_closed(error, "a use of a variable")
-            _raise_if_ps_lost(strategy, error)
+            _raise_if_ps_lost(host, error)
 
 
 # For variables, wherever they are read or written.
 naming_lost_ps = _NamingLostPS()
 
 
-def check_ps_of(strategy: Any) -> None:
+def check_ps_of(host: ClusterHost | None) -> None:
     """Raise `PSLostError` where a ps does not answer, `ClusterClosedError` for a closed cluster.
 
     For an error whose cause somebody has swallowed, so that it does not say itself what it means.
     """
     check_not_closed()
-    for ps in range(strategy.num_ps):
+    if host is None:
+        return
+    for ps in range(host.num_ps):
         error = error_of(f"/job:ps/replica:0/task:{ps}")
         if error is not None:
-            _raise_if_ps_lost(strategy, error)
+            _raise_if_ps_lost(host, error)
 
 
-def absent_ps_error(strategy: Any, ps: int) -> KeraspsError:
+def absent_ps_error(host: ClusterHost, ps: int) -> KeraspsError:
     """Return the error of a ps that does not answer any more, as the membership has noticed."""
     closed = closed_error()
     if closed is not None:
         return closed
-    if not strategy._membership.hangs(ps):
-        return _lost_ps_error(strategy, ps, "connection refused")
-    return _hung_ps_error(strategy, ps, "no answer")
+    if not host.hangs(ps):
+        return _lost_ps_error(host, ps, "connection refused")
+    return _hung_ps_error(host, ps, "no answer")
 
 
-def _raise_if_ps_lost(strategy: Any, error: BaseException) -> None:
+def _raise_if_ps_lost(host: ClusterHost, error: BaseException) -> None:
     lost = lost_ps(error)
-    if lost is None or ps_is_there(strategy, lost):
+    if lost is None or ps_is_there(host, lost):
         return  # a call has failed though the ps is there, or names it for what else it was about
     cause = cleaned(error)
-    if _hangs(strategy, lost):
-        raise absent_ps_error(strategy, lost) from cause
+    if host.hangs(lost):
+        raise absent_ps_error(host, lost) from cause
     first_line = (str(cause).splitlines() or [""])[0]
-    make = _hung_ps_error if _is_silent(strategy, lost) else _lost_ps_error
-    raise make(strategy, lost, f"{type(cause).__name__}: {first_line}") from cause
+    make = _hung_ps_error if _is_silent(host, lost) else _lost_ps_error
+    raise make(host, lost, f"{type(cause).__name__}: {first_line}") from cause
 
 
-def _is_silent(strategy: Any, ps: int) -> bool:
+def _is_silent(host: ClusterHost, ps: int) -> bool:
     """Return whether a ps to which a call has failed may still be alive, and only not answer."""
-    address = strategy.description.jobs["ps"][ps]
+    address = host.description.jobs["ps"][ps]
     return ask_servers({ps: address}, _ASK_S)[ps] is Answer.IS_SILENT
 
 
-def _hung_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
+def _hung_ps_error(host: ClusterHost, ps: int, received: str) -> PSLostError:
     tell_supervisor("hung", "ps", ps)
     return PSLostError(
-        f"ps {ps} at {strategy.description.jobs['ps'][ps]} does not answer, and counts as lost, "
+        f"ps {ps} at {host.description.jobs['ps'][ps]} does not answer, and counts as lost, "
         f"with its variables. Expected: ps tasks that answer within {hang_limit():g} seconds "
         f"(KERASPS_HANG_TIMEOUT). Received: silence ({received}): its process is stopped, or the "
-        f"network swallows what is sent. {strategy.after_ps_loss}",
+        f"network swallows what is sent. {host.after_ps_loss}",
         task_type="ps",
         task_index=ps,
     )
 
 
-def ps_is_there(strategy: Any, ps: int) -> bool:
+def ps_is_there(host: ClusterHost, ps: int) -> bool:
     """Return whether a ps is there and knows this process; ask it again until that is known.
 
     One that is silent may only be held up: it is asked until it counts as lost, for
@@ -216,7 +229,7 @@ def ps_is_there(strategy: Any, ps: int) -> bool:
     there at once. Thread: any.
     """
     device = f"/job:ps/replica:0/task:{ps}"
-    address = strategy.description.jobs["ps"][ps]
+    address = host.description.jobs["ps"][ps]
     silent_since = serves_since = None
     while True:
         error = error_of(device)
@@ -233,14 +246,9 @@ def ps_is_there(strategy: Any, ps: int) -> bool:
                 return False
         else:
             serves_since, silent_since = None, silent_since or now
-            if _hangs(strategy, ps) or now - silent_since > hang_limit() + _RECONNECT_S:
+            if host.hangs(ps) or now - silent_since > hang_limit() + _RECONNECT_S:
                 return False
         time.sleep(_PAUSE_S)
-
-
-def _hangs(strategy: Any, ps: int) -> bool:
-    membership = getattr(strategy, "_membership", None)
-    return membership is not None and bool(membership.hangs(ps))
 
 
 def _raise_if_closed(error: BaseException, received: str = "a use of the cluster") -> None:
@@ -255,12 +263,12 @@ def _names_task(error: BaseException) -> bool:
     return isinstance(error, tf.errors.OpError) and _OF_TASK.search(str(error)) is not None
 
 
-def _lost_ps_error(strategy: Any, ps: int, received: str) -> PSLostError:
+def _lost_ps_error(host: ClusterHost, ps: int, received: str) -> PSLostError:
     tell_supervisor("lost", "ps", ps)
     return PSLostError(
-        f"ps {ps} at {strategy.description.jobs['ps'][ps]} is gone, and with it its variables. "
+        f"ps {ps} at {host.description.jobs['ps'][ps]} is gone, and with it its variables. "
         f"Expected: ps tasks that live as long as the training. Received: {received}. "
-        f"{strategy.after_ps_loss} The ps's log says why it ended.",
+        f"{host.after_ps_loss} The ps's log says why it ended.",
         task_type="ps",
         task_index=ps,
     )
@@ -283,7 +291,7 @@ _FIRST_OF_SEVERAL = re.compile(r"^\d+ root error\(s\) found\.\n\s*\(0\) [A-Z_]+:
 _NEXT_OF_SEVERAL = re.compile(r"^\s*\(\d+\) [A-Z_]+: |^\d+ successful operations\.")
 
 
-def cleaned(error: Any) -> Any:
+def cleaned(error: object) -> Any:
     """Return an error of TensorFlow's runtime with the operation's own message and name only.
 
     What TensorFlow adds of its way here, twenty lines mostly, is in the `__context__` of the

@@ -37,7 +37,7 @@ def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
         return [tensor.numpy() for tensor in call_apart(_function(specs), tensors)]
 
 
-def sent(tensors: Any) -> Any:
+def sent(tensors: object) -> Any:
     """Return tensors of this process, sent to the current device, for a function to take there.
 
     TensorFlow may wait for ever for one that it sends for a call by itself, where it takes a worker

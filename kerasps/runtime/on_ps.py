@@ -82,7 +82,7 @@ class OnPS:
     def __init__(
         self,
         device: str,
-        body: Callable[..., Any],
+        body: Callable[..., object],
         *specs: tf.TensorSpec,
         mutex: tf.Tensor | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class OnPS:
         with tf.init_scope():
             self._function = tf.function(run, autograph=False).get_concrete_function(*specs)
 
-    def start(self, *arguments: Any) -> list[tf.Tensor]:
+    def start(self, *arguments: object) -> list[tf.Tensor]:
         """Call it; return tensors on the ps, which may not be there yet."""
         with tf.device(COORDINATOR_CPU):
             tensors = [
@@ -112,7 +112,7 @@ class OnPS:
             # A tensor of one element goes with the call.
             return call_apart(self._function, [sent(t) if t.shape.rank else t for t in tensors])
 
-    def call(self, *arguments: Any) -> list[np.ndarray]:
+    def call(self, *arguments: object) -> list[np.ndarray]:
         """Call it, again where that fails; return the values that it returned.
 
         For what may be done twice. Thread: any.
@@ -134,7 +134,7 @@ class OnPS:
         return persist(functools.partial(fetch, taken))
 
 
-def call_on_each(functions: Sequence[OnPS], *arguments: Any) -> list[np.ndarray]:
+def call_on_each(functions: Sequence[OnPS], *arguments: object) -> list[np.ndarray]:
     """Call functions side by side, with the same arguments; return their values, in their order.
 
     All are called again where one fails. Thread: any.

@@ -190,7 +190,7 @@ class BackupDirectory:
         return Backup(number, directory, record, content["pieces"], content["specs"])
 
 
-def _without_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _without_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
     """Return a record with a description in the place of each array, which goes to `arrays`."""
     if isinstance(value, dict):
         return {name: _without_arrays(item, arrays) for name, item in value.items()}
@@ -205,7 +205,7 @@ def _without_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     return {"array": name, "dtype": tf.as_dtype(array.dtype).name, "shape": list(array.shape)}
 
 
-def _with_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _with_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
     """Return the record that `_without_arrays` was given."""
     if isinstance(value, list):
         return [_with_arrays(item, arrays) for item in value]

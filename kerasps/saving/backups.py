@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from kerasps.runtime.calls import apart
+from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import check_ps_of
 from kerasps.saving.backup_files import Backup, BackupDirectory
 from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
@@ -67,7 +68,7 @@ class BackupStore:
             try:
                 restore(backup, by_key)
             except (tf.errors.OpError, OSError) as exc:
-                check_ps_of(self._model._distribute_strategy)
+                check_ps_of(connected_host())
                 self._directory.warn_of_damage(backup.number, exc)
             else:
                 return backup.record

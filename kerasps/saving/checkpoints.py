@@ -195,7 +195,11 @@ class ShardedSaver:
 
 
 def make_saver(
-    original: Callable[..., None], saver: Any, serialized_tensors: Any, *args: Any, **kwargs: Any
+    original: Callable[..., None],
+    saver: Any,
+    serialized_tensors: Any,
+    *args: object,
+    **kwargs: object,
 ) -> None:
     """Make a `MultiDeviceSaver`, and leave variables in shards to a `ShardedSaver`.
 
@@ -219,7 +223,10 @@ def make_saver(
 
 
 def save_checkpoint(
-    original: Callable[..., Any], saver: Any, file_prefix: Any, options: Any = None
+    original: Callable[..., object],
+    saver: Any,
+    file_prefix: object,
+    options: tf.train.CheckpointOptions | None = None,
 ) -> Any:
     """Save a checkpoint to an absolute path, by the ps where they all see its directory.
 
@@ -243,7 +250,10 @@ def save_checkpoint(
 
 
 def restore_checkpoint(
-    original: Callable[..., Any], saver: Any, file_prefix: Any, options: Any = None
+    original: Callable[..., object],
+    saver: Any,
+    file_prefix: object,
+    options: tf.train.CheckpointOptions | None = None,
 ) -> Any:
     """Restore a checkpoint, by the ps where they all see its files.
 
@@ -258,7 +268,9 @@ def restore_checkpoint(
         return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
 
 
-def _run(original: Callable[..., Any], saver: Any, prefix: str, options: Any) -> Any:
+def _run(
+    original: Callable[..., object], saver: Any, prefix: str, options: tf.train.CheckpointOptions
+) -> Any:
     sharded = getattr(saver, "kerasps_sharded", None)
     if sharded is not None:
         sharded.prepare(prefix, options.experimental_io_device)
@@ -267,12 +279,12 @@ def _run(original: Callable[..., Any], saver: Any, prefix: str, options: Any) ->
     return _persist(lambda: original(saver, file_prefix, options))
 
 
-def _persist(call: Callable[[], Any]) -> Any:
+def _persist(call: Callable[[], object]) -> Any:
     """Call, and again where the connection to a ps broke that is there."""
     return persist(call, when=lambda error: lost_ps(error) is not None)
 
 
-def _reaching(saver: Any, options: Any, path: str) -> Any:
+def _reaching(saver: Any, options: tf.train.CheckpointOptions, path: str) -> Any:
     """Return the options, with the coordinator as I/O device unless every ps sees `path`."""
     options = options or tf.train.CheckpointOptions()
     io_device = options.experimental_io_device
@@ -306,7 +318,7 @@ def _ps_devices(saver: Any) -> set[str]:
     return whole if sharded is None else whole | sharded.devices
 
 
-def _absolute(file_prefix: Any) -> str:
+def _absolute(file_prefix: object) -> str:
     prefix = str(tf.convert_to_tensor(file_prefix).numpy().decode())
     return prefix if "://" in prefix else os.path.abspath(prefix)
 
@@ -329,7 +341,7 @@ def _stored_rows(content: bytes, key: str) -> int:
     return max(map(int, lines))
 
 
-def _at_once(function: Callable[[Any], None], arguments: Iterable[Any]) -> None:
+def _at_once(function: Callable[[Any], None], arguments: Iterable[object]) -> None:
     # In threads of their own, which are eager also while this one traces a function.
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         list(pool.map(function, arguments))

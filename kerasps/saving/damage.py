@@ -21,7 +21,9 @@ _ADVICE = (
 )
 
 
-def load_model(original: Callable[..., Any], filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def load_model(
+    original: Callable[..., object], filepath: object, *args: object, **kwargs: object
+) -> Any:
     """Load a model, and name a file that is damaged.
 
     Takes the place of `keras.saving.load_model`, which says that there is no such file.
@@ -31,7 +33,7 @@ def load_model(original: Callable[..., Any], filepath: Any, *args: Any, **kwargs
 
 
 @contextlib.contextmanager
-def naming_damaged_file(filepath: Any) -> Iterator[None]:
+def naming_damaged_file(filepath: object) -> Iterator[None]:
     """In this context, an error of a reader of Keras's files says which file is damaged.
 
     Raises:

@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import h5py
 import keras
@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.runtime.connected import check_not_closed
+from kerasps.runtime.connected import check_not_closed, connected_host
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import check_ps_of, translated_errors
 from kerasps.saving.damage import naming_damaged_file
@@ -47,7 +47,11 @@ _STATE = _ThreadState()
 
 
 def save_model(
-    original: Callable[..., None], model: Any, filepath: Any, *args: Any, **kwargs: Any
+    original: Callable[..., None],
+    model: object,
+    filepath: str | os.PathLike[str],
+    *args: object,
+    **kwargs: object,
 ) -> None:
     """Save a model of ours aside, and put it in place when it is whole.
 
@@ -58,16 +62,16 @@ def save_model(
         original(model, filepath, *args, **kwargs)
         return
     check_not_closed("`save` of a model of the strategy")
-    with translated_errors(model._distribute_strategy), _written_aside(filepath) as partial:
+    with translated_errors(connected_host()), _written_aside(filepath) as partial:
         original(model, partial, *args, **kwargs)
 
 
 def save_weights(
     original: Callable[..., None],
-    model: Any,
-    filepath: Any,
-    max_shard_size: Any = None,
-    objects_to_skip: Any = None,
+    model: object,
+    filepath: str | os.PathLike[str],
+    max_shard_size: float | None = None,
+    objects_to_skip: object = None,
 ) -> None:
     """Save the weights of a model of ours aside, and put them in place when they are whole.
 
@@ -78,7 +82,7 @@ def save_weights(
         original(model, filepath, max_shard_size, objects_to_skip)
         return
     check_not_closed("`save_weights` of a model of the strategy")
-    with translated_errors(model._distribute_strategy):
+    with translated_errors(connected_host()):
         if max_shard_size is not None:
             _save_weights_in_files(original, model, Path(filepath), max_shard_size, objects_to_skip)
             return
@@ -90,7 +94,7 @@ def save_weights(
 
 
 def load_weights(
-    original: Callable[..., None], model: Any, filepath: Any, *args: Any, **kwargs: Any
+    original: Callable[..., None], model: object, filepath: object, *args: object, **kwargs: object
 ) -> None:
     """Load weights into a model of ours, large ones in chunks.
 
@@ -104,7 +108,7 @@ def load_weights(
         return
     check_not_closed("`load_weights` into a model of the strategy")
     with (
-        translated_errors(model._distribute_strategy),
+        translated_errors(connected_host()),
         _loading(True),
         naming_damaged_file(filepath),
     ):
@@ -112,11 +116,11 @@ def load_weights(
             original(model, filepath, *args, **kwargs)
         except Exception:
             # Keras gathers the errors of all layers into one of its own, which names none of them.
-            check_ps_of(model._distribute_strategy)
+            check_ps_of(connected_host())
             raise
 
 
-def load_model(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def load_model(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
     """Load a model, its large weights in chunks where our strategy is current.
 
     Takes the place of Keras's function behind `keras.saving.load_model`.
@@ -134,7 +138,7 @@ def _loading(ours: bool) -> Iterator[None]:
         _STATE.loading = before
 
 
-def is_memory_sufficient(original: Callable[[Any], bool], model: Any) -> bool:
+def is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:
     """Return whether a `.keras` file may be made up in memory; large ones of ours may not.
 
     Takes the place of Keras's function of that name. Others are made up on the disk.
@@ -147,7 +151,7 @@ def is_memory_sufficient(original: Callable[[Any], bool], model: Any) -> bool:
     return not large and original(model)
 
 
-def is_large(value: Any) -> bool:
+def is_large(value: object) -> TypeGuard[ParameterServerVariable]:
     """Return whether a variable is read from and written to files in chunks."""
     if not isinstance(value, ParameterServerVariable) or current_phase() is not None:
         return False
@@ -158,7 +162,7 @@ def is_large(value: Any) -> bool:
     )
 
 
-def set_entry(original: Callable[..., None], store: Any, key: str, value: Any) -> None:
+def set_entry(original: Callable[..., None], store: Any, key: str, value: object) -> None:
     """Write an entry of a weights file, a large variable in chunks.
 
     Takes the place of `H5IOStore.__setitem__`.
@@ -178,7 +182,7 @@ def set_entry(original: Callable[..., None], store: Any, key: str, value: Any) -
         dataset[rows.start : rows.stop] = read_rows(value.storage, rows, COORDINATOR_CPU).numpy()
 
 
-def get_entry(original: Callable[..., Any], store: Any, key: str) -> Any:
+def get_entry(original: Callable[..., object], store: Any, key: str) -> Any:
     """Read an entry of a weights file; of a large one, return `StoredRows`.
 
     A variable of ours reads these in chunks when it is assigned. Takes the place of
@@ -207,7 +211,9 @@ def get_entry(original: Callable[..., Any], store: Any, key: str) -> Any:
     )
 
 
-def save_optimizer(original: Callable[..., None], optimizer: Any, store: Any) -> None:
+def save_optimizer(
+    original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: Any
+) -> None:
     """Save an optimizer's variables without reading large ones whole.
 
     Takes the place of `Optimizer.save_own_variables`.
@@ -219,7 +225,7 @@ def save_optimizer(original: Callable[..., None], optimizer: Any, store: Any) ->
         store[str(index)] = variable
 
 
-def back_up(original: Callable[..., None], callback: Any) -> None:
+def back_up(original: Callable[..., None], callback: keras.callbacks.BackupAndRestore) -> None:
     """Back a training up, with its epoch in the file of the weights that belong to it.
 
     Takes the place of `BackupAndRestore._save_model`. Keras writes the epoch into a file of its
@@ -233,7 +239,9 @@ def back_up(original: Callable[..., None], callback: Any) -> None:
         _STATE.metadata = None
 
 
-def restore_backup(original: Callable[..., None], callback: Any) -> None:
+def restore_backup(
+    original: Callable[..., None], callback: keras.callbacks.BackupAndRestore
+) -> None:
     """Restore a backup, with the epoch that is in the file of the weights.
 
     Takes the place of `BackupAndRestore._load_model`.
@@ -247,7 +255,7 @@ def restore_backup(original: Callable[..., None], callback: Any) -> None:
     original(callback)
 
 
-def _writes_aside(model: Any, path: Any) -> bool:
+def _writes_aside(model: object, path: object) -> bool:
     """Return whether `model` is ours and `path` in a directory of this machine.
 
     Other places (gs://, hf://) are for Keras.
@@ -262,7 +270,7 @@ def _writes_aside(model: Any, path: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _written_aside(path: Any) -> Iterator[str]:
+def _written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
     """In this context, write to the path that it yields; at its end, that takes `path`'s place.
 
     Where an exception is raised, `path` stays as it was.
@@ -310,7 +318,11 @@ def _put_in_place(partial: Path, target: Path) -> None:
 
 
 def _save_weights_in_files(
-    original: Callable[..., None], model: Any, path: Path, max_shard_size: Any, objects_to_skip: Any
+    original: Callable[..., None],
+    model: object,
+    path: Path,
+    max_shard_size: float,
+    objects_to_skip: object,
 ) -> None:
     """Write weights into several files, and a JSON file that names them.
 

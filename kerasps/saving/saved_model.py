@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps.runtime.connected import check_not_closed
@@ -66,7 +67,9 @@ class Export:
         ids = from_start(ids, variable.shape[0]) if from_end else ids
         return tf.gather(self.read(variable), ids)
 
-    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
+    def regularizer(
+        self, variable: ParameterServerVariable, regularizer: keras.regularizers.Regularizer | None
+    ) -> Any:
         return regularizer
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:

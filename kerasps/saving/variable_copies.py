@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -162,7 +162,7 @@ class VariableCopies:
         _at_once(write_all, self._by_device)
         return [piece for part in self._parts for piece in part.pieces(files[id(part)])]
 
-    def _on_all(self, name: str, act: Any) -> None:
+    def _on_all(self, name: str, act: Callable[[_Held], object]) -> None:
         """Do something with each copy, on all ps at a time."""
         done = []
         for device, own in self._by_device.items():
@@ -202,7 +202,11 @@ class VariableCopies:
             _save(tf.constant(prefix), [tf.constant(value) for value in values])
 
     def _call(
-        self, key: Any, device: str, function: Any, arguments: list[tf.Tensor]
+        self,
+        key: Hashable,
+        device: str,
+        function: Callable[..., object],
+        arguments: list[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Call a function on a device; it is traced at the first call for its key."""
         if key not in self._functions:

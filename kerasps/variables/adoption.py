@@ -50,7 +50,7 @@ def strategy_of(model: keras.Model) -> Any:
     return strategy if is_trained else None
 
 
-def adopt_model(strategy: Any, model: keras.Model) -> None:
+def adopt_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
     """Make a model one of `strategy`, with its optimizers, its metrics and the models in it."""
     changed = False
     for inner in _models_in(model):
@@ -65,7 +65,9 @@ def adopt_model(strategy: Any, model: keras.Model) -> None:
             inner.train_function = inner.test_function = inner.predict_function = None
 
 
-def adopt_optimizer(strategy: Any, optimizer: Any) -> None:
+def adopt_optimizer(
+    strategy: tf.distribute.Strategy, optimizer: keras.optimizers.Optimizer
+) -> None:
     """Make an optimizer one of `strategy`, with its state.
 
     `move_slots` brings its slots beside their variables before the next trace.
@@ -77,12 +79,12 @@ def adopt_optimizer(strategy: Any, optimizer: Any) -> None:
         optimizer._trainable_variables = [keras_variable_of(variable) for variable in trained]
 
 
-def is_bare(variable: Any) -> bool:
+def is_bare(variable: object) -> bool:
     """Return whether `variable` is a `tf.Variable` on a ps, and none of Keras's."""
     return isinstance(variable, tf.Variable) and "/job:ps" in variable.device
 
 
-def keras_variable_of(variable: Any) -> Any:
+def keras_variable_of(variable: keras.Variable | tf.Variable) -> Any:
     """Return the Keras variable whose storage a bare `tf.Variable` on a ps is; it is made once.
 
     Any other variable is returned as it is.
@@ -98,7 +100,9 @@ def keras_variable_of(variable: Any) -> Any:
     return variable.keras_variable
 
 
-def unsharded(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def unsharded(
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], variables: Sequence[object]
+) -> tuple[list[Any], list[Any]]:
     """Return gradients and variables with TensorFlow's `ShardedVariable`s taken apart.
 
     Args:
@@ -114,7 +118,9 @@ def unsharded(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[
     return [gradient for gradient, _ in parts], [variable for _, variable in parts]
 
 
-def _shares(gradient: Any, variable: Any) -> list[Any]:
+def _shares(
+    gradient: tf.Tensor | tf.IndexedSlices | None, variable: _compat.ShardedVariable
+) -> list[Any]:
     """Return the part of a gradient that is of each shard."""
     heights = [int(shard.shape[0]) for shard in variable.variables]
     if gradient is None:
@@ -135,14 +141,14 @@ def _shares(gradient: Any, variable: Any) -> list[Any]:
     return shares
 
 
-def adopt_variables(strategy: Any, found: Iterable[Any]) -> bool:
+def adopt_variables(strategy: tf.distribute.Strategy, found: Iterable[object]) -> bool:
     """Adopt those Keras variables that are not ours yet, and return whether there was one."""
     # A list, and not a generator in `any`, which would stop at the first.
     adopted = [adopt_variable(strategy, v) for v in found if type(v) is not ParameterServerVariable]
     return any(adopted)
 
 
-def adopt_variable(strategy: Any, variable: Any) -> bool:
+def adopt_variable(strategy: tf.distribute.Strategy, variable: object) -> bool:
     """Make a Keras variable a `ParameterServerVariable` with the same value, in place.
 
     Returns:
@@ -179,12 +185,12 @@ def _with_ours(cls: Any) -> Any:
     return type(cls.__name__, (ParameterServerVariable, cls), {})
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     # Another strategy's variable is several, or a wrapper, and only that strategy may touch it.
     return isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues)
 
 
-def _current(strategy: Any) -> contextlib.AbstractContextManager[Any]:
+def _current(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[Any]:
     """In this context, have new variables belong to `strategy`, in a step or out of it."""
     if tf.distribute.get_strategy() is strategy:
         return contextlib.nullcontext()

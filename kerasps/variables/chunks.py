@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import DTypeLike
 
 from kerasps.variables.pooled_rows import assign_rows, held_by
 from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
@@ -29,7 +30,7 @@ class StoredRows(np.lib.mixins.NDArrayOperatorsMixin):
         dtype: the dtype of its elements, which the file may not know (bfloat16).
     """
 
-    def __init__(self, dataset: Any, dtype: Any) -> None:
+    def __init__(self, dataset: Any, dtype: DTypeLike) -> None:
         self._dataset = dataset
         self.dtype = np.dtype(dtype)
 
@@ -45,26 +46,28 @@ class StoredRows(np.lib.mixins.NDArrayOperatorsMixin):
         read = np.asarray(self._dataset[index])
         return read if read.dtype == self.dtype else read.view(self.dtype)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         del copy  # what is read from a file is a copy
         return np.asarray(self[:], dtype)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object
+    ) -> Any:
         whole = [np.asarray(value) if isinstance(value, StoredRows) else value for value in inputs]
         return getattr(ufunc, method)(*whole, **kwargs)
 
 
-def row_bytes(storage: Any) -> int:
+def row_bytes(storage: tf.Variable | ShardedStorage) -> int:
     """Return the bytes of a row of a storage, at least 1 so that it can divide."""
     return max(1, int(math.prod(storage.shape[1:]) * storage.dtype.size))
 
 
-def num_bytes(storage: Any) -> int:
+def num_bytes(storage: tf.Variable | ShardedStorage) -> int:
     """Return the bytes of the whole value of a storage."""
     return int(math.prod(storage.shape) * storage.dtype.size)
 
 
-def chunks_of(storage: Any) -> list[range]:
+def chunks_of(storage: tf.Variable | ShardedStorage) -> list[range]:
     """Return the chunks of a storage: ranges of rows, each of `CHUNK_BYTES` at most.
 
     A chunk has one row at least, and all are as equal as possible. There are as many of them as
@@ -76,7 +79,7 @@ def chunks_of(storage: Any) -> list[range]:
     return [range(num_rows * i // count, num_rows * (i + 1) // count) for i in range(count)]
 
 
-def read_rows(storage: Any, rows: range, device: str | None) -> tf.Tensor:
+def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | None) -> tf.Tensor:
     """Read a chunk of a storage.
 
     Args:
@@ -111,7 +114,9 @@ def read_rows(storage: Any, rows: range, device: str | None) -> tf.Tensor:
         return tf.dynamic_stitch(order, values)
 
 
-def write_rows(storage: Any, rows: range, value: tf.Tensor, device: str | None) -> None:
+def write_rows(
+    storage: tf.Variable | ShardedStorage, rows: range, value: tf.Tensor, device: str | None
+) -> None:
     """Write a chunk of a storage.
 
     Args:
@@ -131,7 +136,7 @@ def write_rows(storage: Any, rows: range, value: tf.Tensor, device: str | None) 
         assign_rows(shard, own, own_value)
 
 
-def _sharding_of(storage: Any) -> Sharding:
+def _sharding_of(storage: tf.Variable | ShardedStorage) -> Sharding:
     return (
         storage.sharding
         if isinstance(storage, ShardedStorage)

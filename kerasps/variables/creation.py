@@ -23,11 +23,11 @@ InitialShard = Callable[[Sharding, int], Any]
 
 
 def create_storage(
-    initial_value: Callable[[], Any],
+    initial_value: Callable[[], object],
     initial_shard: InitialShard,
     *,
     shape: tuple[int, ...],
-    dtype: Any,
+    dtype: tf.DType | str,
     trainable: bool,
     name: str,
     on_coordinator: bool,
@@ -93,9 +93,9 @@ class _New:
         self,
         device: str | None,
         shape: tuple[int, ...],
-        initial_value: Callable[[], Any],
+        initial_value: Callable[[], object],
         name: str,
-        beside: Any,
+        beside: tf.Variable | PooledRows | None,
     ) -> tf.Variable | PooledRows:
         """Create a shard, or a whole variable; as a slot, in the pool of what it is beside."""
         pools, rows = self.extended.row_pools, None
@@ -118,7 +118,7 @@ class _New:
         self,
         device: str | None,
         shape: tuple[int, ...],
-        initial_value: Callable[[], Any],
+        initial_value: Callable[[], object],
         name: str,
     ) -> tf.Variable:
         """Create a variable by itself."""
@@ -133,7 +133,7 @@ class _New:
 
 
 def create_copy(
-    value: tf.Variable, create: Callable[[Callable[[], Any], InitialShard], Any]
+    value: tf.Variable, create: Callable[[Callable[[], object], InitialShard], object]
 ) -> Any:
     """Create a storage with the value that a `tf.Variable` has.
 

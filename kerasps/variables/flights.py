@@ -99,7 +99,7 @@ class Flight:
     """
 
     def __init__(
-        self, owner: threading.Lock, work: Callable[[Flight], Any], holders: Callable[[], str]
+        self, owner: threading.Lock, work: Callable[[Flight], object], holders: Callable[[], str]
     ) -> None:
         self._owner = owner
         self._work = work

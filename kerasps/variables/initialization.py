@@ -71,7 +71,7 @@ class RowInitializer:
         ValueError: `shape` has no axis to take rows of.
     """
 
-    def __init__(self, initializer: Any, shape: Sequence[int], dtype: str) -> None:
+    def __init__(self, initializer: object, shape: Sequence[int], dtype: str) -> None:
         if not callable(initializer):
             raise TypeError(
                 "Argument `initializer` cannot be called. Expected: a callable of `shape` and "
@@ -128,12 +128,14 @@ class RowInitializer:
 _MakeRows = Callable[[range], tf.Tensor]
 
 
-def _calls(initializer: Any, cls: type) -> bool:
+def _calls(initializer: object, cls: type) -> bool:
     """Return whether `initializer(...)` runs the very `__call__` of `cls`, and no override."""
     return bool(type(initializer).__call__ is cls.__call__)
 
 
-def _constant(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows | None:
+def _constant(
+    initializer: keras.initializers.Initializer, shape: tuple[int, ...], dtype: str
+) -> _MakeRows | None:
     """Return a maker of rows of a constant or a given value; None for another initializer."""
     if _calls(initializer, keras.initializers.Zeros) or _calls(
         initializer, keras.initializers.Ones
@@ -169,7 +171,9 @@ class _Distribution:
     shift: tf.Tensor
 
 
-def _random(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows | None:
+def _random(
+    initializer: keras.initializers.Initializer, shape: tuple[int, ...], dtype: str
+) -> _MakeRows | None:
     """Draw the seed, and return a maker of rows of random values; None for other initializers."""
     if dtype not in _VALUES_PER_GROUP:
         return None  # Keras's error says that the values are not integers
@@ -198,7 +202,9 @@ def _random(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows |
     return make_rows
 
 
-def _distribution(initializer: Any, shape: tuple[int, ...], dtype: str) -> _Distribution | None:
+def _distribution(
+    initializer: keras.initializers.Initializer, shape: tuple[int, ...], dtype: str
+) -> _Distribution | None:
     # Each number becomes a tensor in the way of Keras's `random.uniform` and
     # `tf.random.stateless_normal`: they round differently (`tf.cast` goes through float32), and the
     # values are to be the same bit for bit.
@@ -228,12 +234,12 @@ def _distribution(initializer: Any, shape: tuple[int, ...], dtype: str) -> _Dist
     return _normal("TruncatedNormal", 0.0, math.sqrt(variance) / 0.87962566103423978, dtype)
 
 
-def _uniform(minval: Any, maxval: Any, dtype: str) -> _Distribution | None:
+def _uniform(minval: float, maxval: float, dtype: str) -> _Distribution | None:
     minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
     return _scalars(_Distribution("Uniform", maxval - minval, minval))
 
 
-def _normal(kind: str, mean: Any, stddev: Any, dtype: str) -> _Distribution | None:
+def _normal(kind: str, mean: float, stddev: float, dtype: str) -> _Distribution | None:
     mean, stddev = (
         tf.convert_to_tensor(mean, dtype=dtype),
         tf.convert_to_tensor(stddev, dtype=dtype),
@@ -327,7 +333,9 @@ def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
         ).get_concrete_function()
 
 
-def _sliced(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows:
+def _sliced(
+    initializer: keras.initializers.Initializer, shape: tuple[int, ...], dtype: str
+) -> _MakeRows:
     """Return a maker of rows that makes the whole value in each call and drops the rest.
 
     Warns above 1 GB.
@@ -366,7 +374,7 @@ def _sliced(initializer: Any, shape: tuple[int, ...], dtype: str) -> _MakeRows:
     return make_rows
 
 
-def _name(initializer: Any) -> str:
+def _name(initializer: object) -> str:
     return str(getattr(initializer, "__name__", type(initializer).__name__))
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 
-def drawn_seed(seed: Any) -> tf.Tensor:
+def drawn_seed(seed: object) -> tf.Tensor:
     """Return the seed that an initializer draws with, as TensorFlow's stateless functions take it.
 
     Args:

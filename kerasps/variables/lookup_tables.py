@@ -41,7 +41,7 @@ class LookupTables:
         InputError: a table has no contents yet.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: tf.types.experimental.ConcreteFunction) -> None:
         self._tables: dict[int, tuple[tf.Tensor, _Copies]] = {}
         self._owners: list[weakref.ref[Any]] = []
         finds = [
@@ -209,11 +209,11 @@ def _destroy_all(on_devices: dict[str, tf.Tensor], kind: Hashable, name: str) ->
         NAMES.give_back(kind, name)
 
 
-def _nodes(graph_def: Any) -> Iterator[Any]:
+def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
 
 
-def _dtypes(node: Any) -> _Dtypes:
+def _dtypes(node: tf.compat.v1.NodeDef) -> _Dtypes:
     return tf.as_dtype(node.attr["Tin"].type), tf.as_dtype(node.attr["Tout"].type)

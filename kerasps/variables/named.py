@@ -40,10 +40,10 @@ class NamedVariable(_compat.ResourceVariable):
 
     def __init__(
         self,
-        initial_value: Callable[[], Any] | None,
+        initial_value: Callable[[], object] | None,
         *,
-        shape: Any,
-        dtype: Any,
+        shape: tf.TensorShape | Sequence[int],
+        dtype: tf.DType | str,
         trainable: bool,
         name: str,
     ) -> None:
@@ -115,11 +115,11 @@ def _broke_off(error: tf.errors.OpError) -> bool:
     return CALLS.are_waited_for and (comes_from_worker(error) or lost_ps(error) is not None)
 
 
-def _wrapped(method: Any) -> None:
+def _wrapped(method: Callable[..., object]) -> None:
     is_repeatable = method not in (NamedVariable.assign_add, NamedVariable.assign_sub)
 
     @functools.wraps(method)
-    def named(*args: Any, **kwargs: Any) -> Any:
+    def named(*args: object, **kwargs: object) -> Any:
         return on_own_task(lambda: method(*args, **kwargs), is_repeatable=is_repeatable)
 
     setattr(NamedVariable, method.__name__, named)
@@ -138,7 +138,7 @@ for _method in (
     _wrapped(_method)
 
 
-def plain_variable(*, use_resource: bool = True, **kwargs: Any) -> tf.Variable:
+def plain_variable(*, use_resource: bool = True, **kwargs: object) -> tf.Variable:
     """Make the `tf.Variable` that there is without a strategy, on the current device.
 
     No variable creator is asked, whichever are active.
@@ -207,7 +207,10 @@ def _look_up(device: str, stored: Sequence[NamedVariable]) -> Any:
 
 
 def call_with(
-    handles: dict[int, tf.Tensor], function: Any, captures: Iterable[tf.Tensor], *args: Any
+    handles: dict[int, tf.Tensor],
+    function: tf.types.experimental.ConcreteFunction,
+    captures: Iterable[tf.Tensor],
+    *args: object,
 ) -> Any:
     """Call a concrete function with handles of the current graph in place of captured ones.
 

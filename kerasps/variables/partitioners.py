@@ -6,8 +6,6 @@ ps and leave small variables whole. The sizes are TensorFlow's own arithmetic.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from kerasps.checks import count
@@ -48,7 +46,6 @@ class FixedShardsPartitioner(tf.distribute.experimental.partitioners.Partitioner
         self._min_bytes = _integer(
             "min_bytes", min_bytes, 0, "Pass 0 to split variables of every size."
         )
-        self._partition = _tensorflow.FixedShardsPartitioner(self._num_shards)
 
     @property
     def num_shards(self) -> int:
@@ -70,7 +67,8 @@ class FixedShardsPartitioner(tf.distribute.experimental.partitioners.Partitioner
         shape, dtype = _known(shape), tf.as_dtype(dtype)
         if not _can_split(shape, axis) or shape.num_elements() * dtype.size < self._min_bytes:
             return [1] * shape.rank
-        return list(self._partition(shape, dtype, axis))
+        partition = _tensorflow.FixedShardsPartitioner(self._num_shards)
+        return list(partition(shape, dtype, axis))
 
     def __repr__(self) -> str:
         return f"FixedShardsPartitioner(num_shards={self._num_shards}, min_bytes={self._min_bytes})"
@@ -178,7 +176,6 @@ class MaxSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
             "max_shard_bytes", max_shard_bytes, 1, "Pass the most bytes of a shard."
         )
         self._max_shards = _max_shards(max_shards, "Pass None for no limit.")
-        self._partition = _tensorflow.MaxSizePartitioner(self._max_shard_bytes, self._max_shards)
 
     @property
     def max_shard_bytes(self) -> int:
@@ -198,11 +195,10 @@ class MaxSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
     def __call__(self, shape: tf.TensorShape, dtype: tf.DType, axis: int = 0) -> list[int]:
         """Return the number of shards along each axis of a variable; `axis` is the one to split."""
         shape = _known(shape)
-        return (
-            list(self._partition(shape, dtype, axis))
-            if _can_split(shape, axis)
-            else [1] * shape.rank
-        )
+        if not _can_split(shape, axis):
+            return [1] * shape.rank
+        partition = _tensorflow.MaxSizePartitioner(self._max_shard_bytes, self._max_shards)
+        return list(partition(shape, dtype, axis))
 
     def __repr__(self) -> str:
         return (
@@ -211,7 +207,7 @@ class MaxSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
         )
 
 
-def _integer(name: str, value: Any, least: int, advice: str) -> int:
+def _integer(name: str, value: object, least: int, advice: str) -> int:
     return count(
         f"Argument `{name}` must be an integer of {least} or more",
         value,
@@ -226,7 +222,7 @@ def _max_shards(value: int | None, advice: str) -> int | None:
     return None if value is None else _integer("max_shards", value, 1, advice)
 
 
-def _known(shape: Any) -> tf.TensorShape:
+def _known(shape: tf.TensorShape) -> tf.TensorShape:
     shape = tf.TensorShape(shape)
     if not shape.is_fully_defined():
         raise ValueError(

@@ -48,7 +48,9 @@ class Phase(Protocol):
     def assign_add(self, variable: keras.Variable, value: tf.Tensor) -> Any:
         """Add `value` to `variable`."""
 
-    def regularizer(self, variable: keras.Variable, regularizer: Any) -> Any:
+    def regularizer(
+        self, variable: keras.Variable, regularizer: keras.regularizers.Regularizer | None
+    ) -> Any:
         """Return the regularizer to show for `variable`, given its own, which may be None."""
 
 
@@ -72,7 +74,7 @@ def current_phase() -> Phase | None:
 
 
 @contextlib.contextmanager
-def _holding(name: str, value: Any) -> Iterator[None]:
+def _holding(name: str, value: object) -> Iterator[None]:
     """In this context, hold `value` as the thread's state of that name."""
     previous = getattr(_STATE, name)
     setattr(_STATE, name, value)

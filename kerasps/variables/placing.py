@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import COORDINATOR_CPU, ps_device
+from kerasps.strategy_arguments import Partitioner
 from kerasps.variables.fences import Fences
 from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
 from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import ShardedStorage, Sharding
+
+if TYPE_CHECKING:
+    from kerasps.variables.variable import ParameterServerVariable
 
 # The names of the two scalars that each optimizer of Keras makes, in this order.
 _COUNTER, _RATE = "iteration", "learning_rate"
@@ -49,6 +54,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
 
     # Whether small variables may lie in others while steps run: where one process drives the steps.
     may_fuse = True
+    # What drives steps on these variables (`training.Host`); None until the strategy is connected.
+    host: object = None
     # Those that tables are made in; None where each is by itself.
     row_pools: RowPools | None = None
 
@@ -58,7 +65,11 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         return True
 
     def __init__(
-        self, strategy: Any, cluster_resolver: Any, variable_partitioner: Any, shard_layout: str
+        self,
+        strategy: tf.distribute.ParameterServerStrategy,
+        cluster_resolver: ClusterResolver,
+        variable_partitioner: Partitioner | None,
+        shard_layout: str,
     ) -> None:
         super().__init__(strategy, cluster_resolver, variable_partitioner)
         self.ledger = PlacementLedger(self._num_ps)
@@ -139,7 +150,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         return beside.shards
 
     @contextlib.contextmanager
-    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+    def colocate_vars_with(
+        self, colocate_with_variable: tf.Variable | ShardedStorage
+    ) -> Iterator[None]:
         """In this context, create variables beside the given one.
 
         Beside one in shards, those of its shape are in shards alike; beside one that is whole, all
@@ -173,7 +186,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     def _num_replicas_in_sync(self) -> int:
         return num_replicas()
 
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+    def _call_for_each_replica(
+        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Any:
         if tf.executing_eagerly() or current_phase() is not None or self.replica_runner is None:
             with tf.distribute.ReplicaContext(self._container_strategy(), 0):
                 return fn(*_local(args), **_local(kwargs))
@@ -182,7 +197,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     def _use_merge_call(self) -> bool:
         return False
 
-    def _create_var_creator(self, next_creator: Any, **kwargs: Any) -> Any:
+    def _create_var_creator(self, next_creator: Callable[..., object], **kwargs: object) -> Any:
         # TensorFlow wraps variables for caching and aggregation; pull and push do both.
         return next_creator
 
@@ -192,7 +207,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         # where they are asked, and as long as they are there.
         return []
 
-    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., object], **kwargs: Any) -> Any:
         placing = self._placing
         if not placing.active:
             _compat.check_not_keras_2(kwargs.get("name"))
@@ -232,38 +247,52 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
 
     def _make_variable(
         self,
-        initial_value: Any,
-        shape: Any,
-        dtype: Any,
+        initial_value: Callable[[], object],
+        shape: tf.TensorShape | Sequence[int],
+        dtype: tf.DType | str,
         trainable: bool,
         name: str,
-        **unused: Any,
+        **unused: object,
     ) -> NamedVariable:
         """Make a variable with a name on its task, on the current device."""
         return self._new_variable(
             initial_value, shape=shape, dtype=dtype, trainable=trainable, name=name
         )
 
-    def before_steps(self, variables: Iterable[Any]) -> None:
+    def before_steps(self, variables: Iterable[ParameterServerVariable]) -> None:
         """Note that steps are about to use these `ParameterServerVariable`s.
 
         One process makes variables here, and they have their values when they are made.
         """
 
     def _create_on(
-        self, device: str, creator: Any, kwargs: dict[str, Any], *, weighs: bool = True
+        self,
+        device: str,
+        creator: Callable[..., Any],
+        kwargs: dict[str, Any],
+        *,
+        weighs: bool = True,
     ) -> Any:
         with _without_colocation(), tf.device(device):
             variable = creator(**kwargs)
         self.ledger.add(variable, weighs=weighs)
         return variable
 
-    def _create_variable_round_robin(self, next_creator: Any, **kwargs: Any) -> Any:
+    def _create_variable_round_robin(
+        self, next_creator: Callable[..., object], **kwargs: object
+    ) -> Any:
         # TensorFlow's name for the method that picks a ps; in turn whatever the size there, by
         # bytes here.
         return self._create_on(ps_device(next(self._placing.order)), next_creator, kwargs)
 
-    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+    def _update(
+        self,
+        var: tf.Variable | ShardedStorage,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        group: bool,
+    ) -> Any:
         # Keras applies weight decay through this; during a push the storage is at hand and needs no
         # placing.
         if group and not isinstance(var, ShardedStorage):
@@ -279,13 +308,13 @@ def _without_colocation() -> contextlib.AbstractContextManager[Any]:
     return graph.colocate_with(None, ignore_existing=True)  # type: ignore[no-any-return]
 
 
-def _local(values: Any) -> Any:
+def _local(values: object) -> Any:
     """Return arguments with each value of several replicas as that of the only one."""
     return tf.nest.map_structure(
         lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v, values
     )
 
 
-def is_ours(strategy: Any) -> bool:
+def is_ours(strategy: tf.distribute.Strategy) -> bool:
     """Return whether `strategy` is a `kerasps.ParameterServerStrategy`."""
     return isinstance(strategy.extended, Extended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -126,13 +127,13 @@ class PooledRows(TensorLike):
         with tf.device(self.device):
             return tf.raw_ops.VarIsInitializedOp(resource=self.holder.handle)
 
-    def assign(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
+    def assign(self, value: object, *unused: object, **unused_too: object) -> PooledRows:
         """Set all rows."""
         value = new_value(self, value)
         on_own_task(lambda: assign_rows(self, range(self._num_rows), value), is_repeatable=True)
         return self
 
-    def assign_add(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
+    def assign_add(self, value: object, *unused: object, **unused_too: object) -> PooledRows:
         """Add a value of the shape of these rows; atomic."""
         value = new_value(self, value)
         if not tf.executing_eagerly():
@@ -161,7 +162,7 @@ class PooledRows(TensorLike):
             # A remote call that returns nothing is not waited for.
             return tf.constant(0)
 
-    def assign_sub(self, value: Any, *unused: Any, **unused_too: Any) -> PooledRows:
+    def assign_sub(self, value: object, *unused: object, **unused_too: object) -> PooledRows:
         """Subtract a value of the shape of these rows; atomic."""
         return self.assign_add(-new_value(self, value))
 
@@ -177,7 +178,7 @@ class PooledRows(TensorLike):
         """Put slices in the place of their rows."""
         return self._scatter(tf.raw_ops.ResourceScatterUpdate, slices)
 
-    def _scatter(self, operation: Any, slices: tf.IndexedSlices) -> PooledRows:
+    def _scatter(self, operation: Callable[..., object], slices: tf.IndexedSlices) -> PooledRows:
         def write() -> None:
             places = self._checked(slices.indices)
             with tf.device(self.device):
@@ -187,7 +188,11 @@ class PooledRows(TensorLike):
         on_own_task(write)
         return self
 
-    def own_gradient(self, by_rows: Any, as_whole: Any) -> Any:
+    def own_gradient(
+        self,
+        by_rows: tf.Tensor | tf.IndexedSlices | None,
+        as_whole: tf.Tensor | tf.IndexedSlices | None,
+    ) -> Any:
         """Return the gradient of these rows; None where there is none.
 
         Args:
@@ -199,7 +204,7 @@ class PooledRows(TensorLike):
         dense = tf.convert_to_tensor(self._own_slices(as_whole))
         return dense if by_rows is None else dense + tf.convert_to_tensor(self._own_slices(by_rows))
 
-    def _own_slices(self, gradient: Any) -> Any:
+    def _own_slices(self, gradient: tf.Tensor | tf.IndexedSlices) -> Any:
         """Return a gradient of the holder that has none but these rows as one of them."""
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient[self.begin : self.begin + self._num_rows]
@@ -212,7 +217,7 @@ class PooledRows(TensorLike):
         with tf.device(self.device):
             return tf.range(self.begin, self.begin + self._num_rows)
 
-    def _checked(self, indices: Any) -> tf.Tensor:
+    def _checked(self, indices: tf.Tensor) -> tf.Tensor:
         """Return the places of the rows `indices` in the holder.
 
         Raises:
@@ -248,7 +253,7 @@ class PooledRows(TensorLike):
         return f"<PooledRows '{self.name}' shape={self.shape} dtype={self.dtype.name}>"
 
 
-def held_by(storage: Any) -> tuple[Any, int]:
+def held_by(storage: tf.Variable | PooledRows) -> tuple[Any, int]:
     """Return the `tf.Variable` that holds the rows of a shard, and the place of the first of them.
 
     Args:
@@ -259,7 +264,7 @@ def held_by(storage: Any) -> tuple[Any, int]:
     return storage, 0
 
 
-def assign_rows(shard: Any, places: range, value: tf.Tensor) -> None:
+def assign_rows(shard: tf.Variable | PooledRows, places: range, value: tf.Tensor) -> None:
     """Assign rows of a shard that are neighbours.
 
     Args:

@@ -151,21 +151,21 @@ class ShardedStorage(TensorLike):
         )
         return tf.reshape(rows, tf.concat([tf.shape(indices), self.shape[1:]], 0))
 
-    def assign(self, value: Any, **unused: Any) -> ShardedStorage:
+    def assign(self, value: object, **unused: object) -> ShardedStorage:
         """Set the whole value."""
         value = new_value(self, value)
         for index, shard in enumerate(self.shards):
             shard.assign(self.sharding.rows_in(value, index), read_value=False)
         return self
 
-    def assign_add(self, value: Any, **unused: Any) -> ShardedStorage:
+    def assign_add(self, value: object, **unused: object) -> ShardedStorage:
         """Add a value of the variable's shape; atomic per shard."""
         value = new_value(self, value)
         for index, shard in enumerate(self.shards):
             shard.assign_add(self.sharding.rows_in(value, index), read_value=False)
         return self
 
-    def assign_sub(self, value: Any, **unused: Any) -> ShardedStorage:
+    def assign_sub(self, value: object, **unused: object) -> ShardedStorage:
         """Subtract a value of the variable's shape; atomic per shard."""
         return self.assign_add(-new_value(self, value))
 
@@ -250,7 +250,9 @@ class WholeValue(_compat.CheckpointCallable):
         self.storage = storage
 
 
-def shards_of(storage: Any) -> tuple[tf.Variable | PooledRows, ...]:
+def shards_of(
+    storage: tf.Variable | ShardedStorage | PooledRows,
+) -> tuple[tf.Variable | PooledRows, ...]:
     """Return the shards of a storage; a whole variable is its own and only shard."""
     return storage.shards if isinstance(storage, ShardedStorage) else (storage,)
 

@@ -23,7 +23,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     """
     found: dict[int, Any] = {}
 
-    def add(value: Any) -> None:
+    def add(value: object) -> None:
         if isinstance(value, keras.optimizers.Optimizer):
             if id(value) not in found:
                 found[id(value)] = value
@@ -43,7 +43,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     return list(found.values())
 
 
-def shared_state(optimizer: Any) -> list[ParameterServerVariable]:
+def shared_state(optimizer: keras.optimizers.Optimizer) -> list[ParameterServerVariable]:
     """Return the optimizer's variables that are no slots: the iterations, a product of momenta.
 
     The variables of an optimizer that it wraps are not among them.
@@ -55,7 +55,7 @@ def shared_state(optimizer: Any) -> list[ParameterServerVariable]:
     return [v for v in optimizer.variables if id(v) not in others]
 
 
-def slots_of(optimizer: Any) -> list[list[keras.Variable]]:
+def slots_of(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
     """Return the slots of each variable that the optimizer was built with, in that order.
 
     Keras optimizers keep a slot per variable in lists that run parallel to the variables. Their
@@ -76,7 +76,9 @@ def slots_of(optimizer: Any) -> list[list[keras.Variable]]:
     return slots
 
 
-def check_optimizer(optimizer: Any, trainable: Sequence[Any] = ()) -> None:
+def check_optimizer(
+    optimizer: keras.optimizers.Optimizer, trainable: Sequence[keras.Variable] = ()
+) -> None:
     """Raise `UnsupportedError` where a variable cannot live on a ps.
 
     Args:
@@ -93,7 +95,7 @@ def check_optimizer(optimizer: Any, trainable: Sequence[Any] = ()) -> None:
             )
 
 
-def move_slots(optimizer: Any) -> None:
+def move_slots(optimizer: keras.optimizers.Optimizer) -> None:
     """Move each slot beside its variable. Call before a step is traced.
 
     Optimizers that make slots in their own way leave them elsewhere.

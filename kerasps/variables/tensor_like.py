@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import DTypeLike
 
 from kerasps import _compat
 
@@ -30,7 +31,7 @@ class TensorLike(_compat.InternalTensor):
         """Return the value as a NumPy array."""
         return self.read_value().numpy()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         del copy  # it is one
         return np.asarray(self.numpy(), dtype)
 
@@ -59,16 +60,16 @@ class TensorLike(_compat.InternalTensor):
 
     __hash__ = object.__hash__
 
-    def __tf_tracing_type__(self, context: Any) -> tf.TensorSpec:
+    def __tf_tracing_type__(self, context: object) -> tf.TensorSpec:
         del context
         return tf.TensorSpec(self.shape, self.dtype)  # what a `tf.function` is given it as
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+    def __tf_tensor__(self, dtype: object = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 
 
 def _overload(operator: str) -> None:
-    def method(self: TensorLike, *args: Any) -> tf.Tensor:
+    def method(self: TensorLike, *args: object) -> tf.Tensor:
         return getattr(self.read_value(), operator)(*args)
 
     setattr(TensorLike, operator, method)

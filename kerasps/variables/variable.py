@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import DTypeLike
 
 from kerasps import _compat
 from kerasps.errors import InputError, UnsupportedError
@@ -128,7 +129,7 @@ class ParameterServerVariable(keras.Variable):
             )
         return constant
 
-    def _initialize_with_initializer(self, initializer: Any) -> None:
+    def _initialize_with_initializer(self, initializer: keras.initializers.Initializer) -> None:
         shape = tuple(self._shape)
 
         # Made only where there are shards, and once: it draws the seed.
@@ -145,7 +146,7 @@ class ParameterServerVariable(keras.Variable):
     def _create_storage(
         self,
         shape: tuple[int, ...],
-        initial_value: Callable[[], Any],
+        initial_value: Callable[[], object],
         initial_shard: InitialShard,
     ) -> None:
         self._value = create_storage(
@@ -166,7 +167,7 @@ class ParameterServerVariable(keras.Variable):
         """
         shape = tuple(value.shape)
 
-        def create(initial_value: Callable[[], Any], initial_shard: InitialShard) -> Any:
+        def create(initial_value: Callable[[], object], initial_shard: InitialShard) -> Any:
             self._create_storage(shape, initial_value, initial_shard)
             return self._value
 
@@ -252,7 +253,7 @@ class ParameterServerVariable(keras.Variable):
             note_read(self)
         return self.autocast(value)
 
-    def autocast(self, value: Any) -> Any:
+    def autocast(self, value: object) -> Any:
         """Return a value in the dtype that the layer which is being called computes in."""
         return self._maybe_autocast(value)
 
@@ -279,7 +280,7 @@ class ParameterServerVariable(keras.Variable):
             )
         return self.storage.handle
 
-    def take(self, ids: Any, *, from_end: bool = False) -> tf.Tensor:
+    def take(self, ids: object, *, from_end: bool = False) -> tf.Tensor:
         """Return the rows `ids` of the variable; in a step, the other rows are not fetched.
 
         Args:
@@ -308,12 +309,12 @@ class ParameterServerVariable(keras.Variable):
         """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
         return tf.TensorShape(self.shape)
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+    def sparse_read(self, indices: object, name: str | None = None) -> tf.Tensor:
         """Return the rows `indices`, as `take` does; `tf.gather` calls it."""
         del name
         return self.take(indices)
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> Any:
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
             self._check_replica()
             note_assignment()
@@ -351,7 +352,7 @@ class ParameterServerVariable(keras.Variable):
             write_rows(self._value, rows, chunk, COORDINATOR_CPU)
         return value
 
-    def assign_add(self, value: Any) -> Any:
+    def assign_add(self, value: object) -> Any:
         if _compat.get_stateless_scope() is not None:
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
@@ -365,7 +366,7 @@ class ParameterServerVariable(keras.Variable):
             _STATE.phase.assign_add(self, value)
         return self.value
 
-    def assign_sub(self, value: Any) -> Any:
+    def assign_sub(self, value: object) -> Any:
         return self.assign_add(-self._convert_to_tensor(value, dtype=self._dtype))
 
     def _serialize_to_tensors(self) -> Any:
@@ -389,7 +390,7 @@ class ParameterServerVariable(keras.Variable):
             copies[0] if sharding is None else ShardedStorage(copies, sharding, self._name)
         )
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         del copy  # what comes from a ps is a copy
 
         def read() -> np.ndarray:
@@ -414,7 +415,7 @@ class ParameterServerVariable(keras.Variable):
         return None if current is not None and current.hides_constraints else self._constraint
 
     @constraint.setter
-    def constraint(self, value: Any) -> None:
+    def constraint(self, value: object) -> None:
         keras.Variable.constraint.fset(self, value)
 
     @property
@@ -425,7 +426,7 @@ class ParameterServerVariable(keras.Variable):
         return given if current is None else current.regularizer(self, given)
 
     @regularizer.setter
-    def regularizer(self, value: Any) -> None:
+    def regularizer(self, value: object) -> None:
         keras.Variable.regularizer.fset(self, value)
 
 

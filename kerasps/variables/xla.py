@@ -35,7 +35,7 @@ def graph_for_xla(*, in_call: bool = False) -> Any:
     return None
 
 
-def captured_value(graph: Any, variable: ParameterServerVariable) -> tf.Tensor:
+def captured_value(graph: tf.Graph, variable: ParameterServerVariable) -> tf.Tensor:
     """Return a tensor of `graph`: the value that `variable` has whenever its function is called.
 
     A GradientTape that watches the call sees the read.

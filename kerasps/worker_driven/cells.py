@@ -43,7 +43,7 @@ class Cell:
             read = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
             return fetch([read])[0]
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         """Set the value."""
         with naming_lost_ps, tf.device(self._device):
             tf.raw_ops.AssignVariableOp(

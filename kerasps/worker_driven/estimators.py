@@ -68,7 +68,7 @@ def refusing_moved(name: str, moved: Mapping[str, str]) -> Callable[[_Function],
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        def checked(*args: object, **kwargs: object) -> Any:
             for argument in kwargs:
                 if argument in moved:
                     raise TypeError(

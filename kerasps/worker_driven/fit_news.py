@@ -86,7 +86,7 @@ class TellStop(keras.callbacks.Callback):
         super().__init__()
         self._stop = stop_cell(run, number)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         if self.model.stop_training:
             self._stop.set(True)
 

@@ -13,7 +13,8 @@ from kerasps.inputs import Input, OpenDataset
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.step import ExecutionResult, TracedStep
 from kerasps.step.tracing.runners import ALONE
-from kerasps.training import Execution, MetricTotals, Report, SplitPosition
+from kerasps.training import MetricTotals
+from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
 from kerasps.worker_driven.fit_news import FitNews
 from kerasps.worker_driven.step_budget import StepBudget
 

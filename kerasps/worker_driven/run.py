@@ -37,7 +37,7 @@ _POLL_S = 0.05
 _SEED_STEP = 15_485_863
 
 
-def check_run(run_id: Any, timeout: Any) -> float:
+def check_run(run_id: str | None, timeout: float | None) -> float:
     """Check the arguments of a run, and return the seconds to wait for its chief.
 
     Raises:
@@ -150,11 +150,11 @@ class Run:
 
     # What is ready
 
-    def is_ready(self, variable: Any) -> bool:
+    def is_ready(self, variable: tf.Variable) -> bool:
         """Return whether the chief has said that a variable has its initial value."""
         return self._flag(variable).is_set
 
-    def begin_steps(self, variables: Sequence[Any]) -> None:
+    def begin_steps(self, variables: Sequence[tf.Variable]) -> None:
         """Say that variables have their initial values, or wait until the chief says so.
 
         Raises:
@@ -169,7 +169,7 @@ class Run:
             self._ready.add(variable.shared_name)
         self._has_begun = True
 
-    def wait_for_value(self, variable: Any) -> None:
+    def wait_for_value(self, variable: tf.Variable) -> None:
         """Wait until a variable has a value.
 
         Raises:
@@ -180,7 +180,7 @@ class Run:
             f"to give the variable '{variable.name}' its initial value",
         )
 
-    def agreed(self, name: str, make: Callable[[], Any]) -> Any:
+    def agreed(self, name: str, make: Callable[[], object]) -> Any:
         """Return a value that the chief makes, once, and all processes know by `name`.
 
         Args:
@@ -196,10 +196,10 @@ class Run:
         self._wait(lambda: cell.is_set, f"to say what '{name}' is")
         return json.loads(cell.value)
 
-    def _flag(self, variable: Any) -> Cell:
+    def _flag(self, variable: tf.Variable) -> Cell:
         return Cell(f"{variable.shared_name}/ready", tf.bool, str(variable.device))
 
-    def _wait_for_flag(self, variable: Any) -> None:
+    def _wait_for_flag(self, variable: tf.Variable) -> None:
         flag = self._flag(variable)
         self._wait(
             lambda: flag.is_set,

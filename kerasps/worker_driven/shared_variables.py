@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import ps_device
-from kerasps.variables import NamedVariable, shards_in
+from kerasps.strategy_arguments import Partitioner
+from kerasps.variables import NamedVariable, ParameterServerVariable, shards_in
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.placing import Extended
 from kerasps.worker_driven.run import Run
@@ -31,10 +33,10 @@ class SharedVariable(NamedVariable):
 
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: Callable[[], object] | None,
         *,
-        shape: Any,
-        dtype: Any,
+        shape: tf.TensorShape | Sequence[int],
+        dtype: tf.DType | str,
         trainable: bool,
         name: str,
         run: Run,
@@ -59,13 +61,13 @@ class SharedVariable(NamedVariable):
     def _own(self, kind: Hashable) -> None:
         """Leave the resource where it is when this object is collected."""
 
-    def _read_variable_op(self, *args: Any, **kwargs: Any) -> Any:
+    def _read_variable_op(self, *args: object, **kwargs: object) -> Any:
         if not self._is_there and tf.executing_eagerly():
             self._run.wait_for_value(self)
             self._is_there = True
         return super()._read_variable_op(*args, **kwargs)
 
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def assign(self, value: object, *args: object, **kwargs: object) -> Any:
         if tf.executing_eagerly() and not self.takes_values:
             return self
         return super().assign(value, *args, **kwargs)
@@ -108,9 +110,9 @@ class SharedExtended(Extended):
 
     def __init__(
         self,
-        strategy: Any,
-        cluster_resolver: Any,
-        variable_partitioner: Any,
+        strategy: tf.distribute.ParameterServerStrategy,
+        cluster_resolver: ClusterResolver,
+        variable_partitioner: Partitioner | None,
         shard_layout: str,
         run: Run,
     ) -> None:
@@ -123,11 +125,11 @@ class SharedExtended(Extended):
     def restores(self) -> bool:
         return self.run.writes
 
-    def before_steps(self, variables: Iterable[Any]) -> None:
+    def before_steps(self, variables: Iterable[ParameterServerVariable]) -> None:
         storages = [shard.storage for shard in shards_in(list(variables))]
         self.run.begin_steps([s for s in storages if isinstance(s, SharedVariable)])
 
-    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., object], **kwargs: Any) -> Any:
         if self._placing.active or "colocate_with" in kwargs:
             return super()._create_variable(next_creator, **kwargs)
         _compat.check_not_keras_2(kwargs.get("name"))

@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -164,7 +163,9 @@ class RunConfig:
             _check_count("random_seed", self.random_seed, least=0)
 
 
-def check_takes_nothing(name: str, function: Any, *, but: str = "", advice: str) -> None:
+def check_takes_nothing(
+    name: str, function: Callable[..., object], *, but: str = "", advice: str
+) -> None:
     """Raise `TypeError` where a function needs arguments that it will not get.
 
     Args:
@@ -193,12 +194,12 @@ def check_takes_nothing(name: str, function: Any, *, but: str = "", advice: str)
         )
 
 
-def _check_callbacks(value: Any) -> None:
+def _check_callbacks(value: object) -> None:
     if value is not None:
         check_list("callbacks", value, keras.callbacks.Callback)
 
 
-def _check_input_fn(value: Any) -> None:
+def _check_input_fn(value: object) -> None:
     if not callable(value):
         raise TypeError(
             "Argument `input_fn` must be a function that returns a `tf.data.Dataset`. Received: "
@@ -212,9 +213,9 @@ def _check_input_fn(value: Any) -> None:
     )
 
 
-def _check_count(name: str, value: Any, *, least: int = 1) -> None:
+def _check_count(name: str, value: object, *, least: int = 1) -> None:
     count(f"Argument `{name}` is not a count", value, least=least, received=f"{name}={value!r}")
 
 
-def _check_seconds(name: str, value: Any) -> None:
+def _check_seconds(name: str, value: object) -> None:
     seconds(f"Argument `{name}` is not a time", value, received=f"{name}={value!r}")

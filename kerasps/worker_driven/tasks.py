@@ -25,6 +25,7 @@ from kerasps.evaluator.training_end import TrainingEnd, TrainingEndMarker
 from kerasps.evaluator.watched import newest_checkpoint
 from kerasps.inputs import DatasetCreator
 from kerasps.worker_driven.estimators import OF_TRAIN_AND_EVALUATE, refusing_moved
+from kerasps.worker_driven.host import WorkerHost
 from kerasps.worker_driven.specs import EvalSpec, RunConfig, TrainSpec, check_takes_nothing
 
 _BUILD_THERE = "Build it in a function: under the strategy of each worker it is made anew."
@@ -95,7 +96,7 @@ def train_and_evaluate(
     return _train(model_fn, train_spec, config)
 
 
-def _check_arguments(model_fn: Any, train_spec: Any, eval_spec: Any, config: Any) -> None:
+def _check_arguments(model_fn: object, train_spec: object, eval_spec: Any, config: Any) -> None:
     """Check what a task is given, in every task, so that none waits for one that is refused.
 
     Raises:
@@ -158,6 +159,7 @@ def _train(
     model_fn: Callable[[], keras.Model], train_spec: TrainSpec, config: RunConfig
 ) -> keras.callbacks.History:
     strategy = config.strategy()
+    host: WorkerHost = strategy.extended.host
     model_dir = Path(config.model_dir)
     with strategy.scope():
         model = _made(model_fn)
@@ -166,7 +168,7 @@ def _train(
     callbacks: list[keras.callbacks.Callback] = [*(train_spec.callbacks or ())]
     if strategy.is_chief:
         model_dir.mkdir(parents=True, exist_ok=True)
-        newest = newest_checkpoint(model_dir) if strategy._begins_run else None
+        newest = newest_checkpoint(model_dir) if host.begins_run else None
         if newest is not None:
             model.load_weights(newest.path)
         # In this order: the evaluator ends after the last checkpoint that it finds.
@@ -175,7 +177,7 @@ def _train(
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return _call(train_spec.input_fn, context)
 
-    with strategy._limited_to(train_spec.max_steps):
+    with host.limited_to(train_spec.max_steps):
         history: keras.callbacks.History = model.fit(
             DatasetCreator(dataset_fn),
             epochs=1,
@@ -255,10 +257,10 @@ class _SaveCheckpoints(keras.callbacks.Callback):
         self._saved: list[Path] = []
         self._saved_at = (0, time.monotonic())
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._saved_at = (self._iterations, time.monotonic())
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         step, at = self._saved_at
         if self._steps is not None:
             is_due = self._iterations - step >= self._steps
@@ -267,7 +269,7 @@ class _SaveCheckpoints(keras.callbacks.Callback):
         if is_due:
             self._save()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         self._save()
 
     def _save(self) -> None:

@@ -77,7 +77,7 @@ def unlike_workers():
         history = model.fit(*sequences(), epochs=2, batch_size=16, verbose=0).history
         model.train_on_batch(*sequences(16))
         return {
-            "devices": strategy._devices_of_workers(),
+            "devices": strategy.extended.host.devices_of_workers(),
             "iterations": int(model.optimizer.iterations.numpy()),
             "learned": history["loss"][-1] < before,
         }
@@ -106,7 +106,7 @@ def killed():
         thread.join()
         model.fit(dataset, verbose=0)
         return {
-            "devices": strategy._devices_of_workers(),
+            "devices": strategy.extended.host.devices_of_workers(),
             "examples": history["examples"],
             "iterations": int(model.optimizer.iterations.numpy()),
             "memory": [memory, gpu_memory()],

@@ -43,7 +43,7 @@ def cluster_counter(strategy):
 def main():
     with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
         strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
-        port, membership = CoordinatorPort(strategy.coordinator), strategy._membership
+        port, membership = CoordinatorPort(strategy.coordinator), strategy.extended.host.membership
         began = queue.SimpleQueue()
         go_on = threading.Event()
 

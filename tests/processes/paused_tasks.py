@@ -149,7 +149,9 @@ def main():
         report["updates"] = int(calls.model.optimizer.iterations.numpy())
         report["weights"] = sorted({-float(v) for w in calls.model.weights for v in np.unique(w)})
         report["wanted"] = calls.fits * STEPS
-        report["times_taken_back"] = [strategy._membership.generation(w) for w in range(2)]
+        report["times_taken_back"] = [
+            strategy.extended.host.membership.generation(w) for w in range(2)
+        ]
     print("REPORT " + json.dumps(report), flush=True)
 
 

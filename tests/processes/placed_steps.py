@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-import kerasps.worker_driven.strategy as driven
+import kerasps.worker_driven.host as driven
 from kerasps.cluster.description.worker_devices import compute_devices
 
 # `tests` is on the path of pytest, and not of a script.

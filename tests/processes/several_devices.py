@@ -393,9 +393,9 @@ def changed():
         strategy = kerasps.ParameterServerStrategy(
             cluster.cluster_resolver, PARTITIONER, table_min_bytes=1
         )
-        before = strategy._devices_of_workers()
+        before = strategy.extended.host.devices_of_workers()
         killed = fit_killed(cluster, strategy, steps_per_execution=4, before_restart=takes_device)
-        after = strategy._devices_of_workers()
+        after = strategy.extended.host.devices_of_workers()
         kinds = fit_killed(cluster, strategy, steps_per_execution=4, kills=False)["kinds"]
         return {"devices": [before, after], **killed, "kinds": kinds}
 
@@ -441,7 +441,7 @@ def two_workers(cpu_devices, **arguments):
             cluster.cluster_resolver, PARTITIONER, table_min_bytes=1, **arguments
         )
         return {
-            "devices": strategy._devices_of_workers(),
+            "devices": strategy.extended.host.devices_of_workers(),
             "unharmed": fit_killed(cluster, strategy, steps_per_execution=4, kills=False),
             "killed": [
                 fit_killed(cluster, strategy, steps_per_execution=steps) for steps in (1, 4)
@@ -462,7 +462,7 @@ def missing():
             cluster.cluster_resolver, worker_devices=["CPU:0"]
         )
         found = fit_killed(cluster, strategy, steps_per_execution=4, kills=False)
-        return {"refused": refused, "devices": strategy._devices_of_workers(), **found}
+        return {"refused": refused, "devices": strategy.extended.host.devices_of_workers(), **found}
 
 
 def gpus():

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps import _compat, central_storage, variables
+from kerasps import _compat, base_strategy, central_storage, variables
 from kerasps._private_attributes import PRIVATE_TEXTS, PrivateAttribute
 from kerasps._private_names import PrivateName
 from kerasps.hooks import PATCHES, check_patched, leave_remote_functions
@@ -85,7 +85,7 @@ def test_a_name_that_has_moved_is_an_error_with_the_supported_and_the_installed_
 OVERRIDING = {
     "keras.src.backend.common.variables:Variable": [variables.ParameterServerVariable],
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2": [
-        kerasps.ParameterServerStrategy
+        base_strategy.BaseStrategy
     ],
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": [
         Extended

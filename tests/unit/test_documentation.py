@@ -40,8 +40,9 @@ def sections(text):
 
 
 def own_members(cls):
-    """Public methods and properties that the class defines, and no callback's of Keras's."""
-    for name, member in vars(cls).items():
+    """Public methods and properties that the class and its bases here define, none of Keras's."""
+    defined = [vars(base) for base in cls.__mro__ if base.__module__.startswith("kerasps")]
+    for name, member in dict(collections.ChainMap(*defined)).items():
         if name.startswith("_") and name != "__call__":
             continue
         if isinstance(member, (classmethod, staticmethod)):

@@ -53,13 +53,14 @@ def test_a_ps_that_hangs_is_told_from_one_that_is_gone(monkeypatch, is_silent, m
         if is_silent:
             holder.listen()
         address = f"127.0.0.1:{holder.getsockname()[1]}"
-        strategy = types.SimpleNamespace(
+        host = types.SimpleNamespace(
             description=kerasps.ClusterDescription({"ps": (address,)}, "chief", 0),
             after_ps_loss="Start it again.",
+            hangs=lambda ps: False,
         )
         with (
             pytest.raises(kerasps.PSLostError, match=f"ps 0 at {address} {message}") as caught,
-            failures.translated_errors(strategy),
+            failures.translated_errors(host),
         ):
             raise error
     assert (caught.value.task_type, caught.value.task_index) == ("ps", 0)
@@ -146,10 +147,10 @@ def test_what_an_operation_says_is_what_is_told():
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_ps_is_not_gone_for_being_named_in_the_error_of_a_lost_worker(monkeypatch, is_there):
-    monkeypatch.setattr(failures, "ps_is_there", lambda strategy, ps: is_there)
+    monkeypatch.setattr(failures, "ps_is_there", lambda host, ps: is_there)
     cluster = types.SimpleNamespace(jobs={"ps": ["a:1", "b:2"]})
-    strategy = types.SimpleNamespace(description=cluster, after_ps_loss="")
-    monkeypatch.setattr(failures, "connected_strategy", lambda: strategy)
+    host = types.SimpleNamespace(description=cluster, after_ps_loss="", hangs=lambda ps: False)
+    monkeypatch.setattr(failures, "connected_host", lambda: host)
     error = tf.errors.UnavailableError(
         None,
         None,

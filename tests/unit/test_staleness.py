@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.training import Staleness, WorkerStaleness
+from kerasps.training.contract.staleness import Staleness, WorkerStaleness
 
 
 def of_worker(index, counts, largest=None):

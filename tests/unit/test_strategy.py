@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import time
@@ -12,8 +13,10 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cluster.local.cluster_resolver import as_resolver, check_cluster_resolver
+from kerasps.coordinator_host import CoordinatorHost
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.connected import connected_strategy
+from kerasps.strategy_arguments import StrategyOptions
 from support.greeters import greeter
 
 # Far more than it takes to find that a port is closed, on any machine.
@@ -31,7 +34,7 @@ def never_connects(monkeypatch):
         pytest.fail("the strategy went on to connect")
 
     # The first thing once all tasks are there.
-    monkeypatch.setattr(kerasps.ParameterServerStrategy, "_choose_devices", connect)
+    monkeypatch.setattr(CoordinatorHost, "connect", connect)
     monkeypatch.setattr(tf.distribute.ParameterServerStrategy, "__init__", connect)
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.delenv("KERASPS_CONNECT_TIMEOUT", raising=False)
@@ -341,3 +344,30 @@ def test_a_time_limit_that_is_none_is_refused(limit):
         r"seconds\. Received: connect_timeout=",
     ):
         kerasps.ParameterServerStrategy(resolver(), connect_timeout=limit)
+
+
+OPTIONS = StrategyOptions(
+    variable_partitioner=None, shard_layout="mod", sparse_updates="lazy", table_min_bytes=0
+)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kerasps.FixedShardsPartitioner(2),
+        lambda: kerasps.MinSizePartitioner(),
+        lambda: kerasps.MaxSizePartitioner(1 << 20),
+    ],
+)
+def test_a_partitioner_that_is_made_anew_is_alike(make):
+    """As where a notebook's cell runs again."""
+    one, other = (dataclasses.replace(OPTIONS, variable_partitioner=make()) for _ in range(2))
+    one.check_alike(other)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(OPTIONS), ids=lambda field: field.name)
+def test_the_argument_that_differs_is_named(field):
+    other = dataclasses.replace(OPTIONS, **{field.name: "another"})
+    with pytest.raises(ValueError, match=f"Argument `{field.name}` differs") as caught:
+        other.check_alike(OPTIONS)
+    assert f"Received: {field.name}='another'." in str(caught.value)

@@ -23,9 +23,9 @@ from kerasps.cluster.serving.renewal import AfterTheEnd
 from kerasps.step.tracing.state import Header
 from kerasps.variables.placement import PlacementLedger
 from kerasps.worker_driven import estimators
+from kerasps.worker_driven.host import _chief_text, _is_chief, _share_of
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import _LastingLedger
-from kerasps.worker_driven.strategy import _chief_text, _is_chief, _share_of
 from support.documentation import CHECKOUT
 
 JOBS = {"worker": ["127.0.0.1:3", "127.0.0.1:5"], "ps": ["127.0.0.1:4"]}
@@ -365,3 +365,26 @@ def test_a_mode_that_is_none_is_refused(monkeypatch, capsys, by):
     assert (
         "Not a mode. Expected: coordinator or worker. Received: 'ring'" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda strategy: strategy.coordinator, "has no ClusterCoordinator"),
+        (lambda strategy: strategy.workers(), "does not know which workers are there"),
+        (lambda strategy: strategy.staleness(), "does not tell whose updates are how stale"),
+        (lambda strategy: strategy.run(print), "Received: `strategy.run` of 'print'. Override"),
+        (lambda strategy: strategy.run(fn=len), "Received: `strategy.run` of 'len'. Override"),
+    ],
+)
+def test_what_needs_a_coordinator_says_what_to_use_instead(use, message):
+    strategy = object.__new__(kerasps.WorkerDrivenStrategy)
+    with pytest.raises(kerasps.UnsupportedError, match=re.escape(message)):
+        use(strategy)
+
+
+def test_neither_strategy_is_one_of_the_other():
+    both = kerasps.ParameterServerStrategy, kerasps.WorkerDrivenStrategy
+    assert all(issubclass(cls, tf.distribute.ParameterServerStrategy) for cls in both)
+    assert not issubclass(*both)
+    assert not issubclass(*reversed(both))

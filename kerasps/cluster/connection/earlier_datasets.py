@@ -54,7 +54,10 @@ class EarlierDatasets:
     """
 
     def __init__(
-        self, datasets: Sequence[Any], variables: Sequence[Any], functions: Sequence[Any]
+        self,
+        datasets: Sequence[tf.data.Dataset],
+        variables: Sequence[tf.Tensor],
+        functions: Sequence[tf.types.experimental.ConcreteFunction],
     ) -> None:
         self._functions = functions
         # Several objects may be one dataset, each with another structure of elements.
@@ -78,7 +81,7 @@ class EarlierDatasets:
                 except (tf.errors.OpError, ValueError):
                     self.lost.append(dataset)
 
-    def _uses_variables(self, dataset: Any) -> bool:
+    def _uses_variables(self, dataset: tf.data.Dataset) -> bool:
         if id(dataset) not in self._uses:
             self._uses[id(dataset)] = False  # while it is looked at
             self._uses[id(dataset)] = any(map(self._uses_variables, _inputs(dataset))) or any(
@@ -106,7 +109,7 @@ class EarlierDatasets:
             if any(id(tensor) in self._remade for tensor in captured):
                 function.set_external_captures([self._remade.get(id(t), t) for t in captured])
 
-    def _remake(self, dataset: Any, renewed: Mapping[int, tf.Tensor]) -> None:
+    def _remake(self, dataset: tf.data.Dataset, renewed: Mapping[int, tf.Tensor]) -> None:
         recipe = self._recipes.pop(id(dataset), None)
         if recipe is None:
             return
@@ -139,21 +142,21 @@ class EarlierDatasets:
                 own._variant_tensor_attr = new
 
 
-def _is_an_input(dataset: Any) -> bool:
+def _is_an_input(dataset: tf.data.Dataset) -> bool:
     """Return whether a dataset is one of its inputs, with another structure of elements."""
     variant = dataset._variant_tensor_attr
     return any(own._variant_tensor_attr is variant for own in _inputs(dataset))
 
 
-def _inputs(dataset: Any) -> list[Any]:
+def _inputs(dataset: tf.data.Dataset) -> list[Any]:
     return [own for own in dataset._inputs() if isinstance(own, tf.data.Dataset)]
 
 
-def _functions(dataset: Any) -> list[Any]:
+def _functions(dataset: tf.data.Dataset) -> list[Any]:
     return [wrapper.function for wrapper in dataset._functions()]
 
 
-def _recipe(dataset: Any) -> _Recipe:
+def _recipe(dataset: tf.data.Dataset) -> _Recipe:
     """Return how a dataset is made.
 
     Raises:
@@ -195,7 +198,7 @@ def _recipe(dataset: Any) -> _Recipe:
     return _Recipe(dataset, graph, f"{made.name}:0", datasets, captured)
 
 
-def _dtypes_of(argument: Any, node: Any) -> list[int]:
+def _dtypes_of(argument: Any, node: tf.compat.v1.NodeDef) -> list[int]:
     """Return the dtypes of the inputs that one argument of a node is made of."""
     if argument.type_list_attr:
         return list(node.attr[argument.type_list_attr].list.type)
@@ -203,7 +206,9 @@ def _dtypes_of(argument: Any, node: Any) -> list[int]:
     return [dtype] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
 
 
-def _upstream(node: Any, nodes: Mapping[str, Any]) -> Iterable[Any]:
+def _upstream(
+    node: tf.compat.v1.NodeDef, nodes: Mapping[str, tf.compat.v1.NodeDef]
+) -> Iterable[Any]:
     """Return a node and those that its inputs follow from, of `nodes`."""
     found: dict[str, Any] = {}
     pending = [node]

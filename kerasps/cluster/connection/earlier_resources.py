@@ -228,7 +228,9 @@ def _remaking(owner: Any) -> Callable[[], None]:
     return remake
 
 
-def _remaking_table(table: Any) -> Callable[[], None]:
+def _remaking_table(
+    table: tf.lookup.StaticHashTable | tf.lookup.experimental.MutableHashTable,
+) -> Callable[[], None]:
     is_static = isinstance(table, _compat.InitializableLookupTableBase)
     try:
         content = table.export()

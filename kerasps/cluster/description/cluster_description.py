@@ -222,7 +222,7 @@ def is_loopback(host: str) -> bool:
 
 
 def checked_cluster(
-    cluster: Any, task_type: Any, task_index: Any, *, source: str, needs_chief: bool = True
+    cluster: object, task_type: Any, task_index: Any, *, source: str, needs_chief: bool = True
 ) -> ClusterDescription:
     """Return a description of a cluster, and of this process's place in it, once it is checked.
 
@@ -241,7 +241,7 @@ def checked_cluster(
     return ClusterDescription(jobs, task_type, task_index)
 
 
-def checked_jobs(cluster: Any, *, source: str, needs_chief: bool) -> dict[str, tuple[str, ...]]:
+def checked_jobs(cluster: object, *, source: str, needs_chief: bool) -> dict[str, tuple[str, ...]]:
     """Return the addresses of each job of a cluster, once they are checked.
 
     Args and errors are those of `checked_cluster`.
@@ -308,7 +308,7 @@ def _check_addresses_differ(jobs: Mapping[str, tuple[str, ...]], source: str) ->
             seen[address] = f"{job} {index}"
 
 
-def _addresses(job: str, tasks: Any, source: str) -> tuple[str, ...]:
+def _addresses(job: str, tasks: object, source: str) -> tuple[str, ...]:
     if not isinstance(tasks, (list, tuple)):
         reject(
             f"The {job} job in {source} is not a list",
@@ -330,7 +330,7 @@ def _addresses(job: str, tasks: Any, source: str) -> tuple[str, ...]:
 
 
 def _check_task(
-    jobs: Mapping[str, tuple[str, ...]], task_type: Any, task_index: Any, source: str
+    jobs: Mapping[str, tuple[str, ...]], task_type: object, task_index: Any, source: str
 ) -> None:
     if not isinstance(task_type, str):
         expected = f"one of {', '.join(jobs)}, or {EVALUATOR}, as text"
@@ -370,7 +370,7 @@ def _check_task(
 
 
 def reject(
-    what: str, expected: str, received: Any, *, source: str = "TF_CONFIG", advice: str = ""
+    what: str, expected: str, received: object, *, source: str = "TF_CONFIG", advice: str = ""
 ) -> NoReturn:
     """Raise the error of a cluster that is described wrongly.
 

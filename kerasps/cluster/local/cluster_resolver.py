@@ -61,7 +61,7 @@ def as_resolver(given: Any) -> ClusterResolver:
     return found
 
 
-def _advice_on(given: Any) -> str:
+def _advice_on(given: object) -> str:
     """Return what to do in place of giving this as a cluster resolver."""
     if isinstance(given, type):
         return f"Make an object of it: `{given.__name__}(...)`."
@@ -142,7 +142,7 @@ def _cluster_of(resolver: ClusterResolver) -> dict[str, Any]:
 
 
 def _described(
-    resolver: ClusterResolver, cluster: Mapping[str, Any], *, needs_chief: bool
+    resolver: ClusterResolver, cluster: Mapping[str, object], *, needs_chief: bool
 ) -> ClusterDescription:
     index = getattr(resolver, "task_id", None)
     return checked_cluster(

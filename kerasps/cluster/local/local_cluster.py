@@ -93,7 +93,7 @@ class LocalCluster:
             holds the end of its log.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> LocalCluster:
+    def __new__(cls, *args: object, **kwargs: object) -> LocalCluster:
         # The constructor that runs next tells whether the same cluster is asked for.
         connected = connected_cluster()
         return connected if type(connected) is cls else super().__new__(cls)
@@ -501,7 +501,7 @@ class LocalCluster:
         return process
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     return count(f"`{name}` is not a count", value, expected="an int of at least 1")
 
 

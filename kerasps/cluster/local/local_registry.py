@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.process import TaskProcess
@@ -76,8 +76,8 @@ def local_cluster_of(description: ClusterDescription) -> LocalTasks | None:
 
 
 def check_is_wanted(
-    arguments: Mapping[str, Any],
-    expected: Mapping[str, Any],
+    arguments: Mapping[str, object],
+    expected: Mapping[str, object],
     processes: Mapping[Task, TaskProcess],
 ) -> None:
     """Check that a further call of the constructor asks for the connected cluster, and it is alive.

@@ -213,11 +213,15 @@ class Compute:
 
     # Optimizers (called by the hooks)
 
-    def meet(self, optimizer: Any) -> None:
+    def meet(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Note an optimizer. Call before it is applied."""
         self.inventory.meet(optimizer)
 
-    def apply_once(self, apply: Callable[[Any], None], gradients: Sequence[Any]) -> None:
+    def apply_once(
+        self,
+        apply: Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], None],
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+    ) -> None:
         """Have an optimizer applied: once, to the sums of the gradients of all replicas.
 
         Args:
@@ -234,13 +238,19 @@ class Compute:
         self._recorder = first._recorder
 
     def apply_gradients(
-        self, optimizer: Any, gradients: Sequence[Any], trainable: Sequence[ParameterServerVariable]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        trainable: Sequence[ParameterServerVariable],
     ) -> None:
         """Stand in for `Optimizer._backend_apply_gradients`: record what the ps tasks need."""
         self._recorder.apply_gradients(optimizer, gradients, trainable)
 
     def record_update_step(
-        self, gradients: Sequence[Any], trainable: Sequence[Any], learning_rate: Any
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        trainable: Sequence[keras.Variable],
+        learning_rate: tf.Tensor,
     ) -> None:
         """Stand in for `TFOptimizer._backend_update_step`, which an optimizer may have wrapped.
 

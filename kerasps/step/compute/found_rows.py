@@ -40,7 +40,7 @@ def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
     found = tf.reshape(table.found[number], shape)
     found.set_shape(static)
 
-    def gradient(upstream: Any) -> list[tf.IndexedSlices]:
+    def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> list[tf.IndexedSlices]:
         by_id = tf.reshape(upstream, [-1, *row_shape])
         return [tf.IndexedSlices(by_id, table.positions[number], tf.shape(table.rows))]
 
@@ -67,7 +67,7 @@ class GradientSums:
             tf.Tensor, tuple[list[tuple[ParameterServerVariable, int]], list[tf.Tensor]]
         ] = ByIdentity()
 
-    def dense(self, gradient: Any) -> Any:
+    def dense(self, gradient: tf.Tensor | tf.IndexedSlices | None) -> Any:
         """Return a gradient as a tensor; None where it is None."""
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
@@ -80,7 +80,7 @@ class GradientSums:
         return dense
 
     def addends(
-        self, gradient: Any, table: ParameterServerVariable
+        self, gradient: tf.Tensor | tf.IndexedSlices | None, table: ParameterServerVariable
     ) -> tuple[list[int], list[tf.Tensor]] | None:
         """Return what a gradient is the sum of; None where it is not known to be such a sum.
 

@@ -37,7 +37,7 @@ class Method(Protocol):
     def optimizers(self) -> list[Any]:
         """Return the optimizers that it probably applies."""
 
-    def call(self, batch: Any) -> Returned:
+    def call(self, batch: object) -> Returned:
         """Call it, in the phase in which it computes."""
 
 
@@ -85,7 +85,7 @@ class ModelMethod:
         """Return the model's optimizers."""
         return list(optimizers_of(self._model)) if self._method == "train_step" else []
 
-    def call(self, batch: Any) -> Returned:
+    def call(self, batch: object) -> Returned:
         """Call the method."""
         method = getattr(self._model, self._method)
         if self._method == "predict_step":
@@ -95,6 +95,6 @@ class ModelMethod:
         return Returned.of_logs(logs, self._model, results)
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: object) -> Any:
     is_composite = isinstance(value, (tf.RaggedTensor, tf.SparseTensor))
     return value if is_composite else tf.convert_to_tensor(value)

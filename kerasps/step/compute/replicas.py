@@ -76,7 +76,7 @@ class Lockstep(Generic[_Result]):
             for thread in self._threads:
                 thread.abandon()
 
-    def meet(self, value: Any) -> list[Any]:
+    def meet(self, value: object) -> list[Any]:
         """Wait until all replicas have come here; return their values. Call in a replica."""
         assert self._current is not None
         self._current.wait_for_others(value)
@@ -125,7 +125,7 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
         if self._error is not None:
             raise self._error
 
-    def wait_for_others(self, value: Any) -> None:
+    def wait_for_others(self, value: object) -> None:
         """Give a value to the others, and wait for theirs. Thread: this one."""
         self.met = value
         self._has_paused.set()
@@ -148,7 +148,7 @@ class Replicas:
     """The replicas of a step, in the graph that is being traced.
 
     Args:
-        strategy: the `ParameterServerStrategy`.
+        strategy: the strategy, which is current in the step.
         inventory: what traces before have met.
         inputs: the arguments of the graph, by replica.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
@@ -160,7 +160,7 @@ class Replicas:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: tf.distribute.ParameterServerStrategy,
         inventory: Inventory,
         inputs: Sequence[ComputeInputs],
         *,
@@ -207,7 +207,10 @@ class Replicas:
         return self._lockstep.run()
 
     def _apply(
-        self, phase: Compute, apply: Callable[[Any], None], gradients: Sequence[Any]
+        self,
+        phase: Compute,
+        apply: Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], None],
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     ) -> None:
         """Apply an optimizer to the sums of what all replicas give. Thread: that of a replica.
 
@@ -273,7 +276,7 @@ def mean_logs(returned: Sequence[Returned]) -> list[tf.Tensor]:
 class OnlyReplica(tf.distribute.ReplicaContext):
     """The replica context of a step on one device: a sum or mean over replicas is the value."""
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: object, value: object, options: object = None) -> Any:
         """Return the value, as TensorFlow does for one replica."""
         del reduce_op, options
         return tf.nest.map_structure(tf.identity, value)
@@ -282,11 +285,11 @@ class OnlyReplica(tf.distribute.ReplicaContext):
 class _ReplicaOfSeveral(tf.distribute.ReplicaContext):
     """The replica context of one of several replicas, which meet in their optimizers alone."""
 
-    def merge_call(self, *args: Any, **kwargs: Any) -> Any:
+    def merge_call(self, *args: object, **kwargs: object) -> Any:
         """Refuse."""
         raise _no_other_meeting("`merge_call`")
 
-    def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
+    def all_reduce(self, *args: object, **kwargs: object) -> Any:
         """Refuse."""
         raise _no_other_meeting("`all_reduce`")
 
@@ -300,11 +303,11 @@ def _no_other_meeting(received: str) -> UnsupportedError:
     )
 
 
-def _dense(gradient: Any) -> Any:
+def _dense(gradient: tf.Tensor | tf.IndexedSlices | None) -> Any:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _sum(gradients: Sequence[Any]) -> Any:
+def _sum(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> Any:
     """Return the sum of the gradients of a variable; None where no replica has one."""
     given = [gradient for gradient in gradients if gradient is not None]
     return tf.add_n(given) if given else None

@@ -43,7 +43,7 @@ class Returned:
     predicted: Any = field(default_factory=list)
 
     @classmethod
-    def of_logs(cls, logs: Any, model: keras.Model, results: Results) -> Returned:
+    def of_logs(cls, logs: object, model: keras.Model, results: Results) -> Returned:
         """Return what there is to know of the logs that a step returned.
 
         Args:
@@ -69,13 +69,13 @@ class Results:
     def __init__(self) -> None:
         self._results: dict[int, tuple[Any, MetricResult]] = {}
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         return id(value) in self._results
 
-    def __getitem__(self, value: Any) -> MetricResult:
+    def __getitem__(self, value: object) -> MetricResult:
         return self._results[id(value)][1]
 
-    def add(self, metric: keras.Metric, result: Any) -> None:
+    def add(self, metric: keras.Metric, result: object) -> None:
         """Note a result."""
         for key, value in result.items() if isinstance(result, dict) else [(None, result)]:
             # The value is kept so that its id is not given to another.
@@ -112,7 +112,9 @@ def _noting(metric: keras.Metric, results: Results) -> Iterator[None]:
 class _Noted:
     """Stands in for `result` of a metric, and notes what it returns."""
 
-    def __init__(self, metric: keras.Metric, original: Callable[[], Any], results: Results) -> None:
+    def __init__(
+        self, metric: keras.Metric, original: Callable[[], object], results: Results
+    ) -> None:
         self._metric = metric
         self._original = original
         self._results = results
@@ -123,7 +125,7 @@ class _Noted:
         return returned
 
 
-def _scalars(logs: Any) -> dict[str, Any]:
+def _scalars(logs: object) -> dict[str, Any]:
     """Return all scalars in logs, which may be nested, by name."""
     found: dict[str, Any] = {}
     for name, value in logs.items() if isinstance(logs, dict) else ():
@@ -134,5 +136,5 @@ def _scalars(logs: Any) -> dict[str, Any]:
     return found
 
 
-def _as_float(value: Any) -> tf.Tensor:
+def _as_float(value: object) -> tf.Tensor:
     return tf.cast(tf.convert_to_tensor(value), tf.float32)

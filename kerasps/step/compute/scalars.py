@@ -8,7 +8,6 @@ all that the GPU has to do. So operations that work on such scalars alone are pl
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from kerasps.cluster.description.worker_devices import FIRST_CPU
 _MAX_ELEMENTS = 16
 
 
-def place_scalars(graph: Any, inputs: Iterable[tf.Tensor], devices: Sequence[str]) -> None:
+def place_scalars(graph: tf.Graph, inputs: Iterable[tf.Tensor], devices: Sequence[str]) -> None:
     """Place what follows from scalars alone on the CPU. Call at the end of a trace, in its graph.
 
     Args:
@@ -45,7 +44,7 @@ def place_scalars(graph: Any, inputs: Iterable[tf.Tensor], devices: Sequence[str
             constants.update(outputs)
 
 
-def _place(operation: Any, constants: set[int]) -> None:
+def _place(operation: tf.Operation, constants: set[int]) -> None:
     """Place an operation on the CPU, with the constants that it works on."""
     operation._set_device(f"/device:{FIRST_CPU}")
     for tensor in operation.inputs:
@@ -59,7 +58,7 @@ def _is_small(tensor: tf.Tensor) -> bool:
     return is_number and size is not None and size <= _MAX_ELEMENTS
 
 
-def _does_more(operation: Any) -> bool:
+def _does_more(operation: tf.Operation) -> bool:
     """Return whether an operation calls functions, or has an effect."""
     definition = operation.op_def
     calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)

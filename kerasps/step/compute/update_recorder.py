@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import keras
 import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
@@ -124,7 +125,10 @@ class UpdateRecorder:
         self._arguments: _Arguments | None = None
 
     def apply_gradients(
-        self, optimizer: Any, gradients: Sequence[Any], trainable: Sequence[ParameterServerVariable]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        trainable: Sequence[ParameterServerVariable],
     ) -> None:
         """Clip the gradients as `optimizer` does, and record what the ps tasks need."""
         check_optimizer(optimizer, trainable)
@@ -148,14 +152,17 @@ class UpdateRecorder:
             self.updated.add(variable)
 
     def take_arguments(
-        self, gradients: Sequence[Any], trainable: Sequence[Any], learning_rate: Any
+        self,
+        gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+        trainable: Sequence[keras.Variable],
+        learning_rate: tf.Tensor,
     ) -> None:
         """Keep what `_backend_update_step` was called with, in place of the update."""
         self._arguments = _Arguments(list(gradients), list(trainable), learning_rate)
 
     def _move_shared_state(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         gradients: Sequence[tf.Tensor],
         trainable: Sequence[ParameterServerVariable],
         shared: Sequence[ParameterServerVariable],
@@ -187,7 +194,7 @@ class UpdateRecorder:
 
     def _update(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         arguments: _Arguments,
         shared: list[ParameterServerVariable],
         scalars: Scalars,
@@ -252,7 +259,10 @@ class UpdateRecorder:
         return variable.storage.shape
 
     def _accumulated_clip_scale(
-        self, optimizer: Any, gradients: Sequence[tf.Tensor], trainable: Sequence[Any]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[tf.Tensor],
+        trainable: Sequence[keras.Variable],
     ) -> tf.Tensor:
         # The norm is over all variables and so over all ps tasks: the worker, which has every
         # gradient, works it out.

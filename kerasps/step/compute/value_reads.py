@@ -40,7 +40,7 @@ class ValueReads:
         # The graph, and so the tensor, may outlive the model.
         known, dtype = weakref.ref(variable), tensor.dtype
 
-        def sparse_read(indices: Any, name: str | None = None) -> tf.Tensor:
+        def sparse_read(indices: object, name: str | None = None) -> tf.Tensor:
             """Return rows; `tf.gather` calls it."""
             held = known()
             assert held is not None  # while its step is traced
@@ -50,7 +50,7 @@ class ValueReads:
         self._handed_out[id(tensor)] = variable, tensor, value
         return tensor
 
-    def variable_of(self, value: Any) -> Any:
+    def variable_of(self, value: object) -> Any:
         """Return the variable whose value a tensor stands for; another tensor as it is."""
         known = self._handed_out.get(id(value))
         return value if known is None else known[0]

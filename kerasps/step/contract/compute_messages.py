@@ -52,7 +52,7 @@ class ComputeInputs(NamedTuple):
     scratch: list[Any]
 
     @classmethod
-    def specs(cls, element_spec: Any, inventory: Inventory) -> ComputeInputs:
+    def specs(cls, element_spec: object, inventory: Inventory) -> ComputeInputs:
         """Return the specs of the arguments, for batches of `element_spec`."""
         position = tf.TensorSpec([None], tf.int32)
         return cls(

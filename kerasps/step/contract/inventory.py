@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps.step.records.identity import ByIdentity, IdentitySet
@@ -86,7 +87,7 @@ class Inventory:
         self._unused: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
 
-    def add_optimizers(self, optimizers: Iterable[Any]) -> None:
+    def add_optimizers(self, optimizers: Iterable[keras.optimizers.Optimizer]) -> None:
         """Note the optimizers of the step, in place of those before."""
         self.optimizers = IdentitySet(optimizers)
         self.optimizer_state = IdentitySet(
@@ -167,7 +168,7 @@ class Inventory:
             )
         self.add(table)
 
-    def meet(self, optimizer: Any) -> None:
+    def meet(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Note that the step applies `optimizer`, which the model may not lead to."""
         if optimizer not in self.optimizers:
             self.optimizers.add(optimizer)
@@ -186,7 +187,7 @@ class Inventory:
     def settle(
         self,
         whole: Mapping[ParameterServerVariable, str],
-        lookups: Mapping[ParameterServerVariable, Sequence[Any]],
+        lookups: Mapping[ParameterServerVariable, Sequence[object]],
     ) -> None:
         """Replace what the first trace presumed by what it saw. Does nothing after later ones.
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps.runtime.calls import persist
@@ -56,13 +57,17 @@ class FusedVariable:
         """Shape and dtype of the values, and of a gradient with respect to them."""
         return tf.TensorSpec(self.values.shape, self.values.dtype)
 
-    def stand_ins(self, optimizer: Any) -> ByIdentity[ParameterServerVariable, tf.Variable]:
+    def stand_ins(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> ByIdentity[ParameterServerVariable, tf.Variable]:
         """Return what stands for the first variable and its slots, to update all as if that one."""
         first = self.shards[0].variable
         own = slots_of(optimizer)[optimizer._get_variable_index(first)]
         return ByIdentity([(first, self.values), *zip(own, self.slots, strict=True)])
 
-    def moves(self, optimizer: Any) -> Iterator[tuple[tf.Variable, list[tf.Variable]]]:
+    def moves(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> Iterator[tuple[tf.Variable, list[tf.Variable]]]:
         """Return each variable of this one, and the storages that its elements belong to."""
         slots = slots_of(optimizer)
         yield self.values, [shard.storage for shard in self.shards]
@@ -196,20 +201,20 @@ def _trace(
     return tf.function(move_all, autograph=False).get_concrete_function()
 
 
-def _call_all(functions: Mapping[str, Any]) -> None:
+def _call_all(functions: Mapping[str, Callable[[], object]]) -> None:
     """Call each function on its ps, side by side.
 
     Raises the first error when each has done what it can.
     """
     errors: list[Exception] = []
 
-    def attempt(call: Callable[[], Any]) -> Any:
+    def attempt(call: Callable[[], object]) -> Any:
         try:
             return call()
         except tf.errors.OpError as exc:
             errors.append(exc)
 
-    def on(device: str, function: Any) -> Any:
+    def on(device: str, function: Callable[[], object]) -> Any:
         # Called on its ps, it leaves nothing there when it is deleted; what the coordinator calls
         # there from here would stay.
         with tf.device(device):

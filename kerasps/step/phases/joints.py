@@ -124,7 +124,7 @@ class _Aside:
         ids = tf.TensorSpec([None], tf.int32)
         self._ids = [_Rows(ids, run) for run in tables]
 
-        def slots(kind: type[_Last | _Sum], own: Any) -> Any:
+        def slots(kind: type[_Last | _Sum], own: object) -> Any:
             return filled(own, [kind(spec) for spec in leaves_of(own)])
 
         updates = [
@@ -388,7 +388,9 @@ class Joints:
                 joints.depart(lane)
 
 
-def _variable(shape: Any, dtype: tf.DType, initial_value: Callable[[], Any]) -> NamedVariable:
+def _variable(
+    shape: Sequence[int], dtype: tf.DType, initial_value: Callable[[], object]
+) -> NamedVariable:
     with tf.init_scope():
         return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=False, name="joint")
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps.step.layout.fused import FusedVariable
@@ -31,7 +32,9 @@ class _Rows:
         places: the places of the rows in what holds each run.
     """
 
-    def __init__(self, optimizer: Any, runs: Sequence[ShardRun], places: RowPlaces) -> None:
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, runs: Sequence[ShardRun], places: RowPlaces
+    ) -> None:
         self._runs = runs
         self._shards = shards = [shard for run in runs for shard in run.shards]
         self._places = [places[run] for run in runs]
@@ -102,7 +105,10 @@ class OnDevice(UpdatePhase):
     """
 
     def __init__(
-        self, optimizer: Any, scalars: Scalars, shared: list[ParameterServerVariable]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        scalars: Scalars,
+        shared: list[ParameterServerVariable],
     ) -> None:
         super().__init__(optimizer, scalars, shared)
         self._index = 0

@@ -212,7 +212,9 @@ class DeviceUpdate:
         )
 
     def specs(
-        self, of_fused: Callable[[FusedVariable], Any], of_group: Callable[[GroupShard, int], Any]
+        self,
+        of_fused: Callable[[FusedVariable], object],
+        of_group: Callable[[GroupShard, int], object],
     ) -> UpdateMessage:
         """Return the specs of the message, with those of what is updated as one from functions.
 
@@ -325,8 +327,8 @@ class DeviceChanges:
 
     def _specs(
         self,
-        of_fused: Callable[[FusedVariable], Any],
-        of_group: Callable[[GroupShard, int], Any],
+        of_fused: Callable[[FusedVariable], object],
+        of_group: Callable[[GroupShard, int], object],
         clocked: bool,
         numbered: bool,
     ) -> PushMessage:

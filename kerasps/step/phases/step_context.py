@@ -36,7 +36,7 @@ class StepPhase(Protocol):
         """Add the operations of one step to the step graph that is being built."""
 
 
-def batch_inputs(names: Sequence[InputNames], batches: Sequence[Any]) -> dict[str, tf.Tensor]:
+def batch_inputs(names: Sequence[InputNames], batches: Sequence[object]) -> dict[str, tf.Tensor]:
     """Return the tensors of replicas' batches, by the names of the compute phase's inputs."""
     return {
         name: tensor
@@ -64,7 +64,7 @@ class ReplicaInputs:
         self,
         scratch: Mapping[ScratchKey, tf.Tensor],
         names: InputNames,
-        batch: Any,
+        batch: object,
         start: ByIdentity[ParameterServerVariable, tf.Tensor],
     ) -> None:
         self.scratch = scratch

@@ -154,16 +154,16 @@ class Packing(Generic[_Record]):
                 )
         return self._record_of(arrays)
 
-    def _record_of(self, leaves: Sequence[Any]) -> _Record:
+    def _record_of(self, leaves: Sequence[object]) -> _Record:
         return filled(self.specs, leaves)
 
 
-def leaves_of(structure: Any) -> list[Any]:
+def leaves_of(structure: object) -> list[Any]:
     """Return the tensors of a structure (or their specs); a leaf may be None, which is none."""
     return [leaf for leaf in tf.nest.flatten(structure, expand_composites=True) if leaf is not None]
 
 
-def filled(structure: _Record, leaves: Iterable[Any]) -> _Record:
+def filled(structure: _Record, leaves: Iterable[object]) -> _Record:
     """Return `structure` with `leaves` in the place of those that it has; None stays None."""
     remaining = iter(leaves)
     record: _Record = tf.nest.map_structure(

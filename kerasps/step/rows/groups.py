@@ -12,7 +12,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -220,7 +219,7 @@ def _place_of(table: ParameterServerVariable) -> tuple[int, int]:
     return (first.pool.number, first.begin) if isinstance(first, PooledRows) else (0, 0)
 
 
-def _run_sizes(members: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[int, ...]:
     """Return how many neighbours make up each run.
 
     Args:
@@ -235,7 +234,9 @@ def _run_sizes(members: Sequence[Sequence[Any]]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _lie_alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _lie_alike(
+    one: Sequence[tf.Variable | PooledRows], other: Sequence[tf.Variable | PooledRows]
+) -> bool:
     """Return whether one operation can take rows of the shards of two tables, and of each slot."""
     if len(one) != len(other):
         return False

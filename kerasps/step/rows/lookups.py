@@ -71,7 +71,7 @@ class MustReadWhole:
 
 
 def plan_rounds(
-    compute: Any,
+    compute: tf.types.experimental.ConcreteFunction,
     names: Sequence[InputNames],
     lookups: _Lookups,
     pulled: Sequence[ParameterServerVariable],
@@ -139,7 +139,7 @@ class _ComputeGraph:
         compute: the concrete function of the phase.
     """
 
-    def __init__(self, compute: Any) -> None:
+    def __init__(self, compute: tf.types.experimental.ConcreteFunction) -> None:
         self._graph = compute.graph
         self._graph_def = compute.graph.as_graph_def()
         self._nodes = {node.name: node for node in self._graph_def.node}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class KeptGraphs:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
-    def shared(self, step_graph: Any, words: OtherWords) -> Any:
+    def shared(self, step_graph: tf.types.experimental.ConcreteFunction, words: OtherWords) -> Any:
         """Return the first step graph that does the same as this one; else this one.
 
         The tasks may have the first already. Thread: any, one at a time for the same `words`.
@@ -113,7 +113,7 @@ def _contents_of(captured: Sequence[tf.Tensor]) -> list[Any] | None:
     ]
 
 
-def _has_state_of_its_own(graph_def: Any) -> bool:
+def _has_state_of_its_own(graph_def: tf.compat.v1.GraphDef) -> bool:
     """Return whether the graph draws random numbers by operations that count from call to call.
 
     Where they have no seed they draw what nobody can foresee, also in a graph that is shared.
@@ -124,7 +124,7 @@ def _has_state_of_its_own(graph_def: Any) -> bool:
     )
 
 
-def _nodes_of(graph_def: Any) -> list[Any]:
+def _nodes_of(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
     return [
         *graph_def.node,
         *(node for function in graph_def.library.function for node in function.node_def),
@@ -143,7 +143,7 @@ class _Meaning:
         texts: the texts that it has met, in order.
     """
 
-    def __init__(self, graph_def: Any) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
         self._graph_def = graph_def
         self._functions = {
             function.signature.name: function for function in graph_def.library.function
@@ -154,7 +154,9 @@ class _Meaning:
         self.texts: list[str] = []
         self._number_of_text: dict[str, int] = {}
 
-    def of(self, step_graph: Any, captured: Sequence[Any]) -> bytes:
+    def of(
+        self, step_graph: tf.types.experimental.ConcreteFunction, captured: Sequence[object]
+    ) -> bytes:
         """Return the digest of a concrete function whose graph this is.
 
         Args:
@@ -177,7 +179,7 @@ class _Meaning:
             done += 1
         return self._digest.digest()
 
-    def _add(self, value: Any) -> None:
+    def _add(self, value: object) -> None:
         encoded = value if isinstance(value, bytes) else repr(value).encode()
         # With its length, so that no two sequences of values add up to the same bytes.
         self._digest.update(len(encoded).to_bytes(8, "little"))
@@ -205,7 +207,9 @@ class _Meaning:
             self._add(number)
             self._add_attributes(function.arg_attr[number].attr, names)
 
-    def _add_nodes(self, nodes: Any, names: dict[str, str], returned: Iterable[str]) -> None:
+    def _add_nodes(
+        self, nodes: Sequence[tf.compat.v1.NodeDef], names: dict[str, str], returned: Iterable[str]
+    ) -> None:
         names.update({node.name: f"node{number}" for number, node in enumerate(nodes)})
         texts = texts_in(nodes, returned)
         self._add(len(nodes))
@@ -226,7 +230,10 @@ class _Meaning:
         )
 
     def _add_attributes(
-        self, attributes: Any, names: dict[str, str], besides: Collection[str] = ()
+        self,
+        attributes: Mapping[str, tf.compat.v1.AttrValue],
+        names: dict[str, str],
+        besides: Collection[str] = (),
     ) -> None:
         for key in sorted(set(attributes) - _ATTRIBUTES_WITHOUT_MEANING - set(besides)):
             value, kind = attributes[key], attributes[key].WhichOneof("value")

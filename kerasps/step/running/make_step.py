@@ -10,6 +10,7 @@ import keras
 
 from kerasps.errors import InputError, KeraspsError
 from kerasps.inputs import Input
+from kerasps.step.contract.host import step_host_of
 from kerasps.step.records.mode import PREDICT, TEST, TRAIN, Mode
 from kerasps.step.running.traced_step import TracedStep
 
@@ -19,14 +20,14 @@ def step_for(model: keras.Model, mode: Mode, inputs: Input) -> TracedStep:
 
     Raises InputError where the model can take no such batches, and it is plain why.
     """
-    devices = model._distribute_strategy._devices_of_workers()
+    devices = step_host_of(model).devices_of_workers()
     with explaining(model, mode, inputs.element_spec, inputs.differences):
         return step_function(model, mode, inputs.element_spec, devices)
 
 
 @contextlib.contextmanager
 def explaining(
-    model: keras.Model, mode: Mode, element_spec: Any, differences: str | None = None
+    model: keras.Model, mode: Mode, element_spec: object, differences: str | None = None
 ) -> Iterator[None]:
     """In this context, say what is wrong with batches for which no step can be traced.
 
@@ -58,7 +59,7 @@ def _differing(differences: str | None) -> str | None:
     )
 
 
-def _unbatched(model: keras.Model, element_spec: Any) -> str | None:
+def _unbatched(model: keras.Model, element_spec: object) -> str | None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     wanted_specs, specs = keras.tree.flatten(_inputs_of(model)), keras.tree.flatten(x)
     for wanted, spec in zip(wanted_specs, specs, strict=False):
@@ -74,7 +75,7 @@ def _unbatched(model: keras.Model, element_spec: Any) -> str | None:
     return None
 
 
-def _without_y(model: keras.Model, mode: Mode, element_spec: Any) -> str | None:
+def _without_y(model: keras.Model, mode: Mode, element_spec: object) -> str | None:
     _, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     if y is None and mode is not PREDICT and model._compile_loss is not None:
         return (
@@ -93,7 +94,7 @@ def _inputs_of(model: keras.Model) -> Any:
 def step_function(
     model: keras.Model,
     mode: Mode,
-    element_spec: Any,
+    element_spec: object,
     devices: Sequence[Sequence[str]],
     *,
     fused: bool = True,
@@ -109,13 +110,13 @@ def step_function(
         devices: the devices that compute, of each task that does such steps.
         fused: see `TracedStep`.
     """
-    strategy = model._distribute_strategy
-    fused = fused and strategy.extended.may_fuse
+    host = step_host_of(model)
+    fused = fused and host.extended.may_fuse
     function = getattr(model, mode.function)  # `compile` clears it
     if not isinstance(function, TracedStep) or not function.serves(element_spec, fused=fused):
         function = TracedStep(
             model,
-            strategy,
+            host,
             element_spec,
             mode.step,
             fused=fused,
@@ -124,11 +125,11 @@ def step_function(
         )
         setattr(model, mode.function, function)
     function.plans.trace_for(devices)
-    strategy.extended.before_steps(function.variables)
+    host.extended.before_steps(function.variables)
     return function
 
 
-def _known(model: keras.Model, before: Any) -> TracedStep | None:
+def _known(model: keras.Model, before: object) -> TracedStep | None:
     """Return a step of the model that was traced: `before`, for the same mode, if that is one."""
     of_modes = (getattr(model, mode.function) for mode in (TRAIN, TEST, PREDICT))
     return next((own for own in (before, *of_modes) if isinstance(own, TracedStep)), None)

@@ -24,7 +24,9 @@ _CONDITION = 0
 _ESCAPED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "'": "\\'", "\\": "\\\\"}
 
 
-def texts_in(nodes: Sequence[Any], returned: Iterable[str]) -> dict[str, list[str]]:
+def texts_in(
+    nodes: Sequence[tf.compat.v1.NodeDef], returned: Iterable[str]
+) -> dict[str, list[str]]:
     """Return the texts in a graph or function, by the name of the node that has them.
 
     Args:

@@ -21,6 +21,7 @@ from kerasps.cluster.description.worker_devices import FIRST_CPU
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.devices import ps_index
 from kerasps.step.compute.returned import Returned
+from kerasps.step.contract.host import StepHost
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.tracing.plan import StepPlan
@@ -66,7 +67,10 @@ class Calls(Protocol):
     def redone(self) -> PushCounts | None:
         """The counts of a function that is traced to do again what was done in part, else None."""
 
-    def note_push(self, graph: Any, devices: Sequence[str]) -> None:
+    def device(self) -> tuple[str, bool]:
+        """Return the device of the function that computes, and whether all workers have it."""
+
+    def note_push(self, graph: tf.Graph, devices: Sequence[str]) -> None:
         """Note that a call of the function with this graph pushes once to each of `devices`."""
 
     def lane(self, tables: LookupTables) -> tf.Tensor:
@@ -97,7 +101,7 @@ class PushCounts:
         self._num_ps = num_ps
         self._handle: tf.Tensor | None = None
 
-    def next(self, graph: Any, devices: Sequence[str]) -> list[tf.Tensor]:
+    def next(self, graph: tf.Graph, devices: Sequence[str]) -> list[tf.Tensor]:
         """Return the counts of all ps, and add one for those of `devices`.
 
         Args:
@@ -121,21 +125,26 @@ class PushCounts:
 
 
 def run_in_graph(
-    strategy: Any, calls: Calls, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    host: StepHost,
+    calls: Calls,
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
 ) -> Any:
     """Add a step to the `tf.function` that is being traced; return what `fn` returns.
 
     Args:
-        strategy: the `ParameterServerStrategy`.
+        host: of the strategy.
         calls: knows the call of that `tf.function`.
         fn: what computes: as `train_step`, on pulled values.
         args: its arguments: tensors, iterators, whatever.
         kwargs: its keyword arguments.
     """
-    if strategy.worker_devices is not None and len(strategy.worker_devices) > 1:
+    wanted = host.options.worker_devices
+    if wanted is not None and len(wanted) > 1:
         raise UnsupportedError(
             "A function of a custom loop computes on one device of its worker. Expected: at most "
-            f"one of `worker_devices`. Received: worker_devices={list(strategy.worker_devices)!r}. "
+            f"one of `worker_devices`. Received: worker_devices={list(wanted)!r}. "
             "Train with `model.fit`, which uses several; or leave the argument out, or name one."
         )
     graph, redone = function_graph(), calls.redone
@@ -143,10 +152,10 @@ def run_in_graph(
     # worker keeps the lane, and the call is sent nothing.
     is_counted = redone is None and graph is tf.compat.v1.get_default_graph() and _is_whole(graph)
     method = ReplicaFunction(fn, args, kwargs or {})
-    device, is_everywhere = strategy._devices.of_calls(strategy.num_workers)
+    device, is_everywhere = calls.device()
     has_gpu = is_everywhere and device.startswith("GPU:")
-    surroundings = CallSurroundings(strategy, numbers_calls=not is_counted)
-    tracer = Tracer(method, surroundings, strategy, method.specs, fused=False)
+    surroundings = CallSurroundings(host, numbers_calls=not is_counted)
+    tracer = Tracer(method, surroundings, host, method.specs, fused=False)
     plan = tracer.trace(device, has_gpu=has_gpu).plan
     if is_counted:
         calls.note_push(graph, plan.push.devices)
@@ -164,7 +173,7 @@ def run_in_graph(
         packed = graph.capture_call_time_value(
             lambda: calls.ticket(plan.lookup_tables), CallTicket.spec()
         )
-        ticket = CallTicket.from_tensor(packed, strategy.num_ps)
+        ticket = CallTicket.from_tensor(packed, host.num_ps)
     lanes = dict.fromkeys(plan.push.devices, ticket.lane)
     if redone is not None:
         sent = redone.next(graph, plan.push.devices)
@@ -177,7 +186,7 @@ def run_in_graph(
 
 
 def _add_step(
-    plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
+    plan: StepPlan, batch: object, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
 ) -> list[tf.Tensor]:
     """Add the operations of a step to the current graph; return what it has predicted."""
     with tf.device(f"/device:{FIRST_CPU}"):  # but for the compute phase
@@ -185,7 +194,7 @@ def _add_step(
 
 
 def _step_outputs(
-    plan: StepPlan, batch: Any, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
+    plan: StepPlan, batch: object, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
 ) -> list[tf.Tensor]:
     handles = plan.lookup()
     handles.update(plan.lookup_tables.handles())
@@ -221,7 +230,7 @@ def function_graph() -> Any:
     return graph
 
 
-def _is_whole(graph: Any) -> bool:
+def _is_whole(graph: tf.Graph) -> bool:
     """Return whether a graph is that of a function which no other function calls."""
     return not isinstance(graph.outer_graph, _compat.FuncGraph)
 
@@ -244,9 +253,9 @@ class ReplicaFunction:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
     ) -> None:
         self._fn = fn
         self._given = tuple(args), dict(kwargs)
@@ -270,7 +279,7 @@ class ReplicaFunction:
         """Call the function on the arguments, with the tensors of a trace for those of `batch`."""
         tensors = iter(batch)
 
-        def argument(given: Any) -> Any:
+        def argument(given: object) -> Any:
             if _is_tensor(given):
                 return next(tensors)
             if isinstance(given, tf.data.Iterator) or hasattr(given, "get_next_as_optional"):
@@ -306,7 +315,7 @@ class HoistedIterator:
         graph: the graph around the step.
     """
 
-    def __init__(self, iterator: Any, graph: Any) -> None:
+    def __init__(self, iterator: tf.data.Iterator, graph: tf.Graph) -> None:
         self._iterator = iterator
         self._graph = graph
         self._read: list[Any] = []
@@ -339,7 +348,7 @@ class HoistedIterator:
         """Return the next batch as a `tf.experimental.Optional`."""
         return self._hoisted(lambda: self._iterator.get_next_as_optional())
 
-    def _hoisted(self, read: Callable[[], Any]) -> Any:
+    def _hoisted(self, read: Callable[[], object]) -> Any:
         phase: Any = current_phase()
         if phase is not None and phase.values.in_control_flow():
             return read()  # nobody can know ahead whether it is
@@ -350,12 +359,12 @@ class HoistedIterator:
         return self._read[self._next - 1]
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     is_composite = isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
     return is_composite or (isinstance(value, tf.Tensor) and value.dtype != tf.resource)
 
 
-def _read(value: Any) -> Any:
+def _read(value: object) -> Any:
     """Return the value of a variable that a function returns; all else as it is."""
     is_variable = isinstance(value, (tf.Variable, keras.Variable))
     return tf.convert_to_tensor(value) if is_variable else value

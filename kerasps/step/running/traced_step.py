@@ -17,6 +17,7 @@ from kerasps.runtime.fetching import fetch, sent
 from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
 from kerasps.step.compute.methods import ModelMethod
 from kerasps.step.compute.returned import MetricResult
+from kerasps.step.contract.host import StepHost
 from kerasps.step.running.kept_graphs import KEPT_GRAPHS
 from kerasps.step.running.message_texts import OtherWords
 from kerasps.step.running.timing import StepTiming
@@ -55,7 +56,7 @@ class TracedStep:
 
     Args:
         model: a built `keras.Model` made under the strategy's scope.
-        strategy: the `ParameterServerStrategy`.
+        host: of the model's strategy.
         element_spec: the `tf.TypeSpec` structure of a batch.
         method: the method of the model that is a step: `"train_step"`, `"test_step"` or
             `"predict_step"`.
@@ -71,8 +72,8 @@ class TracedStep:
     def __init__(
         self,
         model: keras.Model,
-        strategy: Any,
-        element_spec: Any,
+        host: StepHost,
+        element_spec: object,
         method: str,
         *,
         fused: bool,
@@ -87,8 +88,8 @@ class TracedStep:
         self._words = OtherWords()
         self._tracer: Tracer = Tracer(
             ModelMethod(model, method),
-            FitSurroundings(strategy),
-            strategy,
+            FitSurroundings(host),
+            host,
             element_spec,
             fused=fused,
             known=None if known is None else known._tracer,
@@ -101,7 +102,7 @@ class TracedStep:
         # Noted by whoever drives the step.
         self.timing = StepTiming()
 
-    def serves(self, element_spec: Any, *, fused: bool) -> bool:
+    def serves(self, element_spec: object, *, fused: bool) -> bool:
         """Return whether this is the step for batches of `element_spec`.
 
         It is as long as the model's variables are as they were. With `fused`, it must be made so;
@@ -110,7 +111,7 @@ class TracedStep:
         is_fast = self._fused or not fused
         return is_fast and self._plan.lookup_tables.are_current and self._is_for(element_spec)
 
-    def _is_for(self, element_spec: Any) -> bool:
+    def _is_for(self, element_spec: object) -> bool:
         return bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
 
     @property
@@ -181,7 +182,7 @@ class TracedStep:
 
     def step_graph(
         self,
-        source_spec: Any,
+        source_spec: tf.data.IteratorSpec | None,
         num_steps: int,
         *,
         checked: bool,
@@ -269,7 +270,11 @@ class TracedStep:
         call_flat(self._variables.give, [*handles, sent(tf.constant(ticket.to_array()))])
 
     def run(
-        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header
+        self,
+        graph: tf.types.experimental.ConcreteFunction,
+        handles: list[tf.Tensor] | None,
+        source: tf.Tensor | Sequence[object],
+        header: Header,
     ) -> ExecutionResult:
         """Run a step graph on the current device, and return its result.
 
@@ -294,7 +299,12 @@ class TracedStep:
         """Return an error that an execution ended in, in the words of this step's model."""
         return self._words.say(error)
 
-    def run_alone(self, graph: Any, batches: list[Any], header: Header) -> ExecutionResult:
+    def run_alone(
+        self,
+        graph: tf.types.experimental.ConcreteFunction,
+        batches: Sequence[object],
+        header: Header,
+    ) -> ExecutionResult:
         """Run a step graph on the coordinator, in a flight of its own.
 
         Call when no other execution runs.
@@ -318,12 +328,22 @@ class TracedStep:
         result: ExecutionResult = flight.result
         return result
 
-    def advance(self, graph: Any, handles: list[tf.Tensor], source: Any, header: Header) -> None:
+    def advance(
+        self,
+        graph: tf.types.experimental.ConcreteFunction,
+        handles: list[tf.Tensor],
+        source: tf.Tensor,
+        header: Header,
+    ) -> None:
         """Run a step graph that keeps totals; `collect` returns what such add up to."""
         self._call(graph, handles, source, header)
 
     def _call(
-        self, graph: Any, handles: list[tf.Tensor] | None, source: Any, header: Header
+        self,
+        graph: tf.types.experimental.ConcreteFunction,
+        handles: list[tf.Tensor] | None,
+        source: tf.Tensor | Sequence[object],
+        header: Header,
     ) -> Any:
         headers = [self._header(header)] if self.seeds else []
         with optimizing(GraphOptimizer.LEAN):
@@ -365,7 +385,7 @@ class TracedStep:
         """Return and clear the totals of the worker on whose device this runs."""
         return self._result(self._variables.collect(handles))
 
-    def _outputs_of_steps(self, leaves: list[tf.Tensor], sizes: Any) -> list[Any]:
+    def _outputs_of_steps(self, leaves: list[tf.Tensor], sizes: tf.Tensor) -> list[Any]:
         """Return what each step predicted, from what a step graph returned of all."""
         structure = self._trace.predicted
         if not self._plan.joins_outputs:
@@ -391,7 +411,7 @@ def _state_of(model: keras.Model) -> list[tuple[int, bool]]:
     return [(id(v), v.trainable) for v in model.variables]
 
 
-def _to_numpy(structure: Any) -> Any:
+def _to_numpy(structure: object) -> Any:
     return tf.nest.map_structure(
         lambda t: fetch([t])[0] if isinstance(t, tf.Tensor) else t, structure
     )

@@ -27,7 +27,7 @@ class Runner(Protocol):
     inlines: bool
 
     def function(
-        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
     ) -> tf.types.experimental.ConcreteFunction:
         """Return the function of an execution.
 
@@ -46,10 +46,10 @@ class _ReturningWorker:
     inlines = True
 
     def function(
-        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
     ) -> tf.types.experimental.ConcreteFunction:
         @on_cpu
-        def on_worker(handles: list[tf.Tensor], *given: Any) -> Any:
+        def on_worker(handles: list[tf.Tensor], *given: object) -> Any:
             return steps(variables.ticket(handles), *given)
 
         function = tf.function(on_worker, autograph=False)
@@ -64,10 +64,10 @@ class _CollectingWorker:
     inlines = False
 
     def function(
-        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
     ) -> tf.types.experimental.ConcreteFunction:
         @on_cpu
-        def into_totals(handles: list[tf.Tensor], *given: Any) -> list[tf.Tensor]:
+        def into_totals(handles: list[tf.Tensor], *given: object) -> list[tf.Tensor]:
             flats = steps(variables.ticket(handles), *given)
             variables.add(handles, plan.state.unpack(flats))
             return []
@@ -83,10 +83,10 @@ class _Alone:
     inlines = True
 
     def function(
-        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[Any]
+        self, steps: Steps, plan: StepPlan, variables: WorkerVariables, arguments: Sequence[object]
     ) -> tf.types.experimental.ConcreteFunction:
         @on_cpu
-        def alone(*given: Any) -> Any:
+        def alone(*given: object) -> Any:
             return steps(variables.ticket_of_coordinator(), *given)
 
         return tf.function(alone, autograph=False).get_concrete_function(*arguments)
@@ -97,11 +97,11 @@ COLLECTING_WORKER: Runner = _CollectingWorker()
 ALONE: Runner = _Alone()
 
 
-def on_cpu(body: Callable[..., Any]) -> Callable[..., Any]:
+def on_cpu(body: Callable[..., object]) -> Callable[..., Any]:
     """Return a function that adds what `body` does to a graph, on the CPU of the task."""
 
     @functools.wraps(body)  # whose name TensorFlow gives the graph
-    def placed(*arguments: Any) -> Any:
+    def placed(*arguments: object) -> Any:
         with tf.device(f"/device:{FIRST_CPU}"):
             return body(*arguments)
 

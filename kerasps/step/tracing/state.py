@@ -192,5 +192,5 @@ class WorkerVariables:
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
-def _concrete(function: Callable[..., Any], *specs: Any) -> Any:
+def _concrete(function: Callable[..., object], *specs: object) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(*specs)

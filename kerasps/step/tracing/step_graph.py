@@ -54,7 +54,14 @@ class _Layout:
     rest: list[int]
 
     @classmethod
-    def of(cls, plan: StepPlan, spec: Any, num_batches: int, *, checked: bool) -> _Layout:
+    def of(
+        cls,
+        plan: StepPlan,
+        spec: tf.data.IteratorSpec | list[Any],
+        num_batches: int,
+        *,
+        checked: bool,
+    ) -> _Layout:
         """Choose the layout of `num_batches` batches.
 
         As many as there are replicas make a step. Those that are left over are steps of their own.
@@ -79,7 +86,7 @@ class _Layout:
 
 def build_step_graph(
     plan: StepPlan,
-    source_spec: tf.data.IteratorSpec | Any,
+    source_spec: tf.data.IteratorSpec | list[Any],
     num_batches: int,
     *,
     checked: bool,
@@ -107,7 +114,7 @@ def build_step_graph(
 
     # The compute phase names its device. All else is on the CPU of the task.
     @on_cpu
-    def steps(packed: tf.Tensor, source: Any, *header: tf.Tensor) -> Any:
+    def steps(packed: tf.Tensor, source: object, *header: tf.Tensor) -> Any:
         step = _Step(plan, Ticket.from_tensor(packed), *header, copies_tables=runner.copies_tables)
         if layout.reads:
             source = tf.nest.pack_sequence_as(source_spec, [source], expand_composites=True)
@@ -132,7 +139,7 @@ def build_step_graph(
     return runner.function(inner, plan, variables, arguments)
 
 
-def _check_devices(plan: StepPlan, graph: Any) -> None:
+def _check_devices(plan: StepPlan, graph: tf.Graph) -> None:
     """Check that every call of a compute phase in a step graph names the device of the phase.
 
     Without one, TensorFlow would place it on the CPU, for no reason that is told.
@@ -157,7 +164,7 @@ def _check_devices(plan: StepPlan, graph: Any) -> None:
             )
 
 
-def _name_of_call(node: Any) -> bytes:
+def _name_of_call(node: tf.compat.v1.NodeDef) -> bytes:
     """Return the name of the function that a node calls, or that of its operation."""
     is_call = node.op in ("PartitionedCall", "StatefulPartitionedCall")
     name = str(node.attr["f"].func.name if is_call else node.op)
@@ -165,7 +172,7 @@ def _name_of_call(node: Any) -> bytes:
 
 
 def _all_steps(
-    step: _Step, layout: _Layout, source: Any
+    step: _Step, layout: _Layout, source: object
 ) -> tuple[StepState, list[list[tf.Tensor]]]:
     """Return the state after all steps, and what was predicted of each batch of unrolled ones."""
     plan = step.plan
@@ -208,7 +215,7 @@ def _unrolled(
     return state, outputs
 
 
-def _next_batch(iterator: Any, spec: tf.data.IteratorSpec) -> Any:
+def _next_batch(iterator: tf.data.Iterator, spec: tf.data.IteratorSpec) -> Any:
     """Return the next batch of an iterator."""
     # Of an object of its own: one that is asked often in one graph takes it for a mistake.
     handles = tf.nest.flatten(iterator, expand_composites=True)
@@ -263,7 +270,9 @@ class _Step:
             for _ in plan.names
         ]
 
-    def in_turn(self, batches: list[Any], state: StepState, sizes: Sequence[int]) -> StepResult:
+    def in_turn(
+        self, batches: Sequence[object], state: StepState, sizes: Sequence[int]
+    ) -> StepResult:
         """Add steps of so many batches each, one after the other; the first starts from `state`."""
         ends = itertools.accumulate(sizes)
         of_steps = [batches[end - size : end] for end, size in zip(ends, sizes, strict=True)]
@@ -273,7 +282,7 @@ class _Step:
             outputs += predicted
         return StepResult(state, outputs)
 
-    def _ask_ahead(self, of_steps: Sequence[list[Any]]) -> list[dict[Any, Any]]:
+    def _ask_ahead(self, of_steps: Sequence[Sequence[object]]) -> list[dict[Any, Any]]:
         """Ask for the rows of steps that follow each other, where their batches say which."""
         asked: list[dict[Any, Any]] = []
         for size, alike in itertools.groupby(of_steps, len):
@@ -287,7 +296,10 @@ class _Step:
         return single if single is not None and num_batches == 1 else self.plan
 
     def __call__(
-        self, batches: list[Any], state: StepState, asked: Mapping[Any, Any] | None = None
+        self,
+        batches: Sequence[object],
+        state: StepState,
+        asked: Mapping[object, object] | None = None,
     ) -> StepResult:
         """Add a step that starts from `state`, with a replica for each batch.
 
@@ -324,7 +336,7 @@ class _Step:
         ]
         return StepResult(after, predicted)
 
-    def if_data(self, iterator: Any, state: StepState, size: int) -> StepResult:
+    def if_data(self, iterator: tf.data.Iterator, state: StepState, size: int) -> StepResult:
         """Add a step of `size` batches that is done if the iterator has so many left.
 
         If it has fewer, each is a step of its own.
@@ -347,7 +359,7 @@ class _Step:
         )
         return result
 
-    def _if_value(self, batch: Any, state: StepState) -> StepResult:
+    def _if_value(self, batch: tf.experimental.Optional, state: StepState) -> StepResult:
         def skip() -> StepResult:
             nothing = [
                 tf.zeros([] if s.shape.rank is None else [d or 0 for d in s.shape], s.dtype)
@@ -360,7 +372,9 @@ class _Step:
         )
         return result
 
-    def while_data(self, iterator: Any, state: StepState, sizes: list[int]) -> StepState:
+    def while_data(
+        self, iterator: tf.data.Iterator, state: StepState, sizes: list[int]
+    ) -> StepState:
         """Return the state after some steps, or after as many as the iterator has batches left.
 
         One look for all of them: to decide takes a transfer to every task that a step asks. Where
@@ -389,7 +403,7 @@ class _Step:
 
     def _while_batches(
         self,
-        batch_at: Callable[[tf.Tensor], Any],
+        batch_at: Callable[[tf.Tensor], tf.experimental.Optional],
         num_batches: int,
         size: int,
         index: tf.Tensor,
@@ -400,7 +414,7 @@ class _Step:
         The last of the `num_batches` batches is not there.
         """
 
-        def is_there(index: tf.Tensor, _: Any) -> tf.Tensor:
+        def is_there(index: tf.Tensor, _: object) -> tf.Tensor:
             last = index if size == 1 else tf.minimum(index + size - 1, num_batches - 1)
             return batch_at(last).has_value()
 
@@ -455,7 +469,9 @@ class _Step:
         return tf.cast(tf.concat(counts, 0), tf.int64)
 
 
-def _indexed(batches: list[Any], spec: tf.OptionalSpec) -> Callable[[tf.Tensor], Any]:
+def _indexed(
+    batches: Sequence[tf.experimental.Optional], spec: tf.OptionalSpec
+) -> Callable[[tf.Tensor], Any]:
     """Return a function from an index that only the graph knows to one of `batches`."""
     (variants,) = zip(
         *(tf.nest.flatten(batch, expand_composites=True) for batch in batches), strict=True

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from kerasps.runtime.devices import ps_device
 from kerasps.step.contract.compute_messages import ComputeOutputs
+from kerasps.step.contract.host import StepHost
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.phases.joints import Joints
 from kerasps.step.phases.push_message import StepChanges
@@ -72,10 +73,10 @@ class FitSurroundings:
     """Those of a step of `fit`, `evaluate` and `predict` (see `Surroundings`).
 
     Attributes:
-        strategy: the strategy.
+        host: of the strategy.
     """
 
-    strategy: Any
+    host: StepHost
     trains_bare: ClassVar[bool] = False
 
     def outputs(self, outputs: ComputeOutputs) -> ComputeOutputs:
@@ -93,13 +94,13 @@ class FitSurroundings:
     def update_rule(
         self, method: str, updates: Sequence[Update], inventory: Inventory, changes: StepChanges
     ) -> UpdateRule:
-        strategy, extended = self.strategy, self.strategy.extended
-        if strategy.update_mode != "sync":
+        options, extended = self.host.options, self.host.extended
+        if options.update_mode != "sync":
             return Immediate(extended.fences)
         check_synchronous(method, updates, inventory)
         if not changes.devices:
             return Immediate(extended.fences)
-        joints = Joints(changes.devices, extended.mutex, strategy.num_backup_workers)
+        joints = Joints(changes.devices, extended.mutex, options.num_backup_workers)
         return Synchronous(extended.fences, joints)
 
 
@@ -108,11 +109,11 @@ class CallSurroundings:
     """Those of a step in a function that users schedule (see `Surroundings`).
 
     Attributes:
-        strategy: the strategy.
+        host: of the strategy.
         numbers_calls: whether a push says of which call it is.
     """
 
-    strategy: Any
+    host: StepHost
     numbers_calls: bool
     trains_bare: ClassVar[bool] = True
 
@@ -126,7 +127,7 @@ class CallSurroundings:
         changed: Sequence[ParameterServerVariable],
         draws: Sequence[int],
     ) -> tuple[list[ParameterServerVariable], SeedDraw | None]:
-        extended = self.strategy.extended
+        extended = self.host.extended
         # On a ps that the step pushes to in any case.
         variables = [*(v for update in updates for v in update.variables), *changed]
         ps = min((shard.device for shard in shards_in(variables)), default=ps_device(0))
@@ -137,6 +138,6 @@ class CallSurroundings:
     def update_rule(
         self, method: str, updates: Sequence[Update], inventory: Inventory, changes: StepChanges
     ) -> UpdateRule:
-        if self.strategy.update_mode == "sync":
+        if self.host.options.update_mode == "sync":
             check_no_update(updates)
-        return Immediate(self.strategy.extended.fences, self.numbers_calls)
+        return Immediate(self.host.extended.fences, self.numbers_calls)

@@ -19,6 +19,7 @@ from kerasps.step.compute.replicas import OnlyReplica, Replicas, mean_logs
 from kerasps.step.compute.returned import MetricResult, Returned
 from kerasps.step.compute.scalars import place_scalars
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs
+from kerasps.step.contract.host import StepHost
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.layout.fused import FusedVariables
 from kerasps.step.layout.gathered import GatheredVariables
@@ -26,6 +27,7 @@ from kerasps.step.phases.compute_phase import ComputePhase
 from kerasps.step.phases.pull import PullPhase
 from kerasps.step.phases.push import PushPhase
 from kerasps.step.phases.push_message import StepChanges
+from kerasps.step.phases.update_rules import UpdateRule
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.rows.groups import grouping
 from kerasps.step.rows.lookups import MustReadWhole, Round, plan_rounds
@@ -67,7 +69,7 @@ class Tracer:
     Args:
         method: what a step calls.
         surroundings: what it gets and leaves beside its data.
-        strategy: the `ParameterServerStrategy`.
+        host: of the strategy that the step is for.
         element_spec: the `tf.TypeSpec` structure of a batch.
         fused: whether small variables are to be gathered and fused.
         known: what traced another step of the same model before; None for none.
@@ -77,18 +79,18 @@ class Tracer:
         self,
         method: Method,
         surroundings: Surroundings,
-        strategy: Any,
-        element_spec: Any,
+        host: StepHost,
+        element_spec: object,
         *,
         fused: bool,
         known: Tracer | None = None,
     ) -> None:
-        self._strategy = strategy
+        self._host = host
         self._element_spec = element_spec
         self._method = method
         self._surroundings = surroundings
         self._fused = fused
-        self._inventory = Inventory(strategy.table_min_bytes)
+        self._inventory = Inventory(host.options.table_min_bytes)
         self._known = None if known is None else known._inventory
         self._has_loops: bool = known is not None and known._has_loops
         self._has_gpu: bool | None = None
@@ -173,7 +175,7 @@ class Tracer:
         # A step may build an optimizer, so this is done before each trace.
         optimizers = self._optimizers()
         self._inventory.add_optimizers(optimizers)
-        with self._strategy.scope():
+        with self._host.strategy.scope():
             for optimizer in optimizers:
                 if optimizer.built:
                     move_slots(optimizer)
@@ -211,7 +213,7 @@ class Tracer:
         names = [own.inputs for own in phases]
         gathered = known.gathered if known is not None else self._gather(phase)
         with gathered.in_place():
-            divide = grouping(phase.updates, self._strategy.sparse_updates)
+            divide = grouping(phase.updates, self._host.options.sparse_updates)
             rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
             if isinstance(rounds, MustReadWhole):
                 for table, why in rounds.reasons.items():
@@ -220,7 +222,7 @@ class Tracer:
             plan = self._make_plan(
                 function, phases, rounds, returned, gathered, devices[0], known, single
             )
-        ledger = self._strategy.extended.ledger
+        ledger = self._host.extended.ledger
         ledger.note_looked_up(inventory.tables, small=False)
         ledger.note_looked_up(inventory.small, small=True)
         return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
@@ -236,7 +238,7 @@ class Tracer:
         inventory = self._inventory
         traced: list[tuple[list[Compute], Returned]] = []
 
-        def compute(*arguments: Any) -> ComputeOutputs:
+        def compute(*arguments: object) -> ComputeOutputs:
             phases, returned, outputs = self._compute(arguments, devices)
             traced.append((phases, returned[0]))
             is_inlined = not (self._method.jit_compile or self._has_loops)
@@ -266,7 +268,7 @@ class Tracer:
         return function, phases, returned
 
     def _compute(
-        self, arguments: Sequence[Any], devices: Sequence[str]
+        self, arguments: Sequence[object], devices: Sequence[str]
     ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
         """Call the method once for each device; return what came of it, and what leaves."""
         inputs = ComputeInputs.by_replica(arguments, len(devices))
@@ -279,23 +281,23 @@ class Tracer:
             returned = self._call_method(phase, inputs[0].batch)
             return [phase], [returned], phase.outputs()
         replicas = Replicas(
-            self._strategy, self._inventory, inputs, trains_bare=trains_bare, has_gpu=has_gpu
+            self._host.strategy, self._inventory, inputs, trains_bare=trains_bare, has_gpu=has_gpu
         )
         of_all = replicas.call(self._method.call, devices)
         return replicas.phases, of_all, replicas.outputs()
 
-    def _call_method(self, phase: Compute, batch: Any) -> Returned:
+    def _call_method(self, phase: Compute, batch: object) -> Returned:
         """Call the method, in `phase`."""
         with (
-            self._strategy.scope(),
-            OnlyReplica(self._strategy, 0),
+            self._host.strategy.scope(),
+            OnlyReplica(self._host.strategy, 0),
             entering(phase),
         ):
             return self._method.call(batch)
 
     def _make_plan(
         self,
-        function: Any,
+        function: tf.types.experimental.ConcreteFunction,
         phases: Sequence[Compute],
         rounds: list[Round],
         returned: Returned,
@@ -304,7 +306,7 @@ class Tracer:
         known: StepPlan | None,
         single: StepPlan | None,
     ) -> StepPlan:
-        inventory, extended, phase = self._inventory, self._strategy.extended, phases[0]
+        inventory, extended, phase = self._inventory, self._host.extended, phases[0]
         deltas, assigned = phase.values.state_changes()
         # What lies end to end, whoever does a step.
         fused = known.fused if known is not None else self._fuse(phase)
@@ -318,17 +320,11 @@ class Tracer:
             deltas,
             assigned,
             IdentitySet(inventory.tables),
-            self._strategy.sparse_updates,
+            self._host.options.sparse_updates,
             fused.all,
             [group for own in rounds for group in own.groups],
         )
-        rule = (
-            known.push.rule
-            if known is not None
-            else self._surroundings.update_rule(
-                self._method.name, phase.updates, inventory, changes
-            )
-        )
+        rule = self._update_rule(phase, changes, known)
         pull = PullPhase(
             list(inventory.pulled),
             rounds,
@@ -336,12 +332,7 @@ class Tracer:
             {device: rule.clock(device) for device in changes.devices},
             needs_clocks=rule.waits,
         )
-        push = PushPhase(
-            changes,
-            pull.pulls,
-            extended.mutex,
-            rule,
-        )
+        push = PushPhase(changes, pull.pulls, extended.mutex, rule)
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
         captures += [] if single is None else [*single.pull.captures, *single.push.captures]
         outputs = function.structured_outputs.predicted
@@ -368,8 +359,18 @@ class Tracer:
             outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
             joins_outputs=_can_join(returned.predicted),
             # Steps that push nothing never wait for a push.
-            overlaps=self._strategy.overlap and bool(changes.devices),
+            overlaps=self._host.options.overlap and bool(changes.devices),
             single=single,
+        )
+
+    def _update_rule(
+        self, phase: Compute, changes: StepChanges, known: StepPlan | None
+    ) -> UpdateRule:
+        """Return when pushes take effect: on all devices of a step in the same way."""
+        if known is not None:
+            return known.push.rule
+        return self._surroundings.update_rule(
+            self._method.name, phase.updates, self._inventory, changes
         )
 
     def _gather(self, phase: Compute) -> GatheredVariables:
@@ -383,7 +384,7 @@ class Tracer:
             deltas,
             assigned,
             self._inventory.tables,
-            self._strategy.table_min_bytes,
+            self._host.options.table_min_bytes,
         )
 
     def _fuse(self, phase: Compute) -> FusedVariables:
@@ -395,7 +396,7 @@ class Tracer:
         )
 
 
-def _check_assigned(graph: Any, method: str) -> None:
+def _check_assigned(graph: tf.Graph, method: str) -> None:
     """Check that a step assigns no variable but Keras's.
 
     Raises UnsupportedError, naming it, where it does: workers would overwrite it.
@@ -416,7 +417,7 @@ def _check_assigned(graph: Any, method: str) -> None:
             )
 
 
-def _check_python_calls(graph_def: Any, method: str) -> None:
+def _check_python_calls(graph_def: tf.compat.v1.GraphDef, method: str) -> None:
     """Check that a step calls nothing that lives in this process alone; else raise."""
     calls = python_calls(graph_def)
     if calls:
@@ -428,10 +429,10 @@ def _check_python_calls(graph_def: Any, method: str) -> None:
         )
 
 
-def _can_join(outputs: Any) -> bool:
+def _can_join(outputs: object) -> bool:
     """Return whether what several steps predict can be put end to end."""
 
-    def joins(tensor: Any) -> bool:
+    def joins(tensor: tf.Tensor) -> bool:
         return (
             isinstance(tensor, tf.Tensor)
             and bool(tensor.shape.rank)

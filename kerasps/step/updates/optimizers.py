@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from kerasps.variables import ParameterServerVariable
@@ -26,7 +24,7 @@ _ELEMENTWISE = (
 )
 
 
-def is_elementwise(optimizer: Any) -> bool:
+def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether an optimizer is known to update each element by itself.
 
     That is, from the element, its gradient and its slots alone.
@@ -37,7 +35,7 @@ def is_elementwise(optimizer: Any) -> bool:
     )
 
 
-def has_uniform_updates(optimizer: Any) -> bool:
+def has_uniform_updates(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether updating two concatenated variables equals updating each.
 
     The caller separates variables by weight decay, which may exclude some.
@@ -62,7 +60,9 @@ def _is_row_wise(variable: ParameterServerVariable) -> bool:
     )
 
 
-def is_known_to_treat_rows_alone(optimizer: Any, variable: ParameterServerVariable) -> bool:
+def is_known_to_treat_rows_alone(
+    optimizer: keras.optimizers.Optimizer, variable: ParameterServerVariable
+) -> bool:
     """Return whether an update of one row of `variable` is known to follow from that row alone.
 
     Where it is not known, `coupled.py` looks.
@@ -71,7 +71,7 @@ def is_known_to_treat_rows_alone(optimizer: Any, variable: ParameterServerVariab
     return is_elementwise(optimizer) and _is_row_wise(variable) and not clips_accumulated
 
 
-def may_update_rows(optimizer: Any, sparse_updates: str) -> bool:
+def may_update_rows(optimizer: keras.optimizers.Optimizer, sparse_updates: str) -> bool:
     """Return whether an optimizer may be shown the touched rows of a table, and no others.
 
     Its updates treat rows alone, as the caller knows. Keras's optimizers that couple rows elsewhere

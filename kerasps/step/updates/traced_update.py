@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
@@ -39,7 +40,7 @@ class _WholeUpdate(UpdatePhase):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         scalars: Scalars,
         shared: list[ParameterServerVariable],
         values: ByIdentity[ParameterServerVariable, tf.Tensor],
@@ -209,7 +210,7 @@ class TracedUpdate:
 
 
 def trace_update(
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     variable: ParameterServerVariable,
     gradient_dtype: tf.DType,
     scalars: Scalars,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import keras
 import tensorflow as tf
 
 from kerasps.errors import UnsupportedError
@@ -80,7 +81,10 @@ class UpdatePhase:
     hides_constraints = False
 
     def __init__(
-        self, optimizer: Any, scalars: Scalars, shared: list[ParameterServerVariable]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        scalars: Scalars,
+        shared: list[ParameterServerVariable],
     ) -> None:
         self.optimizer = optimizer
         self._shared = ByIdentity(zip(shared, scalars.shared, strict=True))
@@ -130,7 +134,9 @@ class UpdatePhase:
         ids = from_start(ids, variable.shape[0]) if from_end else ids
         return tf.gather(self.read(variable), ids)
 
-    def regularizer(self, variable: ParameterServerVariable, regularizer: Any) -> Any:
+    def regularizer(
+        self, variable: ParameterServerVariable, regularizer: keras.regularizers.Regularizer | None
+    ) -> Any:
         return regularizer
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
@@ -209,7 +215,7 @@ def _accumulate(
     phase.choose(tf.equal((optimizer._iterations.value + 1) % steps, 0), update, accumulate)
 
 
-def _move_average(optimizer: Any, variable: ParameterServerVariable) -> None:
+def _move_average(optimizer: keras.optimizers.Optimizer, variable: ParameterServerVariable) -> None:
     # As `BaseOptimizer._update_model_variables_moving_average`, which goes through all variables
     # wherever they are.
     average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class _Kept:
 _running: list[FitBackups] = []
 
 
-def running_fit(model: Any) -> FitBackups | None:
+def running_fit(model: object) -> FitBackups | None:
     """Return the backups of the `fit` of a model that runs on workers now; None without one."""
     return next((fit for fit in reversed(_running) if fit.model is model), None)
 
@@ -155,7 +156,12 @@ class FitBackups:
             self._notice.install()
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
         _running.remove(self)
         self._notice.uninstall()
         if self._restored is not None:

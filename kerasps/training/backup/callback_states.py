@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -38,13 +38,13 @@ def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any] | None:
     return {"class": type(callback).__name__, "values": values} if values else None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a scalar of NumPy's as one of Python's, which JSON can hold."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def restore_states(
-    callbacks: Sequence[keras.callbacks.Callback], states: Sequence[dict[str, Any] | None]
+    callbacks: Sequence[keras.callbacks.Callback], states: Sequence[Mapping[str, Any] | None]
 ) -> None:
     """Give callbacks back what `states_of` returned.
 

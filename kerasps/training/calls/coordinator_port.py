@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from kerasps import _compat
 from kerasps.cluster.members.membership import Membership
 from kerasps.training.calls.closed_calls import ClosedQueue
@@ -31,7 +33,7 @@ class CoordinatorPort:
         coordinator: the `tf.distribute.coordinator.ClusterCoordinator`.
     """
 
-    def __init__(self, coordinator: Any) -> None:
+    def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator) -> None:
         self._tf_cluster = coordinator._cluster
 
     def replace_failure_handler(self, membership: Membership, calls: ScheduledCalls) -> None:
@@ -79,7 +81,7 @@ class CoordinatorPort:
         """How many workers have a thread."""
         return len(self._tf_cluster.workers)
 
-    def start(self, session: Callable[..., None], *args: Any) -> None:
+    def start(self, session: Callable[..., None], *args: object) -> None:
         """Run `session` in the thread of the next free worker, on that worker's device.
 
         If it raises `WorkerAway`, it is called again when a worker is back, or another is free; if

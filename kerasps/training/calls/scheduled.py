@@ -31,6 +31,7 @@ from kerasps.runtime.errors import absent_ps_error
 from kerasps.runtime.supervision import tell_supervisor
 from kerasps.step.running.replica_run import CallTicket, PushCounts
 from kerasps.training.calls.worker_recovery import WorkerAway
+from kerasps.training.contract.host import HostOfWorkers
 from kerasps.variables import LookupTables, anonymous_handle
 from kerasps.variables.fences import OPEN_LANE
 from kerasps.variables.flights import worker_timeout
@@ -117,12 +118,12 @@ class ScheduledCalls:
     """The calls of scheduled functions (see `step.Calls`).
 
     Args:
-        strategy: the `ParameterServerStrategy`.
+        host: of the strategy.
     """
 
-    def __init__(self, strategy: Any) -> None:
-        self._strategy = weakref.proxy(strategy)
-        self._num_ps = strategy.num_ps
+    def __init__(self, host: HostOfWorkers) -> None:
+        self._host = host
+        self._num_ps = host.num_ps
         self._devices = [ps_device(ps) for ps in range(self._num_ps)]
         self._state = _ThreadState()
         self._lanes: dict[int, _WorkerLanes] = {}
@@ -149,7 +150,11 @@ class ScheduledCalls:
         """The counts of a function that is traced to do again what was done in part, else None."""
         return self._state.redone
 
-    def note_push(self, graph: Any, devices: Sequence[str]) -> None:
+    def device(self) -> tuple[str, bool]:
+        """Return the device of the function that computes, and whether all workers have it."""
+        return self._host.device_of_calls()
+
+    def note_push(self, graph: tf.Graph, devices: Sequence[str]) -> None:
         """Note that a call of the function with this graph pushes once to each of `devices`."""
         before = self._pushes.get(graph, (0,) * self._num_ps)
         pushed = {ps_index(device) for device in devices}
@@ -176,11 +181,11 @@ class ScheduledCalls:
         parts.make(closure)
         self._made_of[closure] = parts
 
-    def _run_whole(self, function: Any) -> Any:
+    def _run_whole(self, function: tf.types.experimental.PolymorphicFunction) -> Any:
         """Return a function whose whole body is what `strategy.run` is given."""
-        body, strategy = function.python_function, self._strategy
+        body, strategy = function.python_function, self._host.strategy
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             return strategy.run(body, args, kwargs)
 
         return tf.function(run, autograph=True)
@@ -198,11 +203,11 @@ class ScheduledCalls:
             WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
             Exception: what a function raised on a worker.
         """
-        membership, timeout = self._strategy._membership, worker_timeout()
+        membership, timeout = self._host.membership, worker_timeout()
         there_at = time.monotonic()
         while not wait(_POLL_S):
             if membership.lost_ps is not None:
-                raise absent_ps_error(self._strategy, membership.lost_ps)
+                raise absent_ps_error(self._host, membership.lost_ps)
             absent = membership.absent_workers
             if len(absent) < membership.num_workers:
                 there_at = time.monotonic()
@@ -223,7 +228,7 @@ class ScheduledCalls:
         Raises what `ClusterCoordinator.join` raises.
         """
         if len(self._made_of):
-            self._strategy.coordinator.join()
+            self._host.coordinator.join()
 
     # Calls. Thread: that of a worker.
 
@@ -235,7 +240,7 @@ class ScheduledCalls:
         self._finish()
         if closure not in self._made_of:
             return  # no function that was traced
-        generation = self._strategy._membership.generation(worker)
+        generation = self._host.membership.generation(worker)
         if self._generations.setdefault(worker, 0) != generation:
             # It was lost and came back while it had nothing to do. What it had of datasets is gone,
             # and made again only where TensorFlow hears of a loss.
@@ -258,7 +263,7 @@ class ScheduledCalls:
         if worker in self._lanes and self._lanes[worker].number >= _CALLS_PER_LANE:
             self._give_back(self._lanes.pop(worker))
         if worker not in self._lanes:
-            fences = self._strategy.extended.fences
+            fences = self._host.extended.fences
             counted = fences.open_lane(self._devices)
             try:
                 numbered = fences.open_lane(self._devices)
@@ -271,7 +276,7 @@ class ScheduledCalls:
     def _give_back(self, lanes: _WorkerLanes) -> None:
         """Give the lanes of a worker back: no call is counted in them any more."""
         for lane in (lanes.counted, lanes.numbered):
-            self._strategy.extended.fences.give_back(lane)
+            self._host.extended.fences.give_back(lane)
 
     def _finish(self) -> None:
         """Note that the call that this thread has made last is done, unless it has failed."""
@@ -325,7 +330,7 @@ class ScheduledCalls:
 
     def _bring(self, tables: LookupTables, worker: int) -> None:
         """Fill the copies of lookup tables on a worker, once while it is there."""
-        generation = self._strategy._membership.generation(worker)
+        generation = self._host.membership.generation(worker)
         known = self._brought.get(worker)
         if known is None or known[0] != generation:
             known = self._brought[worker] = generation, weakref.WeakSet()
@@ -350,7 +355,7 @@ class ScheduledCalls:
 
     def _count_applied(self, call: _Call) -> None:
         """Close the lanes of a call that has failed, and note what was applied of it."""
-        lanes, fences = call.lanes, self._strategy.extended.fences
+        lanes, fences = call.lanes, self._host.extended.fences
         closure = call.closure()
         # Where a ps is lost, nothing is left that could be counted twice.
         with contextlib.suppress(tf.errors.OpError):
@@ -374,7 +379,7 @@ class ScheduledCalls:
             self._twins[function] = tf.function(function.python_function)
         # The closure stays, with what was promised for it.
         twin = object.__new__(_compat.Closure)
-        with self._redoing(), outside_replica(), self._strategy.scope():
+        with self._redoing(), outside_replica(), self._host.strategy.scope():
             replace(parts, function=self._twins[function]).make(twin)
         closure._function = twin._function
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster.members.membership import Membership
-from kerasps.runtime.connected import connected_strategy
+from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import answers, cleaned, lost_ps, ps_is_there
 
 # What gRPC answers where it could not read a request, which TensorFlow has not seen then. Met once
@@ -55,8 +55,10 @@ class SessionFailures:
             return Verdict.WORKER_IS_AWAY
         ps = lost_ps(error)
         if ps is not None:
-            is_there = self._membership.lost_ps is None and ps_is_there(connected_strategy(), ps)
-            return self._tried(error, worker) if is_there else Verdict.FAIL
+            host = connected_host()
+            if host is None or self._membership.lost_ps is not None or not ps_is_there(host, ps):
+                return Verdict.FAIL
+            return self._tried(error, worker)
         if not answers(f"/job:worker/replica:0/task:{worker}"):
             self.forget(worker)
             self._membership.lose(worker, in_short(error))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster.members.membership import Membership
-from kerasps.runtime.connected import connected_strategy
+from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import answers, lost_ps, ps_is_there
 from kerasps.training.calls.closed_calls import ClosedCallError
 from kerasps.training.calls.session_failures import SessionFailures, in_short, may_be_loss
@@ -96,7 +96,8 @@ class WorkerRecovery:
             # A call that is not of kerasps, but of who uses the coordinator directly.
             self._calls.fail()
             ps = lost_ps(exc)
-            if ps is not None and not ps_is_there(connected_strategy(), ps):
+            host = connected_host()
+            if ps is not None and host is not None and not ps_is_there(host, ps):
                 raise
             if self._is_transient(exc):
                 if on_transient_failure_fn is not None:

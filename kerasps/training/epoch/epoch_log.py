@@ -90,7 +90,7 @@ def _kept(item: Event | Command) -> Any:
     return item if kept is None else kept[1](item)
 
 
-def _text(kept: Any) -> str:
+def _text(kept: object) -> str:
     if not isinstance(kept, tuple):
         return repr(kept)
     kind, *values = kept

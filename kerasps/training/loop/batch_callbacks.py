@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from kerasps.training.epoch.metrics import MetricTotals
+from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.loop.outputs import concatenated
 from kerasps.variables.phase import before_access, num_assignments
 
@@ -38,7 +38,11 @@ class BatchCallbacks:
     """
 
     def __init__(
-        self, callbacks: Any, mode: str, totals: MetricTotals, before_access: Callable[[], None]
+        self,
+        callbacks: keras.callbacks.CallbackList,
+        mode: str,
+        totals: MetricTotals,
+        before_access: Callable[[], None],
     ) -> None:
         self._begin = getattr(callbacks, f"on_{mode}_batch_begin")
         self._end = getattr(callbacks, f"on_{mode}_batch_end")
@@ -64,7 +68,7 @@ class BatchCallbacks:
         self._call_begin(first)
         return True
 
-    def add(self, first: int, last: int, outputs: Sequence[Any] = ()) -> None:
+    def add(self, first: int, last: int, outputs: Sequence[object] = ()) -> None:
         """Note that the steps `first` to `last` of the epoch are done.
 
         Args:
@@ -95,7 +99,7 @@ class BatchCallbacks:
         self.has_assigned, self._assigns = self._assigns, False
         self._call(self._begin, first)
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
         before = num_assignments()
         with before_access(self._before_access):
             function(*arguments)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import keras
 
 from kerasps.inputs import Input
 from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.step.tracing.traffic import TrafficMeter
-from kerasps.training.epoch.dispatching import Dispatching
+from kerasps.training.contract.dispatching import Dispatching
+from kerasps.training.contract.host import host_of
+from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report
-from kerasps.training.epoch.metrics import MetricTotals
 from kerasps.training.loop.batch_callbacks import BatchCallbacks, listen_to_batches
 from kerasps.training.loop.execution_size import ExecutionSize, executions_at_once, unlooped
 from kerasps.training.loop.position import CannotResumeError, LoopPosition
@@ -51,7 +51,7 @@ class Loop:
         inputs: Input,
         *,
         steps: int | None,
-        callbacks: Any,
+        callbacks: keras.callbacks.CallbackList,
         predictions: Predictions | None = None,
     ) -> None:
         self._model = model
@@ -62,18 +62,18 @@ class Loop:
         self._callbacks = callbacks
         self._predictions = predictions
         self.on_turn: Callable[[], None] = lambda: None
-        strategy = model._distribute_strategy
-        self._meter = strategy._traffic_meter
+        host = host_of(model)
+        self._meter = host.traffic_meter
         if mode is not TRAIN:
             # What a training moves is reported, and other steps read other tables: nobody looks at
             # this one.
-            self._meter = TrafficMeter(strategy.num_ps)
+            self._meter = TrafficMeter(host.num_ps)
             self._meter.start(function.traffic)
         self._per_step = function.plans.batches_per_step
         # Whether a callback is told of each execution.
         self._listens = listens = listen_to_batches(callbacks, mode.name)
         interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
-        self._dispatcher: Dispatching = strategy._dispatcher(
+        self._dispatcher: Dispatching = host.dispatcher(
             model, mode, function, inputs, collect_interval=interval
         )
         self._has_sources = False
@@ -90,11 +90,12 @@ class Loop:
     def _sizes(self) -> tuple[int, ExecutionSize]:
         """Return how many steps callbacks are told of at a time, and how many are sent."""
         listens, function, inputs, steps = self._listens, self._function, self._inputs, self._steps
-        strategy = self._model._distribute_strategy
+        host = host_of(self._model)
+        max_staleness = host.options.max_staleness
         limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
         per_execution = self._model.steps_per_execution
-        if strategy.max_staleness and function.devices:
-            per_execution = min(per_execution, strategy.max_staleness)
+        if max_staleness and function.devices:
+            per_execution = min(per_execution, max_staleness)
         per_execution *= self._per_step
         if limit is not None and limit < per_execution:
             # As many whole steps as there may be.
@@ -105,12 +106,12 @@ class Loop:
         longer = function.unrolled_steps * self._per_step if may_send_more and not listens else 0
         overlaps = function.overlapping_steps > 1
         if not listens:
-            limits = (function.overlapping_steps, limit, strategy.max_staleness)
+            limits = (function.overlapping_steps, limit, max_staleness)
             most = min(number for number in limits if number is not None)
             per_execution *= executions_at_once(
                 most * self._per_step // per_execution,
                 None if steps is None else steps // per_execution,
-                strategy.num_workers,
+                host.num_workers,
             )
             if not overlaps and limit is None:
                 whole_steps = unlooped(per_execution // self._per_step, function.unrolled_steps)
@@ -122,7 +123,7 @@ class Loop:
             least=per_execution if is_whole else min(self._per_step, per_execution),
             most=longer,
             in_epoch=inputs.num_batches if steps is None else steps,
-            num_workers=strategy.num_workers,
+            num_workers=host.num_workers,
             timing=function.timing,
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def concatenated(outputs: Sequence[Any]) -> Any:
+def concatenated(outputs: Sequence[object]) -> Any:
     """Join what several steps predicted along the first axis, leaf by leaf.
 
     Arrays are new and may be written to, also those of a single step: who has the steps' own, such
@@ -31,7 +31,7 @@ def _concatenate(parts: list[Any]) -> Any:
     return joined.numpy() if isinstance(joined, tf.Tensor) else joined
 
 
-def _joined(tensors: list[Any]) -> Any:
+def _joined(tensors: Sequence[tf.Tensor]) -> Any:
     """Join tensors along the first axis as Keras's `predict` does, whose function is private.
 
     Dense tensors whose rows differ in shape become one ragged tensor.

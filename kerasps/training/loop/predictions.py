@@ -33,7 +33,7 @@ class Predictions:
         """The outputs of which callbacks know, batch by batch."""
         return self._in_order[: self._num_told]
 
-    def add(self, outputs: Sequence[Any], split: int | None, first: int) -> None:
+    def add(self, outputs: Sequence[object], split: int | None, first: int) -> None:
         """Add the outputs of batches that follow each other in a split.
 
         Args:

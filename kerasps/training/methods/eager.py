@@ -18,8 +18,10 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.errors import UnsupportedError
 from kerasps.inputs import DatasetCreator
 from kerasps.step import TracedStep
+from kerasps.training.contract.host import Host
 from kerasps.variables import come_to_rest
 from kerasps.variables.adoption import adopt_model, strategy_of
 from kerasps.variables.named import plain_variable
@@ -44,7 +46,9 @@ def runs_eagerly(model: keras.Model) -> bool:
     return bool(model.run_eagerly or tf.config.functions_run_eagerly())
 
 
-def run_eagerly(original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+def run_eagerly(
+    original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
+) -> Any:
     """Call a method of Keras's trainer, `fit` or another, so that its steps run in this process.
 
     Args:
@@ -55,7 +59,9 @@ def run_eagerly(original: Callable[..., Any], model: keras.Model, *args: Any, **
     """
     come_to_rest()
     strategy = strategy_of(model)
-    strategy._check_eager_steps()
+    host: Host = strategy.extended.host
+    if host.why_no_eager_steps is not None:
+        raise UnsupportedError(host.why_no_eager_steps)
     adopt_model(strategy, model)
     _tell(model)
     for name in ("train_function", "test_function", "predict_function"):
@@ -73,7 +79,7 @@ def run_eagerly(original: Callable[..., Any], model: keras.Model, *args: Any, **
         _RUNNING.models = before
 
 
-def is_running_eagerly(model: Any) -> bool:
+def is_running_eagerly(model: object) -> bool:
     """Return whether this thread is in `run_eagerly` with `model`."""
     return any(model is running for running in _RUNNING.models)
 
@@ -95,7 +101,7 @@ class StrategyOfLoop:
         """Return the dataset as it is: this process reads all of it."""
         return dataset
 
-    def run(self, step: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def run(self, step: Callable[..., object], args: tuple[object, ...]) -> Any:
         """Run a step with no strategy current, as plain Keras does.
 
         Variables that it makes belong to our strategy all the same.
@@ -135,10 +141,10 @@ def _tell(model: keras.Model) -> None:
     )
 
 
-def _with_datasets(arguments: Any) -> Any:
+def _with_datasets(arguments: object) -> Any:
     """Return the arguments of a method with each `DatasetCreator` called, for one reader."""
 
-    def made(value: Any) -> Any:
+    def made(value: object) -> Any:
         if isinstance(value, DatasetCreator):
             return value(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
         if isinstance(value, tuple):  # `validation_data`

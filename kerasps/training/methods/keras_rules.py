@@ -24,7 +24,7 @@ def check_compiled(model: keras.Model) -> None:
         raise ValueError("You must call `compile()` before using the model.")
 
 
-def is_validated(epoch: int, validation_freq: Any) -> bool:
+def is_validated(epoch: int, validation_freq: object) -> bool:
     """Return whether `fit` evaluates its validation data after an epoch.
 
     Args:
@@ -44,7 +44,7 @@ def is_validated(epoch: int, validation_freq: Any) -> bool:
     )
 
 
-def plain_logs(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+def plain_logs(logs: Mapping[str, object] | None) -> dict[str, Any]:
     """Return logs as plain floats, flat and sorted by name; what is no number stays as it is."""
     plain: dict[str, Any] = {}
     for name, value in sorted((logs or {}).items()):

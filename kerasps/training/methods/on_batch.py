@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -17,7 +18,8 @@ from kerasps.runtime.errors import translated_errors
 from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, Mode, TracedStep
 from kerasps.step.running.make_step import explaining, step_function
 from kerasps.step.tracing.runners import ALONE
-from kerasps.training.epoch.metrics import merge_once
+from kerasps.training.contract.host import Host, host_of
+from kerasps.training.contract.metrics import merge_once
 from kerasps.training.loop.outputs import concatenated
 from kerasps.training.loop.step_numbers import StepNumbers
 from kerasps.training.methods.keras_rules import check_compiled, plain_logs
@@ -26,15 +28,15 @@ from kerasps.training.methods.stateful import build_stateful
 from kerasps.variables import come_to_rest
 
 _LOGGER = logging.getLogger("kerasps")
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
+_told: weakref.WeakSet[Host] = weakref.WeakSet()
 
 
 def train_on_batch(
     model: keras.Model,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    class_weight: Any = None,
+    x: object,
+    y: object = None,
+    sample_weight: object = None,
+    class_weight: Mapping[int, float] | None = None,
     return_dict: bool = False,
 ) -> Any:
     """`keras.Model.train_on_batch`: compute on the coordinator, push to the ps as a step of `fit`.
@@ -55,9 +57,9 @@ def train_on_batch(
 
 def test_on_batch(
     model: keras.Model,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
+    x: object,
+    y: object = None,
+    sample_weight: object = None,
     return_dict: bool = False,
 ) -> Any:
     """`keras.Model.test_on_batch`, on the coordinator."""
@@ -66,20 +68,22 @@ def test_on_batch(
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
-def predict_on_batch(model: keras.Model, x: Any) -> Any:
+def predict_on_batch(model: keras.Model, x: object) -> Any:
     """`keras.Model.predict_on_batch`, on the coordinator."""
     _, result = _run_on_batch(model, PREDICT, (x, None, None))
     return concatenated(result.outputs)
 
 
-def _logs_on_batch(model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]) -> dict[str, Any]:
+def _logs_on_batch(
+    model: keras.Model, mode: Mode, batch: tuple[object, object, object]
+) -> dict[str, Any]:
     function, result = _run_on_batch(model, mode, batch)
     model.reset_metrics()
     return plain_logs(merge_once(model, function, result))
 
 
 def _run_on_batch(
-    model: keras.Model, mode: Mode, batch: tuple[Any, Any, Any]
+    model: keras.Model, mode: Mode, batch: tuple[object, object, object]
 ) -> tuple[TracedStep, ExecutionResult]:
     x, y, sample_weight = batch
     check_arrays(is_batch=True, x=x, y=y, sample_weight=sample_weight)
@@ -89,10 +93,10 @@ def _run_on_batch(
     packed = keras.tree.map_structure(_as_tensor, packed)
     build_stateful(model, lambda: keras.utils.unpack_x_y_sample_weight(packed)[0])
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
-    strategy = model._distribute_strategy
-    _note_own_step(strategy, f"`{mode.name}_on_batch`")
-    with translated_errors(strategy):
-        devices = strategy._own_devices
+    host = host_of(model)
+    _note_own_step(host, f"`{mode.name}_on_batch`")
+    with translated_errors(host):
+        devices = host.own_devices
         with explaining(model, mode, spec):
             function = step_function(model, mode, spec, [devices], fused=False)
         numbers = StepNumbers(model, function)
@@ -109,23 +113,23 @@ def _run_on_batch(
     return function, result
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: object) -> Any:
     if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
     tensor = tf.convert_to_tensor(value)
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
 
-def _note_own_step(strategy: Any, what: str) -> None:
+def _note_own_step(host: Host, what: str) -> None:
     """Say, once, that this process does on its CPU what a worker would do on a GPU.
 
     Args:
-        strategy: the strategy.
+        host: of the model's strategy.
         what: what the user has called.
     """
-    has_gpu = any(devices[0] != FIRST_CPU for devices in strategy._devices_of_workers())
-    if has_gpu and strategy._own_devices == (FIRST_CPU,) and strategy not in _told:
-        _told.add(strategy)
+    has_gpu = any(devices[0] != FIRST_CPU for devices in host.devices_of_workers())
+    if has_gpu and host.own_devices == (FIRST_CPU,) and host not in _told:
+        _told.add(host)
         _LOGGER.warning(
             f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
             "`fit`, `evaluate` or `predict` for steps that are to run there."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from kerasps.training.contract.host import Host
 from kerasps.variables.adoption import adopt_model, strategy_of
 
 
@@ -13,5 +14,7 @@ def prepare(model: keras.Model) -> None:
     Functions that were scheduled before are waited for: they change the variables too.
     """
     strategy = strategy_of(model)
-    strategy._settle_calls()
+    host: Host = strategy.extended.host
+    if host.scheduled_calls is not None:
+        host.scheduled_calls.settle()
     adopt_model(strategy, model)

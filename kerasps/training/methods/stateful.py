@@ -15,7 +15,7 @@ import tensorflow as tf
 from kerasps.inputs import DatasetCreator
 
 
-def build_stateful(model: keras.Model, first_batch: Callable[[], Any]) -> None:
+def build_stateful(model: keras.Model, first_batch: Callable[[], object]) -> None:
     """Build the model from its first batch, if a layer with `stateful=True` is not built yet.
 
     Args:
@@ -33,7 +33,7 @@ def build_stateful(model: keras.Model, first_batch: Callable[[], Any]) -> None:
             tf.function(lambda x: model(x), autograph=False).get_concrete_function(specs)
 
 
-def first_batch_of(data: Any, batch_size: int | None, steps: int | None = None) -> Any:
+def first_batch_of(data: object, batch_size: int | None, steps: int | None = None) -> Any:
     """Return the inputs of the first batch of what `fit` is given as x.
 
     None where to read it would take it away, as from a generator.

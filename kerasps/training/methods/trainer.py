@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from kerasps.runtime.errors import translated_errors
 from kerasps.step import PREDICT, TEST, TRAIN
 from kerasps.step.running.make_step import step_for
 from kerasps.training.backup.backup_callback import FitBackups
+from kerasps.training.contract.host import host_of
 from kerasps.training.loop.loop import Loop, warn_of_missing_data
 from kerasps.training.loop.outputs import concatenated
 from kerasps.training.loop.predictions import Predictions
@@ -26,22 +27,22 @@ from kerasps.variables import come_to_rest
 
 def fit(
     model: keras.Model,
-    x: Any = None,
-    y: Any = None,
+    x: object = None,
+    y: object = None,
     batch_size: int | None = None,
     epochs: int = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
+    verbose: object = "auto",
+    callbacks: object = None,
     validation_split: float = 0.0,
-    validation_data: Any = None,
+    validation_data: object = None,
     shuffle: bool | str = True,
-    class_weight: Any = None,
-    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: object = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: Any = 1,
+    validation_freq: object = 1,
 ) -> keras.callbacks.History:
     """`keras.Model.fit` on the workers of the model's strategy; the arguments are Keras's."""
     check_compiled(model)
@@ -56,9 +57,10 @@ def fit(
         (x, y, sample_weight), validation_data = _compat.train_validation_split(
             (x, y, sample_weight), validation_split=validation_split
         )
-    strategy = model._distribute_strategy
-    inputs = strategy._training_input(
+    host = host_of(model)
+    inputs, callbacks = host.begin_fit(
         x,
+        callbacks,
         y=y,
         sample_weight=sample_weight,
         class_weight=class_weight,
@@ -71,7 +73,7 @@ def fit(
     function = step_for(model, TRAIN, inputs)
     callbacks = _callback_list(
         model,
-        strategy._training_callbacks(callbacks),
+        callbacks,
         verbose,
         epochs,
         steps_per_epoch or inputs.num_batches,
@@ -81,26 +83,26 @@ def fit(
     if validation_data is not None:
         size = validation_batch_size or batch_size
         validation = _Validation(model, validation_data, size, validation_steps, validation_freq)
-    strategy._traffic_meter.start(function.traffic)
-    strategy._staleness_meter.start(function.devices)
+    host.traffic_meter.start(function.traffic)
+    host.staleness_meter.start(function.devices)
     backups = FitBackups(
         model, callbacks, function, None if validation is None else validation.inputs
     )
     loop = Loop(model, TRAIN, function, inputs, steps=steps_per_epoch, callbacks=callbacks)
     loop.on_turn = lambda: backups.at_turn(loop)
-    with translated_errors(strategy), backups:
+    with translated_errors(host), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
         warns = inputs.reads_once and steps_per_epoch is None
         numbers = range(initial_epoch, epochs)
         _run_epochs(model, loop, callbacks, backups, numbers, validation, warns=warns)
-        strategy._staleness_meter.finish()
+        host.staleness_meter.finish()
     return model.history
 
 
 def _run_epochs(
     model: keras.Model,
     loop: Loop,
-    callbacks: Any,
+    callbacks: keras.callbacks.CallbackList,
     backups: FitBackups,
     epochs: range,
     validation: _Validation | None,
@@ -150,15 +152,15 @@ def _run_epochs(
 
 def evaluate(
     model: keras.Model,
-    x: Any = None,
-    y: Any = None,
+    x: object = None,
+    y: object = None,
     batch_size: int | None = None,
-    verbose: Any = "auto",
-    sample_weight: Any = None,
+    verbose: object = "auto",
+    sample_weight: object = None,
     steps: int | None = None,
-    callbacks: Any = None,
+    callbacks: object = None,
     return_dict: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """`keras.Model.evaluate` on the workers of the model's strategy; the arguments are Keras's."""
     check_compiled(model)
@@ -169,7 +171,7 @@ def evaluate(
     steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
     inputs = as_input(
         x,
-        model._distribute_strategy._num_readers,
+        host_of(model).num_readers,
         y=y,
         sample_weight=sample_weight,
         batch_size=batch_size,
@@ -184,23 +186,23 @@ def _evaluate(
     model: keras.Model,
     inputs: Input,
     steps: int | None,
-    callbacks: Any,
-    verbose: Any,
+    callbacks: object,
+    verbose: object,
     on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     function = step_for(model, TEST, inputs)
-    callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
-    with translated_errors(model._distribute_strategy):
+    callback_list = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
+    with translated_errors(host_of(model)):
         model.stop_evaluating = False
-        callbacks.on_test_begin()
+        callback_list.on_test_begin()
         model.reset_metrics()
-        loop = Loop(model, TEST, function, inputs, steps=steps, callbacks=callbacks)
+        loop = Loop(model, TEST, function, inputs, steps=steps, callbacks=callback_list)
         loop.on_turn = on_turn
         totals = loop.run_epoch(0)
         if not totals.steps and not model.stop_evaluating:
             raise no_batches("evaluate")
         logs = plain_logs(totals.logs())
-        callbacks.on_test_end(logs)
+        callback_list.on_test_end(logs)
     return logs
 
 
@@ -210,10 +212,10 @@ class _Validation:
     def __init__(
         self,
         model: keras.Model,
-        data: Any,
+        data: object,
         batch_size: int | None,
         steps: int | None,
-        frequency: Any,
+        frequency: object,
     ) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._model = model
@@ -222,7 +224,7 @@ class _Validation:
         try:
             self.inputs = as_input(
                 x,
-                model._distribute_strategy._num_readers,
+                host_of(model).num_readers,
                 y=y,
                 sample_weight=sample_weight,
                 batch_size=None if isinstance(x, DatasetCreator) else batch_size,
@@ -231,7 +233,9 @@ class _Validation:
         except InputError as exc:
             raise InputError(f"`validation_data`: {exc}") from exc
 
-    def logs(self, epoch: int, callbacks: Any, on_turn: Callable[[], None]) -> dict[str, Any]:
+    def logs(
+        self, epoch: int, callbacks: keras.callbacks.CallbackList, on_turn: Callable[[], None]
+    ) -> dict[str, Any]:
         """Return what validation adds to the logs of an epoch."""
         if not is_validated(epoch, self._frequency):
             return {}
@@ -243,41 +247,41 @@ class _Validation:
 
 def predict(
     model: keras.Model,
-    x: Any,
+    x: object,
     batch_size: int | None = None,
-    verbose: Any = "auto",
+    verbose: object = "auto",
     steps: int | None = None,
-    callbacks: Any = None,
+    callbacks: object = None,
 ) -> Any:
     """`keras.Model.predict` on the workers of the model's strategy; rows keep the input's order."""
     come_to_rest()
     prepare(model)
-    strategy = model._distribute_strategy
+    host = host_of(model)
     steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
-    inputs = as_input(x, strategy._num_readers, batch_size=batch_size, steps=steps, in_order=True)
+    inputs = as_input(x, host.num_readers, batch_size=batch_size, steps=steps, in_order=True)
     build_stateful(model, lambda: first_batch_of(x, batch_size, steps))
     function = step_for(model, PREDICT, inputs)
-    callbacks = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
+    callback_list = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     predictions = Predictions(inputs.num_splits)
-    with translated_errors(strategy):
+    with translated_errors(host):
         model.stop_predicting = False
-        callbacks.on_predict_begin()
+        callback_list.on_predict_begin()
         Loop(
             model,
             PREDICT,
             function,
             inputs,
             steps=steps,
-            callbacks=callbacks,
+            callbacks=callback_list,
             predictions=predictions,
         ).run_epoch(0)
-        callbacks.on_predict_end()
+        callback_list.on_predict_end()
     if not predictions.told:
         raise no_batches("predict")
     return concatenated(predictions.told)
 
 
-def _steps(name: str, value: Any) -> int | None:
+def _steps(name: str, value: object) -> int | None:
     steps: int | None = _capped(
         "steps_per_epoch", whole_number(name, value), keras.config.max_steps_per_epoch()
     )
@@ -286,8 +290,8 @@ def _steps(name: str, value: Any) -> int | None:
 
 def _callback_list(
     model: keras.Model,
-    callbacks: Any,
-    verbose: Any,
+    callbacks: object,
+    verbose: object,
     epochs: int,
     steps: int | None,
     add_history: bool = False,

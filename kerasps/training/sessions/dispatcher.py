@@ -33,6 +33,8 @@ from kerasps.step import TracedStep
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.session_failures import SessionFailures, Verdict, in_short, may_be_loss
 from kerasps.training.calls.worker_recovery import TryAgain, WorkerAway
+from kerasps.training.contract.host import HostOfWorkers
+from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.admission import choose_admission
 from kerasps.training.epoch.epoch_events import (
     EpochBegan,
@@ -47,7 +49,6 @@ from kerasps.training.epoch.epoch_events import (
     WorkerEnded,
 )
 from kerasps.training.epoch.epoch_state import EpochState
-from kerasps.training.epoch.metrics import MetricTotals
 from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
 from kerasps.training.sessions.session import (
     EXECUTIONS_AHEAD,
@@ -89,7 +90,7 @@ class Dispatcher:
     Thread: `fit`'s.
 
     Args:
-        strategy: the `ParameterServerStrategy`.
+        host: of the strategy whose workers do them.
         function: the step that executions do.
         inputs: the data.
         collect_interval: seconds for which a worker may hold what its executions add up to. 0 has
@@ -98,21 +99,22 @@ class Dispatcher:
 
     def __init__(
         self,
-        strategy: Any,
+        host: HostOfWorkers,
         function: TracedStep,
         inputs: Input,
         *,
         collect_interval: float,
     ) -> None:
-        self._strategy = strategy
-        self._port = CoordinatorPort(strategy.coordinator)
-        self._membership = strategy._membership
+        self._host = host
+        self._port = CoordinatorPort(host.coordinator)
+        self._membership = host.membership
         self._function = function
         self._inputs = inputs
         self._keeps_totals = collect_interval > 0
         max_ahead = None
-        if strategy.max_staleness and function.devices:
-            max_ahead = strategy.max_staleness * function.plans.batches_per_step
+        max_staleness = host.options.max_staleness
+        if max_staleness and function.devices:
+            max_ahead = max_staleness * function.plans.batches_per_step
         self._state = EpochState(
             self._port.num_workers,
             # A worker that was lost before is not there to read its split of the input.
@@ -129,9 +131,9 @@ class Dispatcher:
         self._sessions = Sessions(self._channel, self._name_of)
         self._failures = SessionFailures(self._membership)
         self._lanes = WorkerLanes(
-            strategy.extended.fences,
+            host.extended.fences,
             function.devices,
-            strategy._staleness_meter,
+            host.staleness_meter,
             on_close=function.leave,
         )
         self._owner = threading.Lock()
@@ -155,7 +157,7 @@ class Dispatcher:
         # Steps of several workers that follow each other faster overlap more, and so are staler:
         # that is for `steps_per_execution` to ask for.
         is_alone = self.num_workers == 1 and not self._function.joins
-        return is_alone and self._strategy.max_staleness is None
+        return is_alone and self._host.options.max_staleness is None
 
     @property
     def num_in_flight(self) -> int:
@@ -348,7 +350,7 @@ class Dispatcher:
             self._flight.end()
             self._flight.wait()
             if self._flight.error is not None:
-                with translated_errors(self._strategy):
+                with translated_errors(self._host):
                     raise self._flight.error
 
     def _check_flight(self) -> None:
@@ -401,7 +403,7 @@ class Dispatcher:
         """See to workers that come and go; have the flight fail when a ps is lost."""
         tending.tend()
         if self._membership.lost_ps is not None and not sessions.has_failed:
-            sessions.fail(absent_ps_error(self._strategy, self._membership.lost_ps))
+            sessions.fail(absent_ps_error(self._host, self._membership.lost_ps))
 
     def _wait_until_idle(self, sessions: Sessions, tending: Tending, cancellation: Any) -> None:
         """Wait for what is on the workers; where something failed, cancel it in the end."""
@@ -436,7 +438,7 @@ class Dispatcher:
         ended: WorkerEnded | None = None
         if not source.is_open and self._channel.holds_results(worker):
             ended = self._lanes.end(worker, WorkerEnd.RESTARTED)
-        source.devices = self._strategy.devices_of(worker)
+        source.devices = self._host.devices_of(worker)
         self._function.plans.await_trace(source.devices, lambda: sessions.is_over)
         replicas = self._function.plans.num_replicas(source.devices)
         mailbox = sessions.enter(SessionBegan(worker, source.is_open, ended, replicas))
@@ -519,7 +521,7 @@ class Dispatcher:
 
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         if self._membership.lost_ps is not None:
-            error = absent_ps_error(self._strategy, self._membership.lost_ps)
+            error = absent_ps_error(self._host, self._membership.lost_ps)
         error = self._function.error(error)
         comes_from(error, worker)
         sessions.fail(error)

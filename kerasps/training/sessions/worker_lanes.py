@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from kerasps.training.contract.staleness import StalenessMeter
 from kerasps.training.epoch.epoch_events import WorkerEnd, WorkerEnded
-from kerasps.training.sessions.staleness import StalenessMeter
 from kerasps.variables.fences import OPEN_LANE, Fences
 
 

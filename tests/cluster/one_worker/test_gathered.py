@@ -4,6 +4,7 @@ are where they were, and what they became, afterwards.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import keras
@@ -98,7 +99,9 @@ def test_a_table_is_gathered_where_it_is_hardly_one(
 ):
     """Of 512 bytes: up to 16 times what is no table."""
     sharded(num_shards, min_bytes=256)
-    monkeypatch.setitem(strategy._arguments, "table_min_bytes", min_bytes)
+    host = strategy.extended.host
+    options = dataclasses.replace(host.options, table_min_bytes=min_bytes)
+    monkeypatch.setattr(host, "options", options)
     ids = np.random.default_rng(0).integers(0, 32, (320, 2)).astype("int32")
 
     def make():

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
-from kerasps.training.epoch.metrics import MetricTotals
 
 
 class Dispatching(Protocol):

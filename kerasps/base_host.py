@@ -1,0 +1,154 @@
+"""The base of all hosts: the part of a strategy that users do not see."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import keras
+import tensorflow as tf
+
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.inputs import Input, InputArguments
+from kerasps.step import Mode, TracedStep
+from kerasps.step.tracing.traffic import TrafficMeter
+from kerasps.strategy_arguments import Partitioner, StrategyOptions
+from kerasps.training import Dispatching
+from kerasps.training.calls.scheduled import ScheduledCalls
+from kerasps.training.contract.staleness import StalenessMeter
+from kerasps.variables.placing import Extended
+
+
+class BaseHost(abc.ABC):
+    """Connects a strategy to its cluster, and does what training asks of it (`training.Host`).
+
+    Contract: once, and in this order, `connect`, `make_extended`, `begin`, and then `leave` or
+    `close`. A host that was never connected holds nothing.
+
+    Args:
+        description: the cluster, as users see it.
+        connects_to: the tasks that this process connects to, with itself as their chief.
+        options: the arguments of the strategy.
+
+    Attributes:
+        strategy: the strategy, from `make_extended` on.
+        extended: places its variables; from `make_extended` on.
+        traffic_meter: measures the traffic of `fit`; from `begin` on.
+        staleness_meter: measures how stale updates are; from `begin` on.
+        scheduled_calls: the functions that users have scheduled; None where nobody can.
+        why_no_eager_steps: why steps cannot run as plain Python here; None where they can.
+    """
+
+    strategy: tf.distribute.ParameterServerStrategy
+    extended: Extended
+    traffic_meter: TrafficMeter
+    staleness_meter: StalenessMeter
+    scheduled_calls: ScheduledCalls | None = None
+    why_no_eager_steps: str | None = None
+
+    def __init__(
+        self,
+        description: ClusterDescription,
+        connects_to: ClusterDescription,
+        options: StrategyOptions,
+    ) -> None:
+        self.description = description
+        self.connects_to = connects_to
+        self.options = options
+
+    # From the first connection to the end
+
+    @abc.abstractmethod
+    def connect(self, protocol: str | None) -> None:
+        """Connect this process to the tasks. TensorFlow's constructor is running.
+
+        Args:
+            protocol: that of the cluster resolver, such as "grpc"; None where it names none.
+        """
+
+    @abc.abstractmethod
+    def make_extended(
+        self,
+        strategy: tf.distribute.ParameterServerStrategy,
+        cluster_resolver: ClusterResolver,
+        variable_partitioner: Partitioner | None,
+    ) -> Extended:
+        """Return what places the strategy's variables."""
+
+    def begin(self) -> None:
+        """Begin what goes on for as long as the process is connected. Call when it is."""
+        self.traffic_meter = TrafficMeter(self.num_ps)
+        self.staleness_meter = StalenessMeter(self.extended.fences)
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Leave the cluster: this process ends."""
+
+    @abc.abstractmethod
+    def close(self, disconnect: Callable[[], None]) -> None:
+        """Leave a cluster that is closed while this process goes on.
+
+        Args:
+            disconnect: makes TensorFlow forget the tasks.
+        """
+
+    # What errors need (see `cluster.ClusterHost`)
+
+    @property
+    @abc.abstractmethod
+    def after_ps_loss(self) -> str:
+        """What to do when a ps is lost, for the error that says so."""
+
+    @property
+    def num_ps(self) -> int:
+        """The number of ps tasks."""
+        return len(self.connects_to.jobs["ps"])
+
+    @abc.abstractmethod
+    def hangs(self, ps: int) -> bool:
+        """Return whether a ps counts as lost since it does not answer."""
+
+    # What training needs (see `training.Host`)
+
+    @property
+    @abc.abstractmethod
+    def num_workers(self) -> int:
+        """The number of workers, with those that are lost."""
+
+    @property
+    @abc.abstractmethod
+    def num_readers(self) -> int:
+        """How many read an input of `evaluate` or `predict`."""
+
+    @property
+    @abc.abstractmethod
+    def own_devices(self) -> tuple[str, ...]:
+        """The short name of the device that computes in this process, in a tuple."""
+
+    @abc.abstractmethod
+    def devices_of(self, worker: int) -> tuple[str, ...]:
+        """Return the short names of the devices that compute on a worker."""
+
+    @abc.abstractmethod
+    def devices_of_workers(self) -> list[tuple[str, ...]]:
+        """Return, for each worker that does steps, the short names of its devices that compute."""
+
+    @abc.abstractmethod
+    def begin_fit(
+        self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
+    ) -> tuple[Input, Any]:
+        """Return the input of a `fit` that begins, and the callbacks to call in this process."""
+
+    @abc.abstractmethod
+    def dispatcher(
+        self,
+        model: keras.Model,
+        mode: Mode,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        collect_interval: float,
+    ) -> Dispatching:
+        """Return what does the executions of a loop."""

@@ -1,0 +1,281 @@
+"""The base of all strategies with ps tasks: how a process gets one, and what each offers."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat, hooks
+from kerasps.base_host import BaseHost
+from kerasps.cluster.connection.disconnection import disconnect
+from kerasps.cluster.connection.tf_info import without_info
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.local.local_registry import local_cluster_of
+from kerasps.cluster.members.reachability import wait_until_reachable
+from kerasps.errors import KeraspsError
+from kerasps.inputs import makes_quickly_deleted, quickly_deleted
+from kerasps.runtime.connected import (
+    check_not_closed,
+    connected_strategy,
+    note_closed,
+    remember_connected,
+)
+from kerasps.runtime.forks import take_note_of_forks
+from kerasps.step.tracing.traffic import LoadReport
+from kerasps.strategy_arguments import ShardLayout, SparseUpdates, UpdateMode
+from kerasps.training import Host
+from kerasps.variables.placement import Placement
+from kerasps.variables.placing import Extended
+
+
+class BaseStrategy(tf.distribute.ParameterServerStrategy):
+    """A strategy that keeps variables on ps tasks.
+
+    The constructor of each strategy checks its arguments and calls `_set_up` with its host, which
+    does what strategies do in different ways.
+    """
+
+    _connecting = threading.Lock()
+    _host: BaseHost
+
+    def __new__(cls, *args: object, **kwargs: object) -> BaseStrategy:
+        # The constructor that runs next tells whether it is for the same cluster.
+        current = connected_strategy()
+        return current if type(current) is cls else super().__new__(cls)
+
+    def _set_up(
+        self, host: BaseHost, cluster_resolver: ClusterResolver, connect_timeout: float | None
+    ) -> None:
+        """Connect, or check that this is the strategy which this process has already.
+
+        Args:
+            host: connects, and does steps; not connected yet.
+            cluster_resolver: what TensorFlow's constructor is to get.
+            connect_timeout: as for the constructor.
+        """
+        with BaseStrategy._connecting:
+            current = connected_strategy()
+            if current is not None:
+                check_not_closed("a further strategy")
+                current._check_is_wanted(self, host)
+                return
+            self._host = host
+            self._local_cluster = local_cluster_of(host.connects_to)
+            if self._local_cluster is not None:
+                self._local_cluster.check_open()
+            # What may be missing is looked for before anything is connected or patched.
+            _compat.check_overridden()
+            hooks.check_patched(hooks.PATCHES)
+            _compat.warn_of_untested_versions()
+            wait_until_reachable(host.connects_to.server_addresses, connect_timeout)
+            with without_info():
+                self._connect(cluster_resolver)
+            remember_connected(self)
+            hooks.install(hooks.PATCHES)
+
+    def _check_is_wanted(self, other: object, host: BaseHost) -> None:
+        """Check that a further call of the constructor asks for this strategy.
+
+        Raises:
+            KeraspsError: it asks for another cluster, or for an instance of another class.
+            ValueError: one of its arguments differs.
+        """
+        if host.connects_to.jobs != self._host.connects_to.jobs or other is not self:
+            raise KeraspsError(
+                "This process is connected to a cluster already, and TensorFlow connects a "
+                "process once. Expected: the cluster of its first ParameterServerStrategy, "
+                f"{_tasks(self._host.connects_to)}. Received: {_tasks(host.connects_to)}. Go on "
+                "with the first strategy and its cluster: in a notebook, make the cluster in a "
+                "cell of its own that runs once. For another cluster, restart the kernel or start "
+                "another process."
+            )
+        host.options.check_alike(self._host.options)
+
+    def _connect(self, cluster_resolver: ClusterResolver) -> None:
+        """Connect to the cluster, and put our placement in place of TensorFlow's.
+
+        Call once all tasks accept connections.
+        """
+        host = self._host
+        self._has_left = False
+        if self._local_cluster is not None:
+            # Also where what follows fails.
+            self._local_cluster.before_close(self._disconnect)
+        partitioner = host.options.variable_partitioner
+        for_num_ps = getattr(partitioner, "for_num_ps", None)
+        if for_num_ps is not None:
+            partitioner = for_num_ps(host.num_ps)
+        super().__init__(cluster_resolver, partitioner)
+        theirs: Any = self._extended
+        self._extended: Extended = host.make_extended(self, cluster_resolver, partitioner)
+        # The constructor of a strategy sets this. A `tf.function` that is called in the scope asks
+        # for it.
+        self._extended._retrace_functions_for_each_device = (
+            theirs._retrace_functions_for_each_device
+        )
+        as_training_needs_it: Host = host
+        self._extended.host = as_training_needs_it
+        host.begin()
+        take_note_of_forks()
+
+        atexit.register(self._before_tasks_end, None)
+        if self._local_cluster is not None:
+            self._local_cluster.before_close(self._before_tasks_end)
+            self._local_cluster.end_with_process()
+
+    def _connect_to_cluster(self, coordinator_name: str) -> None:
+        # TensorFlow's constructor calls this. Its own would rename the devices of this process.
+        self._num_workers = len(self._host.description.jobs["worker"])
+        self._num_ps = self._host.num_ps
+        self._host.connect(getattr(self._cluster_resolver, "rpc_layer", None))
+
+    def _before_tasks_end(self, closed_by: str | None) -> None:
+        """Leave the cluster, once.
+
+        Args:
+            closed_by: what closes it, and where; None where this process ends and the tasks are
+                somebody else's.
+        """
+        if closed_by is None:
+            hooks.leave_remote_functions()
+        if self._has_left:
+            return
+        self._has_left = True
+        if closed_by is None:
+            self._host.leave()
+        else:
+            note_closed(closed_by)
+            self._host.close(functools.partial(self._disconnect, closed_by))
+
+    def _disconnect(self, closed_by: str) -> None:
+        """Have this process forget the tasks, where it goes on without them."""
+        if self._local_cluster is not None and self._local_cluster.process_ends:
+            # TensorFlow would say of each function on the tasks that it cannot be released.
+            hooks.leave_remote_functions()
+        else:
+            disconnect(self._host.connects_to.server_addresses)
+
+    def scope(self) -> Any:
+        """Return a context manager: what is made in it is made on the cluster.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.scope()`")
+        return super().scope()
+
+    @property
+    def description(self) -> ClusterDescription:
+        """The cluster: the addresses of its tasks, by job."""
+        return self._host.description
+
+    @property
+    def after_ps_loss(self) -> str:
+        """What to do when a ps is lost, for the error that says so."""
+        return self._host.after_ps_loss
+
+    @property
+    def num_workers(self) -> int:
+        """The number of tasks that do steps, with those that are away."""
+        return self._host.num_workers
+
+    @property
+    def num_ps(self) -> int:
+        """The number of ps tasks."""
+        return self._host.num_ps
+
+    @property
+    def shard_layout(self) -> ShardLayout:
+        """`"mod"` or `"div"`: which rows of a variable are in which shard."""
+        return self._host.options.shard_layout
+
+    @property
+    def sparse_updates(self) -> SparseUpdates:
+        """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
+        return self._host.options.sparse_updates
+
+    @property
+    def table_min_bytes(self) -> int:
+        """The bytes from which on a variable that steps read by rows only is a table."""
+        return self._host.options.table_min_bytes
+
+    @property
+    def max_staleness(self) -> int | None:
+        """How many steps a worker may be ahead of the slowest; None for any number."""
+        return self._host.options.max_staleness
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a worker pulls for its next step while the push of its last is on the way."""
+        return self._host.options.overlap
+
+    @property
+    def worker_devices(self) -> tuple[str, ...] | None:
+        """The names of the devices that compute on each worker; None for those that it has."""
+        return self._host.options.worker_devices
+
+    @property
+    def update_mode(self) -> UpdateMode:
+        """`"async"`, or `"sync"` where an update is made of the gradients of all workers."""
+        return self._host.options.update_mode
+
+    @property
+    def num_backup_workers(self) -> int:
+        """How many workers, the slowest, a synchronous update does not wait for."""
+        return self._host.options.num_backup_workers
+
+    def experimental_distribute_dataset(
+        self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+    ) -> Any:
+        """Return a dataset for `coordinator.create_per_worker_dataset`, as TensorFlow documents it.
+
+        It is not tuned by tf.data unless its options say `autotune.enabled = True`.
+
+        Args:
+            dataset: the `tf.data.Dataset`.
+            options: a `tf.distribute.InputOptions`.
+        """
+        return super().experimental_distribute_dataset(quickly_deleted(dataset), options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[..., tf.data.Dataset],
+        options: tf.distribute.InputOptions | None = None,
+    ) -> Any:
+        """Return a dataset for `coordinator.create_per_worker_dataset`, as TensorFlow documents it.
+
+        It is not tuned by tf.data unless its options say `autotune.enabled = True`.
+
+        Args:
+            dataset_fn: given a `tf.distribute.InputContext`, returns a `tf.data.Dataset`.
+            options: a `tf.distribute.InputOptions`.
+        """
+        return super().distribute_datasets_from_function(makes_quickly_deleted(dataset_fn), options)
+
+    def placement(self) -> Placement:
+        """Return how many variables and bytes every ps holds, and its device; prints as a table.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.placement()`")
+        return self._extended.ledger.placement()
+
+    def load_report(self) -> LoadReport:
+        """Return the traffic of every ps in the running or last `fit`; prints as a table.
+
+        Traffic is what a ps hands out and takes in: rows and bytes, per second.
+        """
+        return self._host.traffic_meter.report()
+
+
+def _tasks(description: ClusterDescription) -> str:
+    return "; ".join(
+        f"{job} at {', '.join(addresses)}" for job, addresses in description.jobs.items()
+    )

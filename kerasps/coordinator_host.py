@@ -1,0 +1,174 @@
+"""The host of a strategy whose process coordinates workers: watches them, and sends them steps."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import keras
+import tensorflow as tf
+
+from kerasps.base_host import BaseHost
+from kerasps.cluster.connection.connect import connect_to_tasks
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.worker_devices import FIRST_CPU, WorkerDevices
+from kerasps.cluster.members.membership import Membership
+from kerasps.inputs import Input, InputArguments, as_input
+from kerasps.step import Mode, TracedStep
+from kerasps.step.running.replica_run import run_in_graph
+from kerasps.strategy_arguments import Partitioner, StrategyOptions
+from kerasps.training import Dispatching
+from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.calls.scheduled import ScheduledCalls
+from kerasps.training.sessions.dispatcher import Dispatcher
+from kerasps.variables.away import AwayStates
+from kerasps.variables.flights import wait_for_flights
+from kerasps.variables.placing import Extended
+from kerasps.variables.row_pools import RowPools
+
+# For steps in flight when the cluster is closed: they fail at once, unless a worker computes.
+_LANDING_S = 2.0
+
+
+class CoordinatorHost(BaseHost):
+    """The host of a strategy whose process coordinates workers (see `training.HostOfWorkers`).
+
+    Args:
+        description: the cluster.
+        options: the arguments of the strategy.
+        cluster_resolver: is asked where the workers are, again and again.
+
+    Attributes:
+        membership: watches the tasks; from `begin` on.
+    """
+
+    membership: Membership
+    after_ps_loss = (
+        "Start the ps again and this script with it, from the last checkpoint: "
+        "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
+    )
+
+    def __init__(
+        self,
+        description: ClusterDescription,
+        options: StrategyOptions,
+        cluster_resolver: ClusterResolver,
+    ) -> None:
+        super().__init__(description, description, options)
+        self._devices = WorkerDevices(options.worker_devices)
+
+        self._cluster_resolver = cluster_resolver
+
+    def connect(self, protocol: str | None) -> None:
+        """Connect this process to the tasks, as the one that dispatches and does not compute."""
+        # Were its GPUs visible, its TensorFlow would take their memory from a worker beside it. Too
+        # late when TensorFlow has been initialised: then its owner wants the GPU, and keeps it.
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_visible_devices([], "GPU")
+        connect_to_tasks(self.connects_to, protocol=protocol)
+
+    def make_extended(
+        self,
+        strategy: tf.distribute.ParameterServerStrategy,
+        cluster_resolver: ClusterResolver,
+        variable_partitioner: Partitioner | None,
+    ) -> Extended:
+        """Return what places the strategy's variables."""
+        options, self.strategy = self.options, strategy
+        self.extended = Extended(
+            strategy, cluster_resolver, variable_partitioner, options.shard_layout
+        )
+        if options.sparse_updates == "lazy":  # else tables are updated as a whole
+            self.extended.row_pools = RowPools(options.table_min_bytes)
+        return self.extended
+
+    def begin(self) -> None:
+        """Watch the tasks from here on, and take workers back that come back.
+
+        Raises ValueError where a worker has not all devices that are wanted.
+        """
+        self._devices.check(self.description.jobs.get("worker", ()))
+        super().begin()
+        self.membership = Membership(self.description.server_addresses, self._resolve)
+        self.membership.start()
+        coordinator = self.coordinator
+        self.scheduled_calls = calls = ScheduledCalls(self)
+        self._port = CoordinatorPort(coordinator)
+        self._port.replace_failure_handler(self.membership, calls)
+        self.extended.away = AwayStates(self.extended.mutex)
+        self.extended.replica_runner = functools.partial(run_in_graph, self, calls)
+
+    def _resolve(self) -> dict[int, str]:
+        """Return where the workers are now."""
+        workers = self._cluster_resolver.cluster_spec().as_dict().get("worker", {})
+        return dict(workers) if isinstance(workers, dict) else dict(enumerate(workers))
+
+    def leave(self) -> None:
+        """Watch the tasks no more: this process ends."""
+        self.membership.stop()
+
+    def close(self, disconnect: Callable[[], None]) -> None:
+        """End what workers do for this process, which goes on without them."""
+        self.membership.close()
+        # Before calls are cancelled: tasks would be told to delete what these were to return.
+        disconnect()
+        self._port.close()
+        wait_for_flights(_LANDING_S)
+
+    @property
+    def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:
+        """The `ClusterCoordinator` of the strategy."""
+        return tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+
+    def hangs(self, ps: int) -> bool:
+        """Return whether a ps counts as lost since it does not answer."""
+        return self.membership.hangs(ps)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of worker tasks, with those that are lost."""
+        return self.membership.num_workers
+
+    @property
+    def num_readers(self) -> int:
+        """How many read an input of `evaluate` or `predict`."""
+        return self.num_workers
+
+    @property
+    def own_devices(self) -> tuple[str, ...]:
+        """The device that computes in this process: its GPUs are the workers'."""
+        return (FIRST_CPU,)
+
+    def devices_of(self, worker: int) -> tuple[str, ...]:
+        """Return the short names of the devices that compute on a worker."""
+        return self._devices.of(worker, self.num_workers)
+
+    def devices_of_workers(self) -> list[tuple[str, ...]]:
+        """Return, for each worker, what `devices_of` does."""
+        return self._devices.of_all(self.num_workers)
+
+    def device_of_calls(self) -> tuple[str, bool]:
+        """Return the device of scheduled functions, and whether all workers have it."""
+        return self._devices.of_calls(self.num_workers)
+
+    def begin_fit(
+        self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
+    ) -> tuple[Input, Any]:
+        """Return an input that all workers read, and the user's callbacks."""
+        return as_input(data, self.num_workers, **arguments), callbacks
+
+    def dispatcher(
+        self,
+        model: keras.Model,
+        mode: Mode,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        collect_interval: float,
+    ) -> Dispatching:
+        """Return what sends the executions of a loop to the workers."""
+        del model, mode
+        return Dispatcher(self, function, inputs, collect_interval=collect_interval)

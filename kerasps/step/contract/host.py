@@ -1,0 +1,41 @@
+"""The strategy as a step sees it: `StepHost`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+from kerasps.runtime.connected import ClusterHost
+from kerasps.strategy_arguments import StrategyOptions
+from kerasps.variables.placing import Extended
+
+
+class StepHost(ClusterHost, Protocol):
+    """The strategy as a step sees it: its options, its devices, and where its variables are."""
+
+    @property
+    def strategy(self) -> tf.distribute.ParameterServerStrategy:
+        """The strategy, which is current while a step is traced."""
+
+    @property
+    def options(self) -> StrategyOptions:
+        """The arguments of the strategy."""
+
+    @property
+    def extended(self) -> Extended:
+        """Places the strategy's variables, and knows their locks and lanes."""
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers, with those that are lost."""
+
+    def devices_of_workers(self) -> list[tuple[str, ...]]:
+        """Return, for each worker that does steps, the short names of its devices that compute."""
+
+
+def step_host_of(model: keras.Model) -> StepHost:
+    """Return the host of the strategy that trains `model`."""
+    host: StepHost = model._distribute_strategy.extended.host
+    return host

@@ -1,0 +1,276 @@
+"""The host of a strategy whose workers drive their own steps: does them in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import keras
+import tensorflow as tf
+
+from kerasps.base_host import BaseHost
+from kerasps.cluster.connection.connect import connect_to_tasks
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.worker_devices import compute_devices, devices_of_task
+from kerasps.errors import UnsupportedError
+from kerasps.inputs import DatasetCreator, Input, InputArguments, as_input
+from kerasps.runtime.devices import COORDINATOR_TASK
+from kerasps.step import TRAIN, Mode, TracedStep
+from kerasps.strategy_arguments import Partitioner, StrategyOptions
+from kerasps.training import Dispatching
+from kerasps.worker_driven.fit_news import FitNews, TellStop
+from kerasps.worker_driven.own_steps import OwnSteps
+from kerasps.worker_driven.run import Run
+from kerasps.worker_driven.shared_variables import SharedExtended
+from kerasps.worker_driven.step_budget import StepBudget
+
+_LOGGER = logging.getLogger("kerasps")
+
+# Callbacks that write files, or change what all workers share: one of each is enough.
+_OF_CHIEF = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+    keras.callbacks.TensorBoard,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerDrivenOptions(StrategyOptions):
+    """The arguments of the constructor that make one strategy differ from another for a cluster.
+
+    Attributes:
+        run_id: the name of the run; None for the environment's.
+        chief_timeout: seconds to wait for the chief; None for the environment's.
+    """
+
+    run_id: str | None
+    chief_timeout: float | None
+
+
+class WorkerHost(BaseHost):
+    """The host of a strategy whose workers drive their own steps (see `training.Host`).
+
+    Args:
+        cluster: the tasks, and which of them this process is.
+        options: the arguments of the strategy.
+    """
+
+    after_ps_loss = (
+        "Start the ps and the workers again, from the last checkpoint: "
+        "`kerasps.train_and_evaluate` goes on there by itself."
+    )
+    why_no_eager_steps = (
+        "Steps that run eagerly read and write variables one by one, and workers would undo "
+        "what others have done. Expected: a model compiled without `run_eagerly=True`. "
+        "Received: `run_eagerly=True`. Debug with one plain process, or with "
+        "`kerasps.ParameterServerStrategy`."
+    )
+    num_readers = 1
+    # The steps that all workers do together; None without a limit.
+    _max_steps: int | None = None
+
+    def __init__(self, cluster: ClusterDescription, options: WorkerDrivenOptions) -> None:
+        tasks = {"chief": (str(cluster.address),), "ps": cluster.jobs["ps"]}
+        super().__init__(cluster, ClusterDescription(tasks, "chief", 0), options)
+        self._run_id, self._chief_timeout = options.run_id, options.chief_timeout
+
+    def connect(self, protocol: str | None) -> None:
+        """Connect this process to the ps. All its devices stay visible: it computes."""
+        task = self.description.task_type, self.description.task_index
+        connect_to_tasks(self.connects_to, protocol=protocol, own_task=task)
+
+    def make_extended(
+        self,
+        strategy: tf.distribute.ParameterServerStrategy,
+        cluster_resolver: ClusterResolver,
+        variable_partitioner: Partitioner | None,
+    ) -> SharedExtended:
+        """Return what places the strategy's variables, in each worker alike."""
+        self.strategy = strategy
+        self._run = Run(
+            self._run_id,
+            is_chief=self.is_chief,
+            chief=_chief_text(self.description),
+            timeout=self._chief_timeout,
+        )
+        self.extended = extended = SharedExtended(
+            strategy, cluster_resolver, variable_partitioner, self.options.shard_layout, self._run
+        )
+        return extended
+
+    def begin(self) -> None:
+        """Begin the run, or join it."""
+        super().begin()
+        self._run.open(self.extended.mutex)
+
+    def leave(self) -> None:
+        """End the run, where this process is its chief and did not fail."""
+        # A chief that failed is started again, and goes on with the run. Python leaves the error
+        # here that it has ended in.
+        if self.is_chief and not hasattr(sys, "last_value"):
+            self._run.finish()
+
+    def close(self, disconnect: Callable[[], None]) -> None:
+        """Leave a cluster that is closed; no other task does anything for this process."""
+        self.leave()
+        disconnect()
+
+    def hangs(self, ps: int) -> bool:
+        """Return False: nobody watches the ps, and a call to one that hangs ends in an error."""
+        del ps
+        return False
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the chief, which writes files and sees merged metrics."""
+        return _is_chief(self.description)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of processes that do steps: the worker tasks, and a chief."""
+        return len(self.description.jobs["worker"]) + len(self.description.jobs.get("chief", ()))
+
+    @property
+    def worker_index(self) -> int:
+        """The place of this process among those that do steps, from 0; a chief comes first."""
+        if self.description.task_type == "chief":
+            return 0
+        return self.description.task_index + len(self.description.jobs.get("chief", ()))
+
+    @property
+    def begins_run(self) -> bool:
+        """Whether this process gives the variables their initial values."""
+        return self._run.is_new
+
+    @contextlib.contextmanager
+    def limited_to(self, max_steps: int | None) -> Iterator[None]:
+        """In this context, `fit` stops when the steps of all workers are `max_steps`."""
+        self._max_steps = max_steps
+        try:
+            yield
+        finally:
+            self._max_steps = None
+
+    def devices_of(self, worker: int) -> tuple[str, ...]:
+        """Return the short name of the device that computes here, in a tuple.
+
+        Raises ValueError for another worker: this process knows its own devices alone.
+        """
+        if worker != self.worker_index:
+            raise ValueError(
+                "A worker that drives its own steps knows its own devices alone. Expected: "
+                f"worker={self.worker_index}, this process. Received: worker={worker!r}. Ask for "
+                "them in that worker."
+            )
+        return compute_devices(devices_of_task(COORDINATOR_TASK), None)[:1]
+
+    def devices_of_workers(self) -> list[tuple[str, ...]]:
+        """Return the devices of this process, for which alone it traces steps."""
+        return [self.own_devices]
+
+    @property
+    def own_devices(self) -> tuple[str, ...]:
+        """The short name of the device that computes in this process, in a tuple."""
+        return self.devices_of(self.worker_index)
+
+    def begin_fit(
+        self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
+    ) -> tuple[Input, Any]:
+        """Return this worker's share of an input, and the callbacks that are its own to call."""
+        return self._input_of_fit(data, **arguments), self._callbacks_of_fit(callbacks)
+
+    def _input_of_fit(self, data: object, **arguments: Unpack[InputArguments]) -> Input:
+        number, self._run.num_fits = self._run.num_fits, self._run.num_fits + 1
+        workers, own = self.num_workers, self.worker_index
+        if isinstance(data, DatasetCreator):
+            return as_input(_share_of(data, workers, own), 1, **arguments)
+        inputs = as_input(data, workers, **arguments)
+        if inputs.num_splits > 1:
+            # All workers read it in the order that the chief has drawn, each its own batches.
+            inputs.start_pass(0, must_end=False)
+            position = self._run.agreed(
+                f"fit {number}/order", lambda: inputs.position(in_epoch=True)
+            )
+            inputs.resume_order(position, passes_to_repeat=1)
+            if inputs.num_batches is not None:
+                inputs.num_batches = len(range(own, inputs.num_batches, workers))
+        return inputs
+
+    def _callbacks_of_fit(self, callbacks: object) -> Any:
+        given = _listed(callbacks)
+        for callback in given:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                raise UnsupportedError(
+                    "A worker that drives its own steps has nothing to back up: the variables are "
+                    "on the ps, and a worker that comes back goes on with them. Expected: "
+                    "`keras.callbacks.ModelCheckpoint`, against the loss of a ps. Received: "
+                    "`BackupAndRestore`. Take it out of `callbacks`."
+                )
+        if self.is_chief:
+            own = [*given, TellStop(self._run, self._run.num_fits - 1)]
+        else:
+            own = [callback for callback in given if not isinstance(callback, _OF_CHIEF)]
+            left_out = [type(c).__name__ for c in given if isinstance(c, _OF_CHIEF)]
+            if left_out:
+                _LOGGER.info("Left to the chief: %s.", ", ".join(left_out))
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.callbacks = own
+            return callbacks
+        return own
+
+    def dispatcher(
+        self,
+        model: keras.Model,
+        mode: Mode,
+        function: TracedStep,
+        inputs: Input,
+        *,
+        collect_interval: float,
+    ) -> Dispatching:
+        """Return what does the executions of a loop in this process."""
+        news = budget = None
+        if mode is TRAIN and self.num_workers > 1:
+            news = FitNews(self._run, model, function, self._run.num_fits - 1)
+        if mode is TRAIN and self._max_steps is not None:
+            budget = StepBudget(self._run, model, self._max_steps)
+        return OwnSteps(
+            function,
+            inputs,
+            split=self.worker_index if inputs.num_splits > 1 else 0,
+            devices=self.own_devices,
+            seed_offset=self._run.seed_offset,
+            news=news,
+            budget=budget,
+        )
+
+
+def _is_chief(cluster: ClusterDescription) -> bool:
+    if "chief" in cluster.jobs:
+        return cluster.task_type == "chief"
+    return cluster.task_index == 0
+
+
+def _chief_text(cluster: ClusterDescription) -> str:
+    job = "chief" if "chief" in cluster.jobs else "worker"
+    return f"{job} 0 at {cluster.jobs[job][0]}"
+
+
+def _share_of(creator: DatasetCreator, num_workers: int, worker: int) -> DatasetCreator:
+    """Return a creator of the dataset of one worker, whoever asks."""
+    context = tf.distribute.InputContext(num_workers, worker, num_replicas_in_sync=1)
+    return DatasetCreator(lambda _: creator(context), creator.input_options)
+
+
+def _listed(callbacks: object) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return list(keras.tree.flatten(callbacks)) if callbacks is not None else []
