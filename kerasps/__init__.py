@@ -115,7 +115,7 @@ _MODULES = {
     "RunConfig": "worker_driven",
     "SidecarEvaluator": "evaluator.sidecar",
     "SidecarEvaluatorModelExport": "evaluator.best_model",
-    "Staleness": "training",
+    "Staleness": "training.contract.staleness",
     "StalenessLogger": "callbacks",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placement",
@@ -124,7 +124,7 @@ _MODULES = {
     "TrainingEndMarker": "evaluator.training_end",
     "WorkerDrivenStrategy": "worker_driven",
     "WorkerInfo": "cluster.members.membership",
-    "WorkerStaleness": "training",
+    "WorkerStaleness": "training.contract.staleness",
     "train_and_evaluate": "worker_driven",
 }
 

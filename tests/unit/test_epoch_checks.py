@@ -14,6 +14,7 @@ from kerasps.training.epoch.epoch_events import (
     ResultCollected,
     SessionBegan,
     SplitOpened,
+    SplitPosition,
     StepsAsked,
     WorkerEnd,
     WorkerEnded,
@@ -21,7 +22,7 @@ from kerasps.training.epoch.epoch_events import (
 )
 from kerasps.training.epoch.epoch_log import EpochLog
 from kerasps.training.epoch.epoch_state import EpochState
-from kerasps.training.epoch.splits import SplitStatus
+from kerasps.training.epoch.splits import SplitLedger, SplitStatus
 from kerasps.training.epoch.worker_state import WorkerStatus
 
 
@@ -161,6 +162,11 @@ def test_two_parts_of_a_split_do_not_overlap():
     with pytest.raises(AssertionError, match="the same batches"):
         state.splits.validate([1, 1, 0])
     assert state.splits.status(2) is SplitStatus.READ
+
+
+def test_a_part_that_is_read_to_its_end_may_end_where_another_begins():
+    parts = (SplitPosition(0, 0, 18), SplitPosition(0, 37, 75), SplitPosition(0, 37, 37))
+    SplitLedger(1, parts).validate([0, 0, 0])
 
 
 @pytest.mark.parametrize(

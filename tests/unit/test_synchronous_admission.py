@@ -136,7 +136,8 @@ class Cluster:
             self.settle_joint()
             self.mailboxes[worker].clear()
             self.left[worker], self.held[worker] = None, 0
-            pushed, self.pushed[worker] = self.pushed[worker], 0
+            # Below 0 while it does again what was applied before.
+            pushed, self.pushed[worker] = max(self.pushed[worker], 0), 0
             self.has_session[worker] = self.is_open[worker] = False
             self.hand_out(WorkerEnded(worker, WorkerEnd.FAILED, (pushed,)))
 

@@ -7,6 +7,7 @@ a split of the ledger's own, with a number behind those of the input's.
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -257,7 +258,11 @@ class SplitLedger:
         """
         assert self._num_unfinished == len(self.all_unfinished()), "executions are miscounted"
         ends: dict[int, int] = {}
-        in_order = sorted(self._splits, key=lambda split: (split.source, split.confirmed))
+        # One that is read to its end lies before the next, which begins there.
+        in_order = sorted(
+            self._splits,
+            key=lambda s: (s.source, s.confirmed, math.inf if s.end is None else s.end),
+        )
         for split in in_order:
             begin = ends.get(split.source, 0)
             assert begin <= split.confirmed, "two parts of a split have the same batches"
