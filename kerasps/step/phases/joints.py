@@ -141,7 +141,12 @@ class _Aside:
             for update, own in zip(changes.updates, specs.updates, strict=True)
         ]
         self._slots = PushMessage(
-            updates, slots(_Sum, specs.deltas), slots(_Last, specs.assigned), None, None, None
+            updates=updates,
+            deltas=slots(_Sum, specs.deltas),
+            assigned=slots(_Last, specs.assigned),
+            lane=None,
+            number=None,
+            clock=None,
         )
 
     def add(self, message: PushMessage, places: RowPlaces) -> None:

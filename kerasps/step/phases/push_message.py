@@ -333,12 +333,12 @@ class DeviceChanges:
         numbered: bool,
     ) -> PushMessage:
         return PushMessage(
-            [update.specs(of_fused, of_group) for update in self.updates],
-            [shard.spec for shard in self.deltas],
-            [shard.spec for shard in self.assigned],
-            tf.TensorSpec([], tf.int32),
-            tf.TensorSpec([], tf.int32) if numbered else None,
-            tf.TensorSpec([], tf.int64) if clocked else None,
+            updates=[update.specs(of_fused, of_group) for update in self.updates],
+            deltas=[shard.spec for shard in self.deltas],
+            assigned=[shard.spec for shard in self.assigned],
+            lane=tf.TensorSpec([], tf.int32),
+            number=tf.TensorSpec([], tf.int32) if numbered else None,
+            clock=tf.TensorSpec([], tf.int64) if clocked else None,
         )
 
     def select(self, step: StepContext) -> PushMessage:
@@ -347,10 +347,10 @@ class DeviceChanges:
         deltas = ByIdentity(zip(self.changes.deltas, outputs.deltas, strict=True))
         assigned = ByIdentity(zip(self.changes.assigned, outputs.assigned, strict=True))
         return PushMessage(
-            [update.select(step, outputs) for update in self.updates],
-            [shard.of(deltas[shard.variable]) for shard in self.deltas],
-            [shard.of(assigned[shard.variable]) for shard in self.assigned],
-            step.lanes[self.device],
-            step.number,
-            step.clocks.get(self.device),
+            updates=[update.select(step, outputs) for update in self.updates],
+            deltas=[shard.of(deltas[shard.variable]) for shard in self.deltas],
+            assigned=[shard.of(assigned[shard.variable]) for shard in self.assigned],
+            lane=step.lanes[self.device],
+            number=step.number,
+            clock=step.clocks.get(self.device),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, assert_never
 
 from kerasps.runtime.devices import ps_device
 from kerasps.step.contract.compute_messages import ComputeOutputs
@@ -95,9 +95,13 @@ class FitSurroundings:
         self, method: str, updates: Sequence[Update], inventory: Inventory, changes: StepChanges
     ) -> UpdateRule:
         options, extended = self.host.options, self.host.extended
-        if options.update_mode != "sync":
-            return Immediate(extended.fences)
-        check_synchronous(method, updates, inventory)
+        match options.update_mode:
+            case "async":
+                return Immediate(extended.fences)
+            case "sync":
+                check_synchronous(method, updates, inventory)
+            case unknown:
+                assert_never(unknown)
         if not changes.devices:
             return Immediate(extended.fences)
         joints = Joints(changes.devices, extended.mutex, options.num_backup_workers)
