@@ -99,8 +99,8 @@ def test_the_script_reads_the_terminals_stdin(launch):
 
 
 INTERRUPTED = """
-from kerasps.cluster.description import read_tf_config
-from kerasps.cluster.reachability import unreachable
+from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.members.reachability import unreachable
 interrupts = []
 def interrupt(number, frame):
     interrupts.append(number)

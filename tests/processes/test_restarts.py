@@ -28,7 +28,7 @@ with (here / "starts").open("a") as file:
 start = len((here / "starts").read_text().splitlines())
 """
 TOLD = """
-from kerasps.cluster.supervision import tell_supervisor
+from kerasps.runtime.supervision import tell_supervisor
 """
 
 
