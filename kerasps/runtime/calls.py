@@ -33,7 +33,7 @@ def call_flat(
         tensors: its arguments, flat, of the dtypes that it takes.
     """
     # A concrete function would add to an error of its graph where its operations were made. That is
-    # not known here, and `tf_errors` takes it away.
+    # not known here, and `runtime.errors` takes it away.
     outputs = _compat.eager_context().call_function(
         function.name, [*tensors, *function.captured_inputs], len(function.outputs)
     )

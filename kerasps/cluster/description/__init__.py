@@ -1,4 +1,4 @@
-"""Which tasks there are: the addresses by job, and the devices of the workers.
+"""The tasks of a cluster: their addresses by job, and the devices of the workers.
 
 Contract: reads and checks what the user says; starts nothing and connects to nothing.
 """

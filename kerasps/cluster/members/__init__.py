@@ -1,4 +1,4 @@
-"""Which workers and ps answer at this moment, and which are lost or come back.
+"""The workers and ps that answer at this moment, and those that are lost or come back.
 
 Contract: asks servers over sockets and tells `Membership` what it found; it changes no task.
 """

@@ -1,4 +1,4 @@
-"""What the phases of a step agree on: the variables that it touches, and what enters and leaves it.
+"""Records that the phases of a step share: its variables, and what enters and leaves it.
 
 Contract: records that a trace fills and that the other phases read.
 """

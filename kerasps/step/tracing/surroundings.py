@@ -1,4 +1,4 @@
-"""What a step gets and leaves beside its data: as a step of `fit`, or of a scheduled function.
+"""The surroundings of a step: those of `fit`, or those of a function that users schedule.
 
 The states of metrics and of seed generators are sent to a step of `fit`, and returned by it. Those
 of a function that users schedule are on a ps meanwhile, since nobody knows where its calls run.

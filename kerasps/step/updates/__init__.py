@@ -1,4 +1,4 @@
-"""What one `optimizer.apply` does to a variable, on the worker and on the ps.
+"""The work of one `optimizer.apply` on a variable, on the worker and on the ps.
 
 Contract: traces and runs an optimizer's `update_step`; sends nothing.
 """

@@ -1,4 +1,4 @@
-"""What the rooms of training agree on: the host of a strategy, and what carries out executions.
+"""Protocols that the rooms of training share: the host of a strategy, and who does executions.
 
 Contract: protocols and records; nothing here runs a step.
 """

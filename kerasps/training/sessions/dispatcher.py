@@ -297,7 +297,8 @@ class Dispatcher:
                 if waiting_since - began > say_after:
                     say_after *= 2
                     _LOGGER.warning(self._out_text(waiting_since - began))
-                    _LOGGER.debug(self._channel.history())
+                    if _LOGGER.isEnabledFor(logging.DEBUG):  # the text is long
+                        _LOGGER.debug(self._channel.history())
                 continue
             waited = time.monotonic() - waiting_since
             if waited > _WARN_AFTER_S and not has_warned:
