@@ -22,7 +22,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from kerasps.errors import KeraspsError
@@ -61,7 +60,7 @@ class Fences:
         self._free = deque(range(OPEN_LANE + 1, num_lanes))
         self._held: dict[int, None] = {}
         self._tables: dict[str, NamedVariable] = {}
-        self._functions: dict[tuple[str, str], OnPS] = {}
+        self._calls: dict[str, _LaneCalls] = {}
 
     def table(self, device: str) -> NamedVariable:
         """Return the table of lanes on the ps `device` (see `lane_table`)."""
@@ -86,11 +85,13 @@ class Fences:
             KeraspsError: all lanes are in use.
             tf.errors.OpError: a ps is lost.
         """
+        # Now, while all tasks answer: see `_LaneCalls`.
+        calls = [self._calls_on(device) for device in devices]
         lane = self._take()
         self._held[lane] = None
         if lane >= NUM_LANES:  # it takes the place of another
             try:
-                self._call("open", open_anew, lane, devices)
+                call_on_each([call.open for call in calls], lane)
             except BaseException:
                 self.give_back(lane)
                 raise
@@ -145,7 +146,8 @@ class Fences:
             self.give_back(lane)
 
     def _close(self, lane: int, devices: Sequence[str]) -> list[LaneRecord]:
-        return [LaneRecord.of(row) for row in self._call("close", close, lane, devices)]
+        closings = [self._calls_on(device).close for device in devices]
+        return [LaneRecord.of(row) for row in call_on_each(closings, lane)]
 
     def records(self, lanes: Sequence[int], devices: Sequence[str]) -> list[list[LaneRecord]]:
         """Return what each of `devices` has noted of each of `lanes`. Thread: any.
@@ -158,38 +160,36 @@ class Fences:
 
         if not lanes:
             return []
-        found = call_on_each([self._reading(device) for device in devices], lanes)
+        found = call_on_each([self._calls_on(device).read for device in devices], lanes)
         return [[LaneRecord.of(row) for row in rows] for rows in found]
-
-    def _reading(self, device: str) -> OnPS:
-        table = self.table(device)
-        with self._lock:
-            if ("read", device) not in self._functions:
-                self._functions["read", device] = OnPS(
-                    device,
-                    lambda lanes: read_lanes(table.handle, lanes),
-                    tf.TensorSpec([None], tf.int32),
-                )
-            return self._functions["read", device]
 
     def close_call(self, lane: int, number: int, devices: Sequence[str]) -> tuple[int, ...]:
         """Do as `close_lane` for a lane of calls; return how many of one call were applied."""
         ends = [split_entry(entry) for entry in self.close_lane(lane, devices)]
         return tuple(count if last == number else 0 for last, count in ends)
 
-    def _call(
-        self, name: str, function: Callable[..., tf.Tensor], lane: int, devices: Sequence[str]
-    ) -> list[np.ndarray]:
-        return call_on_each([self._traced(name, function, device) for device in devices], lane)
-
-    def _traced(self, name: str, function: Callable[..., tf.Tensor], device: str) -> OnPS:
+    def _calls_on(self, device: str) -> _LaneCalls:
         table = self.table(device)
         with self._lock:
-            if (name, device) not in self._functions:
-                self._functions[name, device] = OnPS(
-                    device,
-                    lambda lane: function(table.handle, lane),
-                    tf.TensorSpec([], tf.int32),
-                    mutex=self._mutex(device),
-                )
-            return self._functions[name, device]
+            if device not in self._calls:
+                self._calls[device] = _LaneCalls(device, table.handle, self._mutex(device))
+            return self._calls[device]
+
+
+class _LaneCalls:
+    """What one ps is asked to do with lanes.
+
+    TensorFlow tells every task of a function that is traced, and keeps this process from all else
+    until each has replied. A lane is closed when a worker hangs; so nothing is traced then.
+
+    Args:
+        device: the device of the ps.
+        table: the handle of its table of lanes.
+        mutex: its lock.
+    """
+
+    def __init__(self, device: str, table: tf.Tensor, mutex: tf.Tensor) -> None:
+        lane, lanes = tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.int32)
+        self.open = OnPS(device, lambda lane: open_anew(table, lane), lane, mutex=mutex)
+        self.close = OnPS(device, lambda lane: close(table, lane), lane, mutex=mutex)
+        self.read = OnPS(device, lambda lanes: read_lanes(table, lanes), lanes)

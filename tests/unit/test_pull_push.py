@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context as tf_context
 
 from kerasps.errors import KeraspsError
 from kerasps.step.layout.fused import FusedVariables
@@ -483,6 +484,24 @@ def test_a_place_is_used_until_the_number_of_a_lane_is_no_int32(monkeypatch):
         fences.give_back(lane)
     with pytest.raises(KeraspsError, match="No lane is free"):
         fences.open_lane(devices)
+
+
+def test_all_that_lanes_need_is_traced_when_the_first_is_opened(monkeypatch):
+    """A function that is traced waits for all tasks, and lanes are closed when a worker hangs."""
+    fences, _, devices = pushing_in_lanes(num_lanes=3)
+    lane = fences.open_lane(devices)
+
+    def no_more(self, function, *args):
+        raise AssertionError(f"traced too late: {function}")
+
+    monkeypatch.setattr(tf_context.Context, "add_c_function", no_more)
+    fences.records([lane], devices)
+    fences.retire_lane(lane, devices)
+    for _ in range(3):
+        lane = fences.open_lane(devices)
+        fences.close_lane(lane, devices)
+        fences.give_back(lane)
+    assert lane >= NUM_LANES, "one that takes the place of another"
 
 
 # Staleness
