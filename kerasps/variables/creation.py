@@ -100,14 +100,14 @@ class _New:
         """Create a shard, or a whole variable; as a slot, in the pool of what it is beside."""
         pools, rows = self.extended.row_pools, None
         if self.is_table:
-            own = device or self.extended.next_device()
+            own = device or self.extended.next_device(shape, self.dtype)
             rows = pools.add(own, shape, self.dtype, trainable=self.trainable, name=name)
         elif isinstance(beside, PooledRows):
             rows = pools.add_slot(beside, self.dtype, name)
         if rows is not None:
             with tf.init_scope(), entering(None), tf.device(rows.device):
                 rows.assign(on_own_task(initial_value))
-            self.extended.ledger.add(rows)
+            self.extended.ledger.add(rows, is_placed=self.is_table and device is None)
             return rows
         variable = self.apart(device, shape, initial_value, name)
         if self.is_table:

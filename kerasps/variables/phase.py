@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import keras
@@ -62,7 +62,6 @@ class _ThreadState(threading.local):
     before_access: Callable[[], None] | None = None
     num_assignments: int = 0
     strategy: Any = None
-    elsewhere: Mapping[Any, tuple[tf.Variable, ...]] | None = None
 
 
 _STATE = _ThreadState()
@@ -87,17 +86,6 @@ def _holding(name: str, value: object) -> Iterator[None]:
 def entering(new_phase: Phase | None) -> contextlib.AbstractContextManager[None]:
     """In this context, resolve variables through `new_phase` in this thread; None: to storages."""
     return _holding("phase", new_phase)
-
-
-def lying_elsewhere(
-    shards: Mapping[Any, tuple[tf.Variable, ...]],
-) -> contextlib.AbstractContextManager[None]:
-    """In this context, variables have other shards than those of their storage in this thread.
-
-    Args:
-        shards: the shards of each variable that is not where its storage is.
-    """
-    return _holding("elsewhere", shards)
 
 
 def as_replica(num_replicas: int) -> contextlib.AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Keeps account of which ps holds which variable, and reports it."""
+"""Chooses the ps of each new variable, keeps account of who holds which, and reports it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import math
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import tensorflow as tf
 
 from kerasps.runtime.devices import ps_device
+
+# A variable, or a shard of one, of up to so many bytes is small: to read or update it takes less
+# time than to start the operation.
+SMALL_BYTES = 2**18
+# So many bytes of small variables go to one ps, one after the other. To move them in a step takes
+# about as long as the messages to one more ps.
+RUN_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -136,49 +143,104 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-class _Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
+    """A variable, or a shard of one, that a ps holds.
+
+    Attributes:
+        name: its name in messages.
+        ps: the index of the ps.
+        num_bytes: its size.
+        is_placed: whether the ledger chose the ps. Slots, for example, go beside their variables.
+    """
+
     name: str
+    ps: int
     num_bytes: int
-    weight: int
+    is_placed: bool
 
 
 class PlacementLedger:
-    """The variables that live on each ps now, and the ps that takes the next one."""
+    """Keeps account of the variables on each ps, and chooses the ps of each new one.
+
+    A new variable goes to the ps with the fewest bytes. A small one goes to the ps of the variable
+    that was placed before it, until 1 MiB of small ones lie there in a row: a step sends each ps
+    that it needs a message, and a message costs the same however little is in it. A large variable
+    that follows small ones may join them, since these do not count for it.
+    """
 
     def __init__(self, num_ps: int) -> None:
-        self._variables: list[dict[int, _Held]] = [{} for _ in range(num_ps)]
+        self._num_ps = num_ps
+        # By the `id` of the variable, in the order in which they were made.
+        self._held: dict[int, Held] = {}
         # Of variables that steps look rows up in: whether they are small, name and bytes.
         self._looked_up: dict[int, tuple[bool, str, int]] = {}
 
-    def lightest(self) -> int:
-        """Return the index of the ps with the fewest bytes; of several, the lowest."""
-        return min(range(len(self._variables)), key=self._weight_and_index)
-
-    def heaviest(self) -> int:
-        """Return the index of the ps with the most bytes; of several, the lowest."""
-        return max(range(len(self._variables)), key=lambda ps: (self._weight(ps), -ps))
+    def place(self, num_bytes: int) -> int:
+        """Return the index of the ps that a new variable of `num_bytes` bytes goes to."""
+        ps, run_bytes = self._last_run()
+        if num_bytes <= SMALL_BYTES:
+            if ps is not None and run_bytes + num_bytes <= RUN_BYTES:
+                return ps
+            run_bytes = 0
+        weights = self._weights()
+        if ps is not None:
+            weights[ps] -= run_bytes
+        return weights.index(min(weights))
 
     def spread(self, num_shards: int) -> list[int]:
         """Return the ps of each of `num_shards` shards of one variable, the lightest first.
 
         They are as many different ps as there are.
         """
-        by_bytes = sorted(range(len(self._variables)), key=self._weight_and_index)
-        return [by_bytes[shard % len(by_bytes)] for shard in range(num_shards)]
+        weights = self._weights()
+        by_bytes = sorted(range(self._num_ps), key=weights.__getitem__)
+        return [by_bytes[shard % self._num_ps] for shard in range(num_shards)]
 
-    def add(self, variable: tf.Variable, *, weighs: bool = True) -> None:
-        """Count `variable` until it is collected; one that is on no ps is not counted.
+    def add(self, variable: tf.Variable, *, is_placed: bool) -> None:
+        """Count a variable until Python collects it.
 
-        Where it does not weigh, the next variable goes where it would go without it.
+        Args:
+            variable: the variable. One that is on no ps does not count.
+            is_placed: whether `place` or `spread` has chosen its ps.
         """
         spec = tf.DeviceSpec.from_string(variable.device)
-        if spec.job != "ps":
-            return
-        held = self._variables[spec.task]
+        if spec.job == "ps":
+            num_bytes = math.prod(variable.shape) * variable.dtype.size
+            held = Held(variable.name, spec.task, num_bytes, is_placed)
+            self._note(variable, held)
+
+    def _note(self, variable: tf.Variable, held: Held) -> None:
         # Not the variable itself, which would never be collected.
-        num_bytes = math.prod(variable.shape) * variable.dtype.size
-        held[id(variable)] = _Held(variable.name, num_bytes, num_bytes if weighs else 0)
-        weakref.finalize(variable, held.pop, id(variable), None)
+        self._held[id(variable)] = held
+        weakref.finalize(variable, self._held.pop, id(variable), None)
+
+    def _for_choice(self) -> list[Held]:
+        """Return the variables that count where the next one goes, in the order of creation."""
+        return list(self._held.values())  # Python may collect one in the middle of a loop
+
+    def _weights(self) -> list[int]:
+        """Return the bytes on each ps."""
+        weights = [0] * self._num_ps
+        for held in self._for_choice():
+            weights[held.ps] += held.num_bytes
+        return weights
+
+    def _last_run(self) -> tuple[int | None, int]:
+        """Return the ps that the last variable was placed on, and the bytes of its run.
+
+        The run is what was placed there in a row since the last large variable.
+        """
+        ps, run_bytes = None, 0
+        for held in reversed(self._for_choice()):
+            if held.is_placed:
+                if ps not in (None, held.ps):
+                    break
+                ps = held.ps
+                if held.num_bytes > SMALL_BYTES:
+                    break
+                run_bytes += held.num_bytes
+        return ps, run_bytes
 
     def note_looked_up(self, variables: Iterable[Any], *, small: bool) -> None:
         """Note that steps look rows up in Keras variables, and whether they are whole for that."""
@@ -190,15 +252,18 @@ class PlacementLedger:
 
     def placement(self) -> Placement:
         """Return the account as it is now."""
+        all_held: list[list[Held]] = [[] for _ in range(self._num_ps)]
+        for held in list(self._held.values()):
+            all_held[held.ps].append(held)
         return Placement(
             [
                 TaskPlacement(
                     ps_device(ps),
-                    len(held),
-                    sum(own.num_bytes for own in held),
-                    tuple(own.name for own in held),
+                    len(on_ps),
+                    sum(held.num_bytes for held in on_ps),
+                    tuple(held.name for held in on_ps),
                 )
-                for ps, held in enumerate(map(self._held_by, range(len(self._variables))))
+                for ps, on_ps in enumerate(all_held)
             ],
             self._all_looked_up(),
         )
@@ -212,14 +277,3 @@ class PlacementLedger:
             sum(num_bytes for *_, num_bytes in tables),
             sum(num_bytes for *_, num_bytes in small),
         )
-
-    def _held_by(self, ps: int) -> list[_Held]:
-        # A copy: Python may collect a variable, and take it off, in the middle of a loop.
-        return list(self._variables[ps].values())
-
-    def _weight(self, ps: int) -> int:
-        """Return the bytes of what weighs on a ps."""
-        return sum(held.weight for held in self._held_by(ps))
-
-    def _weight_and_index(self, ps: int) -> tuple[int, int]:
-        return self._weight(ps), ps

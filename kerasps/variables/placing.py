@@ -1,9 +1,10 @@
-"""Where variables go: by bytes, each on the lightest ps, and a slot beside its variable."""
+"""Where variables go: by bytes, small ones together, and a slot beside its variable."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,6 @@ from kerasps.variables.sharding import ShardedStorage, Sharding
 if TYPE_CHECKING:
     from kerasps.variables.variable import ParameterServerVariable
 
-# The names of the two scalars that each optimizer of Keras makes, in this order.
-_COUNTER, _RATE = "iteration", "learning_rate"
-
 
 class _Placing(threading.local):
     """What this thread has said of the variables that it makes."""
@@ -35,12 +33,11 @@ class _Placing(threading.local):
     device: str | None = None
     beside: ShardedStorage | None = None
     beside_whole: bool = False
-    counter: str | None = None
     order: Iterator[int] = iter(())
 
 
 class Extended(_compat.ParameterServerStrategyV2Extended):
-    """Place variables: by bytes, each on the lightest ps; a slot beside its variable.
+    """Place variables: by bytes (see `PlacementLedger`); a slot beside its variable.
 
     TensorFlow's strategy asks this object where a new variable goes. Methods with an underscore
     override its own; `_compat.check_overridden` sees that they exist there.
@@ -86,7 +83,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
 
     @contextlib.contextmanager
     def placing(self, device: str | None) -> Iterator[None]:
-        """In this context, create variables whole on `device`; None picks the lightest ps.
+        """In this context, create variables whole on `device`; None lets the ledger choose.
 
         Thread: acts on this thread alone.
         """
@@ -135,9 +132,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         pools = self.row_pools
         return pools is not None and not is_beside and pools.takes(name, shape, dtype)
 
-    def next_device(self) -> str:
+    def next_device(self, shape: Sequence[int], dtype: tf.DType) -> str:
         """Return the device of the ps that the next variable goes to where nobody says which."""
-        return ps_device(self.ledger.lightest())
+        return ps_device(self.ledger.place(math.prod(shape) * dtype.size))
 
     def shards_beside(self, shape: tuple[int, ...], count: int) -> Sequence[Any]:
         """Return what each of `count` shards of a new variable is a slot of.
@@ -229,21 +226,10 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             device = kwargs["colocate_with"].device
         elif placing.beside is not None:
             device = placing.beside.device
-        elif kwargs["name"] in (_COUNTER, _RATE) and tuple(kwargs["shape"]) == ():
-            device = self._place_of_scalar(kwargs["name"])
-            return self._create_on(device, self._make_variable, kwargs, weighs=False)
         else:
-            device = self.next_device()
+            device = self.next_device(kwargs["shape"], tf.as_dtype(kwargs["dtype"]))
+            return self._create_on(device, self._make_variable, kwargs, is_placed=True)
         return self._create_on(device, self._make_variable, kwargs)
-
-    def _place_of_scalar(self, name: str) -> str:
-        """Return the device of an optimizer's iterations, or learning rate, which is made next.
-
-        It is the heaviest ps: steps go there, and these stay where they are while steps run.
-        """
-        if name == _COUNTER or self._placing.counter is None:
-            self._placing.counter = ps_device(self.ledger.heaviest())
-        return self._placing.counter
 
     def _make_variable(
         self,
@@ -271,11 +257,11 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         creator: Callable[..., Any],
         kwargs: dict[str, Any],
         *,
-        weighs: bool = True,
+        is_placed: bool = False,
     ) -> Any:
         with _without_colocation(), tf.device(device):
             variable = creator(**kwargs)
-        self.ledger.add(variable, weighs=weighs)
+        self.ledger.add(variable, is_placed=is_placed)
         return variable
 
     def _create_variable_round_robin(

@@ -70,7 +70,7 @@ class ParameterServerVariable(keras.Variable):
         return self._value
 
     def _come_to_rest(self) -> None:
-        """Wait until no step is in flight, and have what is elsewhere of the value."""
+        """Wait until no step is in flight, and bring the value home (see `away`)."""
         come_to_rest()
         if self.bring_home is not None and tf.executing_eagerly():
             self.bring_home(self)
@@ -80,11 +80,7 @@ class ParameterServerVariable(keras.Variable):
         """What holds the value, one for each shard; a whole variable has one.
 
         Each is a `tf.Variable`, or, of a table that shares a storage with others, `PooledRows`.
-        In the context of `lying_elsewhere` they may be others than those of the storage.
         """
-        elsewhere = _STATE.elsewhere
-        if elsewhere is not None and self in elsewhere:
-            return elsewhere[self]
         return shards_of(self.storage)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import ps_device
 from kerasps.strategy_arguments import Partitioner
 from kerasps.variables import NamedVariable, ParameterServerVariable, shards_in
-from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.placement import Held, PlacementLedger
 from kerasps.variables.placing import Extended
 from kerasps.worker_driven.run import Run
 
@@ -82,16 +81,14 @@ class _LastingLedger(PlacementLedger):
 
     def __init__(self, num_ps: int) -> None:
         super().__init__(num_ps)
-        self._weights = [0] * num_ps
+        self._ever_held: list[Held] = []
 
-    def add(self, variable: tf.Variable, *, weighs: bool = True) -> None:
-        super().add(variable, weighs=weighs)
-        spec = tf.DeviceSpec.from_string(variable.device)
-        if spec.job == "ps" and weighs:
-            self._weights[spec.task] += math.prod(variable.shape) * variable.dtype.size
+    def _note(self, variable: tf.Variable, held: Held) -> None:
+        super()._note(variable, held)
+        self._ever_held.append(held)
 
-    def _weight(self, ps: int) -> int:
-        return self._weights[ps]
+    def _for_choice(self) -> list[Held]:
+        return self._ever_held
 
 
 class SharedExtended(Extended):
@@ -144,4 +141,6 @@ class SharedExtended(Extended):
             "trainable": kwargs.get("trainable") is not False,
             "name": kwargs.get("name") or "Variable",
         }
-        return self._create_on(ps_device(self.ledger.lightest()), self._make_variable, known)
+        num_bytes = value.shape.num_elements() * value.dtype.size
+        device = ps_device(self.ledger.place(num_bytes))
+        return self._create_on(device, self._make_variable, known, is_placed=True)

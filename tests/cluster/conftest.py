@@ -1,4 +1,4 @@
-"""For all sessions: where small variables are while steps are in flight, and where tables are."""
+"""For all sessions: where small variables are, and where tables are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.spread import keep_spread
 
 @pytest.fixture(autouse=True)
 def small_variables(request, monkeypatch):
-    """Has steps go to all ps in about every other test, by its name, and in the rest to one."""
+    """Has small variables be on all ps in about every other test, by its name; else on one."""
     if zlib.crc32(request.node.name.encode()) % 2:
         keep_spread(monkeypatch)
 

@@ -110,17 +110,17 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument(
     "--arguments", type=json.loads, default={}, help="more arguments of the strategy, as JSON"
 )
-parser.add_argument("--table-min-bytes", type=int, default=0)
+parser.add_argument("--num-shards", type=int, default=2, help="1: small variables are on one ps")
 options = parser.parse_args()
-if not options.table_min_bytes:
+if options.num_shards > 1:
     spread()
 chance = random.Random(options.seed)
 report = {"problems": [], "calls": collections.Counter(), "kills": 0}
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
         cluster.cluster_resolver,
-        variable_partitioner=kerasps.FixedShardsPartitioner(2),
-        table_min_bytes=options.table_min_bytes,
+        variable_partitioner=kerasps.FixedShardsPartitioner(options.num_shards),
+        table_min_bytes=0 if options.num_shards > 1 else 512,
         **options.arguments,
     )
     models = [

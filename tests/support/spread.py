@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kerasps.step.layout import gathered
+from kerasps.variables import placement
 
 
 def spread() -> None:
-    """From now on, have small variables stay where they are while steps are in flight."""
-    gathered.MAX_BYTES = -1
+    """From now on, have each new variable go to the ps with the fewest bytes, however small."""
+    placement.SMALL_BYTES = -1
 
 
 def keep_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have small variables stay where they are until the end of a test."""
-    monkeypatch.setattr(gathered, "MAX_BYTES", -1)
+    """Do as `spread` until the end of a test."""
+    monkeypatch.setattr(placement, "SMALL_BYTES", -1)

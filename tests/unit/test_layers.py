@@ -42,7 +42,7 @@ WINGS = [
 ROOMS = {
     "cluster": ["description", "serving", "connection", "processes", "members", "local"],
     "step": [
-        *("records", "updates", "contract", "layout", "rows"),
+        *("records", "updates", "contract", "rows"),
         *("compute", "phases", "tracing", "running"),
     ],
     "training": ["epoch", "contract", "calls", "sessions", "loop", "backup", "methods"],

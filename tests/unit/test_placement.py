@@ -10,7 +10,9 @@ import pytest
 
 import kerasps
 from kerasps.runtime.devices import ps_device, ps_index
-from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.placement import RUN_BYTES, SMALL_BYTES, PlacementLedger
+
+LARGE = SMALL_BYTES + 1
 
 
 class RemoteVariable:
@@ -26,8 +28,19 @@ class RemoteVariable:
 def ledger_of(*variables, num_ps=2):
     ledger = PlacementLedger(num_ps)
     for variable in variables:
-        ledger.add(variable)
+        ledger.add(variable, is_placed=True)
     return ledger
+
+
+def placed(ledger, num_bytes, name="v"):
+    """Add a variable of so many bytes where the ledger says; return it."""
+    variable = RemoteVariable(ledger.place(num_bytes), (num_bytes,), "int8", name)
+    ledger.add(variable, is_placed=True)
+    return variable
+
+
+def ps_of(*variables):
+    return [int(variable.device.partition("task:")[2].partition("/")[0]) for variable in variables]
 
 
 def test_each_ps_tells_its_variables_and_bytes():
@@ -45,26 +58,54 @@ def test_each_ps_tells_its_variables_and_bytes():
     assert (len(placement), placement[1].num_bytes, placement[:1]) == (2, 8, (placement[0],))
 
 
-def test_the_next_variable_goes_where_the_fewest_bytes_are():
+def test_a_large_variable_goes_where_the_fewest_bytes_are():
     ledger = PlacementLedger(3)
-    assert ledger.lightest() == 0
-    held = [
-        RemoteVariable(0, (4,)),
-        RemoteVariable(1, (1,)),
-        RemoteVariable(1, (1,)),
-        RemoteVariable(2, (3,)),
-    ]
-    for variable, lightest in zip(held, (1, 2, 2, 1), strict=True):
-        ledger.add(variable)
-        assert ledger.lightest() == lightest
+    held = [placed(ledger, LARGE + more) for more in (40, 10, 30, 0, 25)]
+    assert ps_of(*held) == [0, 1, 2, 1, 2]
 
 
-def test_variables_of_equal_size_are_dealt_out_in_turn():
-    ledger, held = PlacementLedger(3), []
-    for _ in range(7):
-        held.append(RemoteVariable(ledger.lightest(), (2,)))
-        ledger.add(held[-1])
+def test_large_variables_of_equal_size_are_dealt_out_in_turn():
+    ledger = PlacementLedger(3)
+    held = [placed(ledger, LARGE) for _ in range(7)]
+    assert len(held) == 7
     assert [task.num_variables for task in ledger.placement()] == [3, 2, 2]
+
+
+def test_small_variables_go_where_the_one_before_went():
+    ledger = PlacementLedger(2)
+    held = [placed(ledger, num_bytes) for num_bytes in (LARGE, LARGE, 10, 0, SMALL_BYTES)]
+    assert ps_of(*held) == [0, 1, 1, 1, 1]
+    held += [placed(ledger, num_bytes) for num_bytes in (LARGE, 10)]
+    assert ps_of(*held[-2:]) == [0, 0]
+
+
+def test_a_large_variable_joins_the_small_ones_before_it():
+    ledger = PlacementLedger(2)
+    held = [placed(ledger, 100) for _ in range(3)]
+    slots = [RemoteVariable(0, (50,), "int8") for _ in range(2)]
+    for slot in slots:
+        ledger.add(slot, is_placed=False)
+    assert ps_of(*held, placed(ledger, 100)) == [0] * 4
+    assert ps_of(placed(ledger, LARGE)) == [1], "slots count"
+    ledger = PlacementLedger(2)
+    held = [placed(ledger, num_bytes) for num_bytes in (100, 100, LARGE, LARGE)]
+    assert ps_of(*held) == [0, 0, 0, 1]
+
+
+def test_many_small_variables_lie_in_runs_of_a_megabyte():
+    ledger = PlacementLedger(2)
+    held = [placed(ledger, RUN_BYTES // 8) for _ in range(36)]
+    assert ps_of(*held) == [0] * 8 + [1] * 8 + [0] * 8 + [1] * 8 + [0] * 4
+    del held[8:]
+    gc.collect()
+    assert ledger.place(1) == 1, "the run is full"
+
+
+def test_what_is_placed_by_others_moves_no_run():
+    ledger = PlacementLedger(2)
+    first, beside = placed(ledger, 10), RemoteVariable(1, (10,))
+    ledger.add(beside, is_placed=False)
+    assert ps_of(first, placed(ledger, 10)) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -120,14 +161,3 @@ def test_a_task_placement_does_not_change():
     task = ledger_of().placement()[0]
     with pytest.raises(dataclasses.FrozenInstanceError):
         task.num_bytes = 1
-
-
-def test_what_does_not_weigh_leaves_the_next_place_as_it_is():
-    ledger = PlacementLedger(2)
-    assert (ledger.lightest(), ledger.heaviest()) == (0, 0)
-    held = [RemoteVariable(0, ()), RemoteVariable(1, (3,))]
-    ledger.add(held[0], weighs=False)
-    assert ledger.lightest() == 0
-    ledger.add(held[1])
-    assert (ledger.lightest(), ledger.heaviest()) == (0, 1)
-    assert [task.num_bytes for task in ledger.placement()] == [4, 12]

@@ -11,7 +11,6 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from kerasps.errors import KeraspsError
-from kerasps.step.layout.fused import FusedVariables
 from kerasps.step.phases.pull import PullMessage, PullPhase
 from kerasps.step.phases.push import PushPhase
 from kerasps.step.phases.push_message import StepChanges
@@ -22,6 +21,7 @@ from kerasps.step.records.packing import Packing
 from kerasps.step.rows.groups import grouping
 from kerasps.step.rows.lookups import Round, plan_rounds
 from kerasps.step.rows.row_places import RowPlaces
+from kerasps.step.updates.fused import FusedVariables
 from kerasps.variables import Shard, shards_in
 from kerasps.variables import fences as fences_module
 from kerasps.variables.fences import OPEN_LANE, Fences

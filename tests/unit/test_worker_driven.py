@@ -21,7 +21,7 @@ from kerasps.cluster.local.resolver import LocalClusterResolver
 from kerasps.cluster.server import check_can_serve
 from kerasps.cluster.serving.renewal import AfterTheEnd
 from kerasps.step.tracing.state import Header
-from kerasps.variables.placement import PlacementLedger
+from kerasps.variables.placement import SMALL_BYTES, PlacementLedger
 from kerasps.worker_driven import estimators
 from kerasps.worker_driven.host import _chief_text, _is_chief, _share_of
 from kerasps.worker_driven.run import Run
@@ -116,11 +116,11 @@ def test_seeds_are_moved_and_nothing_else():
 def test_what_python_has_collected_does_not_move_the_next_variable(ledger):
     account = ledger(2)
     for number in range(3):
-        variable = _Stored(number % 2, 100)
-        account.add(variable)
+        variable = _Stored(number % 2, SMALL_BYTES)
+        account.add(variable, is_placed=True)
         del variable
     # All are gone; by what is left the first ps is the lightest, by what was made the second.
-    assert account.lightest() == (1 if ledger is _LastingLedger else 0)
+    assert account.place(SMALL_BYTES + 1) == (1 if ledger is _LastingLedger else 0)
 
 
 class _Stored:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kerasps.step.layout.fused import FusedVariable
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.records.packing import Packing, brought_to
@@ -19,6 +18,7 @@ from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.rows.lookups import Round
 from kerasps.step.rows.row_places import RowPlaces
 from kerasps.step.rows.row_requests import RowRequest
+from kerasps.step.updates.fused import FusedVariable
 from kerasps.variables import ParameterServerVariable, Shard, call_with, shards_in
 from kerasps.variables.pooled_rows import held_by
 

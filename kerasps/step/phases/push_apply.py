@@ -13,11 +13,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps.step.layout.fused import FusedVariable
 from kerasps.step.phases.push_message import DeviceChanges, DeviceUpdate, PushMessage, UpdateMessage
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.rows.groups import ShardRun
 from kerasps.step.rows.row_places import RowPlaces
+from kerasps.step.updates.fused import FusedVariable
 from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, decay_and_update, finish
 from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
 from kerasps.variables.pooled_rows import held_by

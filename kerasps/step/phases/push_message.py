@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from kerasps.step.contract.compute_messages import ComputeOutputs
-from kerasps.step.layout.fused import FusedVariable
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.packing import specs_of
 from kerasps.step.records.specs import rows_spec
 from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.updates.coupled import CoupledUpdate, Sent
+from kerasps.step.updates.fused import FusedVariable
 from kerasps.step.updates.optimizers import may_update_rows
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars

@@ -225,11 +225,10 @@ class TracedStep:
             return self._step_graphs[key]
 
     def load(self) -> None:
-        """Copy small variables to where steps find them: gathered, and fused, on a ps.
+        """Copy small variables to where they are fused.
 
         Call in a flight, before the first execution is sent.
         """
-        self._plan.gathered.load()
         self._plan.fused.load()
 
     def store(self) -> None:
@@ -238,10 +237,7 @@ class TracedStep:
         Call in a flight, after `load`, when nothing is in flight. Until then, `variable.value` is
         stale.
         """
-        try:
-            self._plan.fused.store()
-        finally:
-            self._plan.gathered.store()
+        self._plan.fused.store()
 
     @property
     def devices(self) -> list[str]:

@@ -12,8 +12,6 @@ import tensorflow as tf
 from kerasps.runtime.devices import ps_index
 from kerasps.step.contract.compute_messages import InputNames
 from kerasps.step.contract.inventory import Inventory
-from kerasps.step.layout.fused import FusedVariables
-from kerasps.step.layout.gathered import GatheredVariables
 from kerasps.step.phases.compute_phase import ComputePhase
 from kerasps.step.phases.pull import PullPhase
 from kerasps.step.phases.push import PushPhase
@@ -23,6 +21,7 @@ from kerasps.step.records.packing import Packing
 from kerasps.step.records.specs import spec_of
 from kerasps.step.tracing.state import StepState
 from kerasps.step.tracing.traffic import StepTraffic, TableTraffic
+from kerasps.step.updates.fused import FusedVariables
 from kerasps.variables import LookupTables, ParameterServerVariable, Shard
 from kerasps.variables.named import Lookup
 
@@ -48,7 +47,6 @@ class StepPlan:
         compute: the second.
         push: the third.
         names: the names of the inputs of the compute phase's graph, by replica.
-        gathered: the variables that are on another ps in flight.
         fused: the fused variables.
         lookup: finds by name, in a step graph, what the phases have captured.
         lookup_tables: those that the compute phase has captured.
@@ -65,7 +63,6 @@ class StepPlan:
     compute: ComputePhase
     push: PushPhase
     names: list[InputNames]
-    gathered: GatheredVariables
     fused: FusedVariables
     lookup: Lookup
     lookup_tables: LookupTables
@@ -91,8 +88,7 @@ class StepPlan:
     def redoing(self) -> StepPlan:
         """The plan of steps that may have been applied on some ps before."""
         single = None if self.single is None else self.single.redoing
-        with self.gathered.in_place():
-            return replace(self, push=self.push.redoing(), single=single)
+        return replace(self, push=self.push.redoing(), single=single)
 
     @property
     def inventory(self) -> Inventory:
@@ -113,12 +109,6 @@ class StepPlan:
     def table_shards(self) -> list[Shard]:
         """The shards of tables, in the order in which the state counts their rows."""
         return [shard for group in self.pull.groups for own in group.shards for shard in own.shards]
-
-    @property
-    def _ps_of_tables(self) -> list[int]:
-        """The ps where each of `table_shards` is in flight."""
-        with self.gathered.in_place():
-            return [ps_index(shard.device) for shard in self.table_shards]
 
     @cached_property
     def state(self) -> Packing[StepState]:
@@ -145,12 +135,12 @@ class StepPlan:
         updated = {shard for run in runs for shard in run.shards}
         tables = [
             TableTraffic(
-                ps,
+                ps_index(shard.device),
                 shard.variable.path,
                 math.prod(shard.spec.shape[1:]) * shard.spec.dtype.size,
                 shard in updated,
             )
-            for shard, ps in zip(self.table_shards, self._ps_of_tables, strict=True)
+            for shard in self.table_shards
         ]
         return StepTraffic(read, written, tables)
 

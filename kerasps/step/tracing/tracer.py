@@ -21,8 +21,6 @@ from kerasps.step.compute.scalars import place_scalars
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs
 from kerasps.step.contract.host import StepHost
 from kerasps.step.contract.inventory import Inventory
-from kerasps.step.layout.fused import FusedVariables
-from kerasps.step.layout.gathered import GatheredVariables
 from kerasps.step.phases.compute_phase import ComputePhase
 from kerasps.step.phases.pull import PullPhase
 from kerasps.step.phases.push import PushPhase
@@ -33,6 +31,7 @@ from kerasps.step.rows.groups import grouping
 from kerasps.step.rows.lookups import MustReadWhole, Round, plan_rounds
 from kerasps.step.tracing.plan import StepPlan
 from kerasps.step.tracing.surroundings import Surroundings
+from kerasps.step.updates.fused import FusedVariables
 from kerasps.variables import (
     LookupTables,
     ParameterServerVariable,
@@ -71,7 +70,7 @@ class Tracer:
         surroundings: what it gets and leaves beside its data.
         host: of the strategy that the step is for.
         element_spec: the `tf.TypeSpec` structure of a batch.
-        fused: whether small variables are to be gathered and fused.
+        fused: whether small variables are to be fused.
         known: what traced another step of the same model before; None for none.
     """
 
@@ -211,17 +210,13 @@ class Tracer:
             for table in inventory.tables
         )
         names = [own.inputs for own in phases]
-        gathered = known.gathered if known is not None else self._gather(phase)
-        with gathered.in_place():
-            divide = grouping(phase.updates, self._host.options.sparse_updates)
-            rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
-            if isinstance(rounds, MustReadWhole):
-                for table, why in rounds.reasons.items():
-                    inventory.read_whole(table, why)
-                return None
-            plan = self._make_plan(
-                function, phases, rounds, returned, gathered, devices[0], known, single
-            )
+        divide = grouping(phase.updates, self._host.options.sparse_updates)
+        rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
+        if isinstance(rounds, MustReadWhole):
+            for table, why in rounds.reasons.items():
+                inventory.read_whole(table, why)
+            return None
+        plan = self._make_plan(function, phases, rounds, returned, devices[0], known, single)
         ledger = self._host.extended.ledger
         ledger.note_looked_up(inventory.tables, small=False)
         ledger.note_looked_up(inventory.small, small=True)
@@ -301,7 +296,6 @@ class Tracer:
         phases: Sequence[Compute],
         rounds: list[Round],
         returned: Returned,
-        gathered: GatheredVariables,
         device: str,
         known: StepPlan | None,
         single: StepPlan | None,
@@ -349,7 +343,6 @@ class Tracer:
             ),
             push=push,
             names=[own.inputs for own in phases],
-            gathered=gathered,
             fused=fused,
             lookup=Lookup(captures, extended.mutex),
             lookup_tables=LookupTables(function),
@@ -371,20 +364,6 @@ class Tracer:
             return known.push.rule
         return self._surroundings.update_rule(
             self._method.name, phase.updates, self._inventory, changes
-        )
-
-    def _gather(self, phase: Compute) -> GatheredVariables:
-        """Return what is on another ps in flight; nothing where variables stay what they are."""
-        if not self._fused:
-            return GatheredVariables([], [], [], [], [], 0)
-        deltas, assigned = (IdentitySet(own) for own in phase.values.state_changes())
-        return GatheredVariables(
-            phase.updates,
-            self._inventory.pulled,
-            deltas,
-            assigned,
-            self._inventory.tables,
-            self._host.options.table_min_bytes,
         )
 
     def _fuse(self, phase: Compute) -> FusedVariables:

@@ -16,7 +16,7 @@ import kerasps
 
 @pytest.fixture(autouse=True)
 def small_variables():
-    """Are gathered in each test."""
+    """Are placed as users have it in each test."""
 
 
 # Steps in an execution, executions in a `fit`, and how many a profile must hold at least.
@@ -93,9 +93,9 @@ def profiled(strategy, work, log_dir, duration_ms):
 def test_a_step_sends_each_ps_one_tensor_and_takes_one(strategy, sharded, tmp_path, make, num_ps):
     """A table takes one more for all steps of an execution: what rows they ask for.
 
-    What is small is on one ps while steps are in flight.
+    What is small and whole is on one ps.
     """
-    sharded(2, min_bytes=64)
+    sharded(num_ps, min_bytes=64)
     with strategy.scope():
         model, x = make()
         model.compile("adam", "mse", steps_per_execution=STEPS)

@@ -27,9 +27,7 @@ from kerasps.step.records.identity import ByIdentity
 from kerasps.step.updates.optimizers import has_uniform_updates
 from kerasps.step.updates.update import Update
 from kerasps.variables import NamedVariable, ParameterServerVariable, Shard, shards_in, slots_of
-
-# An update of more elements takes longer than it takes to start, and fused variables take memory.
-MAX_BYTES_OF_A_VARIABLE = 2**18
+from kerasps.variables.placement import SMALL_BYTES
 
 _Variables = Collection[ParameterServerVariable]
 
@@ -148,7 +146,7 @@ def _fuse(
         own = slots[optimizer._get_variable_index(variable)]
         decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(variable))
         for shard in shards_in([variable]):
-            if shard.spec.shape.num_elements() * shard.spec.dtype.size <= MAX_BYTES_OF_A_VARIABLE:
+            if shard.spec.shape.num_elements() * shard.spec.dtype.size <= SMALL_BYTES:
                 dtypes = (shard.spec.dtype, *(slot.storage.dtype for slot in own))
                 groups.setdefault((shard.device, dtypes, decays), []).append(shard)
     return [

@@ -1,10 +1,7 @@
-"""Small variables that lie on one ps while steps are in flight: they equal plain Keras there, and
-are where they were, and what they became, afterwards.
-"""
+"""Small variables are on one ps, so that steps go to few: they equal plain Keras there."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import keras
@@ -12,12 +9,13 @@ import numpy as np
 import pytest
 
 import kerasps
+from kerasps.variables.placement import PlacementLedger
 from support.compare import assert_equal, dataset, regression_data, train_both
 
 
 @pytest.fixture(autouse=True)
 def small_variables():
-    """Are gathered in each test."""
+    """Are placed as users have it in each test."""
 
 
 LAYERS = keras.layers
@@ -44,19 +42,13 @@ def model_of(layers, optimizer="adam"):
 
 
 @pytest.mark.parametrize(
-    ("layers", "optimizer", "num_shards"),
+    ("layers", "optimizer"),
     [
-        *((name, "adam", 1) for name in MODELS),
-        ("dense", "ema", 2),
-        ("dense", "accumulation", 2),
-        ("dense", "lamb", 2),
-        ("dense", "nadam", 1),
+        *((name, "adam") for name in MODELS),
+        *(("dense", name) for name in OPTIMIZERS),
     ],
 )
-def test_small_model_on_one_ps_in_flight_equals_plain_keras(
-    strategy, sharded, layers, optimizer, num_shards
-):
-    sharded(num_shards, min_bytes=32)
+def test_small_model_on_one_ps_equals_plain_keras(strategy, layers, optimizer):
     plain, ours = train_both(
         strategy, lambda: model_of(MODELS[layers], optimizer), regression_data()
     )
@@ -64,7 +56,7 @@ def test_small_model_on_one_ps_in_flight_equals_plain_keras(
     assert len(ours.train_function.devices) == 1
 
 
-def test_evaluate_and_predict_of_what_is_gathered_equal_plain_keras(strategy):
+def test_evaluate_and_predict_on_one_ps_equal_plain_keras(strategy):
     plain, ours = train_both(
         strategy, lambda: model_of(MODELS["moving statistics"]), regression_data()
     )
@@ -80,41 +72,25 @@ def test_evaluate_and_predict_of_what_is_gathered_equal_plain_keras(strategy):
         np.testing.assert_array_equal(np.array(now), was)
 
 
-def embedded(num_rows=32):
-    return [
-        keras.Input((2,), dtype="int32"),
-        LAYERS.Embedding(num_rows, 4, name="table"),
-        LAYERS.Flatten(),
-        LAYERS.Dense(4),
-        LAYERS.Dense(1),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("num_shards", "min_bytes", "is_gathered"),
-    [(1, 256, True), (2, 256, True), (2, 16, False), (2, 0, False)],
-)
-def test_a_table_is_gathered_where_it_is_hardly_one(
-    strategy, sharded, monkeypatch, num_shards, min_bytes, is_gathered
-):
-    """Of 512 bytes: up to 16 times what is no table."""
-    sharded(num_shards, min_bytes=256)
-    host = strategy.extended.host
-    options = dataclasses.replace(host.options, table_min_bytes=min_bytes)
-    monkeypatch.setattr(host, "options", options)
-    ids = np.random.default_rng(0).integers(0, 32, (320, 2)).astype("int32")
+def test_small_variables_are_on_the_ps_of_the_table_before_them(strategy, monkeypatch):
+    """Also those of a second model, whose table goes to the other ps."""
+    monkeypatch.setattr(strategy.extended, "ledger", PlacementLedger(strategy.num_ps))
 
     def make():
-        model = keras.Sequential(embedded())
+        layers = [LAYERS.Embedding(20_000, 4), LAYERS.Flatten(), LAYERS.Dense(4), LAYERS.Dense(1)]
+        model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
         model.compile("adagrad", "mse", steps_per_execution=5)
         return model
 
-    plain, ours = train_both(
-        strategy, make, (ids, ids.sum(1, keepdims=True).astype("float32")), sum_repeated_ids=True
-    )
-    assert_equal(plain, ours)
-    num_ps = len({entry.ps for entry in ours.train_function.traffic.tables})
-    assert num_ps == (1 if is_gathered else min(num_shards, strategy.num_ps))
+    ids = np.random.default_rng(0).integers(0, 20_000, (320, 2)).astype("int32")
+    y = (ids.sum(1, keepdims=True) / 20_000).astype("float32")
+    first = train_both(strategy, make, (ids, y), sum_repeated_ids=True)
+    second = train_both(strategy, make, (ids, y), sum_repeated_ids=True)
+    for plain, ours in (first, second):
+        assert_equal(plain, ours)
+        assert len({shard.device for v in ours.variables for shard in v.shards}) == 1
+        assert len(ours.train_function.devices) == 1
+    assert first[1].train_function.devices != second[1].train_function.devices
 
 
 class Watch(keras.callbacks.Callback):
