@@ -22,6 +22,7 @@ from kerasps.step.running.kept_graphs import KEPT_GRAPHS
 from kerasps.step.running.message_texts import OtherWords
 from kerasps.step.running.timing import StepTiming
 from kerasps.step.tracing.device_plans import DevicePlans
+from kerasps.step.tracing.plan import ExecutionLimits
 from kerasps.step.tracing.runners import Runner
 from kerasps.step.tracing.state import Header, Ticket, WorkerVariables
 from kerasps.step.tracing.step_graph import build_step_graph
@@ -29,7 +30,6 @@ from kerasps.step.tracing.surroundings import FitSurroundings
 from kerasps.step.tracing.tracer import Tracer
 from kerasps.step.tracing.traffic import StepTraffic
 from kerasps.variables import ParameterServerVariable
-from kerasps.variables.flights import Flight
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,9 @@ class TracedStep:
         without, it may be.
         """
         is_fast = self._fused or not fused
-        return is_fast and self._plan.lookup_tables.are_current and self._is_for(element_spec)
-
-    def _is_for(self, element_spec: object) -> bool:
-        return bool(self._element_spec == element_spec) and self._state == _state_of(self._model)
+        is_for_batches = self._element_spec == element_spec
+        is_current = self._state == _state_of(self._model) and self._plan.lookup_tables.are_current
+        return bool(is_fast and is_for_batches and is_current)
 
     @property
     def metrics(self) -> list[ParameterServerVariable]:
@@ -150,30 +149,9 @@ class TracedStep:
         return self._trace.results
 
     @property
-    def max_steps(self) -> int | None:
-        """The most steps of an execution; None where there is no limit.
-
-        Steps that predict are not looped, and outputs that cannot be put end to end come back step
-        by step.
-        """
-        if not self._plan.outputs:
-            return None
-        return self._plan.max_unrolled_steps if self._plan.joins_outputs else 1
-
-    @property
-    def unrolled_steps(self) -> int:
-        """How many steps of an execution are laid out one after the other, at most."""
-        return self._plan.max_unrolled_steps
-
-    @property
-    def overlapping_steps(self) -> int:
-        """How many steps of an execution overlap with each other; 1 where none do."""
-        return self._plan.max_unrolled_steps if self._plan.overlaps else 1
-
-    @property
-    def max_fed_steps(self) -> int:
-        """The most steps of an execution to which the batches are sent."""
-        return self.max_steps or self._plan.max_unrolled_steps
+    def limits(self) -> ExecutionLimits:
+        """How many steps an execution may have."""
+        return self._plan.limits
 
     @property
     def seeds_per_step(self) -> list[int]:
@@ -294,35 +272,6 @@ class TracedStep:
     def error(self, error: BaseException) -> BaseException:
         """Return an error that an execution ended in, in the words of this step's model."""
         return self._words.say(error)
-
-    def run_alone(
-        self,
-        graph: tf.types.experimental.ConcreteFunction,
-        batches: Sequence[object],
-        header: Header,
-    ) -> ExecutionResult:
-        """Run a step graph on the coordinator, in a flight of its own.
-
-        Call when no other execution runs.
-        """
-        owner = threading.Lock()
-
-        def work(flight: Flight) -> ExecutionResult:
-            self.load()
-            try:
-                with tf.device(COORDINATOR_CPU):
-                    return self.run(graph, None, batches, header)
-            finally:
-                self.store()
-
-        flight = Flight(owner, work, lambda: "a ps does not answer")
-        with owner:
-            flight.start()
-            flight.wait()
-        if flight.error is not None:
-            raise flight.error
-        result: ExecutionResult = flight.result
-        return result
 
     def advance(
         self,

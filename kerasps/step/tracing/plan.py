@@ -39,6 +39,24 @@ MAX_OVERLAPPING_OPERATIONS = 12000
 
 
 @dataclass(frozen=True)
+class ExecutionLimits:
+    """How many steps an execution may have.
+
+    Attributes:
+        steps: the most steps; None where there is no limit. Steps that predict are not looped, and
+            outputs that cannot be put end to end come back step by step.
+        fed_steps: the most steps where the batches are sent to the worker.
+        unrolled: how many steps are laid out one after the other, at most.
+        overlapping: how many steps overlap with each other; 1 where none do.
+    """
+
+    steps: int | None
+    fed_steps: int
+    unrolled: int
+    overlapping: int
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """The phases of a step, and what goes from step to step.
 
@@ -143,6 +161,14 @@ class StepPlan:
             for shard in self.table_shards
         ]
         return StepTraffic(read, written, tables)
+
+    @cached_property
+    def limits(self) -> ExecutionLimits:
+        """How many steps an execution may have."""
+        unrolled = self.max_unrolled_steps
+        most = (unrolled if self.joins_outputs else 1) if self.outputs else None
+        overlapping = unrolled if self.overlaps else 1
+        return ExecutionLimits(most, most or unrolled, unrolled, overlapping)
 
     @cached_property
     def max_unrolled_steps(self) -> int:

@@ -89,12 +89,13 @@ class Loop:
 
     def _sizes(self) -> tuple[int, ExecutionSize]:
         """Return how many steps callbacks are told of at a time, and how many are sent."""
-        listens, function, inputs, steps = self._listens, self._function, self._inputs, self._steps
+        listens, inputs, steps = self._listens, self._inputs, self._steps
+        limits = self._function.limits
         host = host_of(self._model)
         max_staleness = host.options.max_staleness
-        limit = function.max_fed_steps if inputs.sends_batches else function.max_steps
+        limit = limits.fed_steps if inputs.sends_batches else limits.steps
         per_execution = self._model.steps_per_execution
-        if max_staleness and function.devices:
+        if max_staleness and self._function.devices:
             per_execution = min(per_execution, max_staleness)
         per_execution *= self._per_step
         if limit is not None and limit < per_execution:
@@ -103,18 +104,18 @@ class Loop:
         whole = per_execution
         # What may be sent at a time where steps are fast.
         may_send_more = self._dispatcher.may_send_more and limit is None
-        longer = function.unrolled_steps * self._per_step if may_send_more and not listens else 0
-        overlaps = function.overlapping_steps > 1
+        longer = limits.unrolled * self._per_step if may_send_more and not listens else 0
+        overlaps = limits.overlapping > 1
         if not listens:
-            limits = (function.overlapping_steps, limit, max_staleness)
-            most = min(number for number in limits if number is not None)
+            at_once = (limits.overlapping, limit, max_staleness)
+            most = min(number for number in at_once if number is not None)
             per_execution *= executions_at_once(
                 most * self._per_step // per_execution,
                 None if steps is None else steps // per_execution,
                 host.num_workers,
             )
             if not overlaps and limit is None:
-                whole_steps = unlooped(per_execution // self._per_step, function.unrolled_steps)
+                whole_steps = unlooped(per_execution // self._per_step, limits.unrolled)
                 per_execution = whole_steps * self._per_step
         # A callback that listens is told of what is left over at once.
         is_whole = listens or overlaps
@@ -124,7 +125,7 @@ class Loop:
             most=longer,
             in_epoch=inputs.num_batches if steps is None else steps,
             num_workers=host.num_workers,
-            timing=function.timing,
+            timing=self._function.timing,
         )
 
     def run_epoch(self, epoch: int) -> MetricTotals:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from kerasps.runtime.errors import translated_errors
 from kerasps.step import PREDICT, TEST, TRAIN, ExecutionResult, Mode, TracedStep
 from kerasps.step.running.make_step import explaining, step_function
 from kerasps.step.tracing.runners import ALONE
+from kerasps.step.tracing.state import Header
 from kerasps.training.contract.host import Host, host_of
 from kerasps.training.contract.metrics import merge_once
 from kerasps.training.loop.outputs import concatenated
@@ -26,6 +28,7 @@ from kerasps.training.methods.keras_rules import check_compiled, plain_logs
 from kerasps.training.methods.prepare import prepare
 from kerasps.training.methods.stateful import build_stateful
 from kerasps.variables import come_to_rest
+from kerasps.variables.flights import Flight
 
 _LOGGER = logging.getLogger("kerasps")
 _told: weakref.WeakSet[Host] = weakref.WeakSet()
@@ -108,7 +111,7 @@ def _run_on_batch(
                 runner=ALONE,
                 devices=devices,
             )
-        result = function.run_alone(execution, [packed], numbers.next_header(1))
+        result = _run_alone(function, execution, [packed], numbers.next_header(1))
         numbers.settle(1)
     return function, result
 
@@ -134,3 +137,33 @@ def _note_own_step(host: Host, what: str) -> None:
             f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
             "`fit`, `evaluate` or `predict` for steps that are to run there."
         )
+
+
+def _run_alone(
+    step: TracedStep,
+    graph: tf.types.experimental.ConcreteFunction,
+    batches: Sequence[object],
+    header: Header,
+) -> ExecutionResult:
+    """Run a step graph on the coordinator, in a flight of its own.
+
+    Call when no other execution runs.
+    """
+    owner = threading.Lock()
+
+    def work(flight: Flight) -> ExecutionResult:
+        step.load()
+        try:
+            with tf.device(COORDINATOR_CPU):
+                return step.run(graph, None, batches, header)
+        finally:
+            step.store()
+
+    flight = Flight(owner, work, lambda: "a ps does not answer")
+    with owner:
+        flight.start()
+        flight.wait()
+    if flight.error is not None:
+        raise flight.error
+    result: ExecutionResult = flight.result
+    return result
