@@ -218,8 +218,7 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         totals = counts[0] if shard is None else tf.add_n(counts)
         before = tf.gather(tf.cumsum(totals, exclusive=True), number_of)
         positions = all_positions - tf.gather(before, lookup_of)
-    of_lookups = [positions] if len(flat) == 1 else tf.split(positions, sizes, num=len(flat))
-    remaining = iter(of_lookups)
+    remaining = iter([positions] if len(flat) == 1 else tf.split(positions, sizes, num=len(flat)))
     return Asked(
         [tf.cast(part, tf.int32) for part in parts],
         counts,

@@ -318,15 +318,7 @@ class Tracer:
             fused.all,
             [group for own in rounds for group in own.groups],
         )
-        rule = self._update_rule(phase, changes, known)
-        pull = PullPhase(
-            list(inventory.pulled),
-            rounds,
-            fused.all,
-            {device: rule.clock(device) for device in changes.devices},
-            needs_clocks=rule.waits,
-        )
-        push = PushPhase(changes, pull.pulls, extended.mutex, rule)
+        pull, push = self._transfers(changes, rounds, self._update_rule(phase, changes, known))
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
         captures += [] if single is None else [*single.pull.captures, *single.push.captures]
         outputs = function.structured_outputs.predicted
@@ -355,6 +347,19 @@ class Tracer:
             overlaps=self._host.options.overlap and bool(changes.devices),
             single=single,
         )
+
+    def _transfers(
+        self, changes: StepChanges, rounds: list[Round], rule: UpdateRule
+    ) -> tuple[PullPhase, PushPhase]:
+        """Return the phases that bring values to a worker, and changes to the ps."""
+        pull = PullPhase(
+            list(self._inventory.pulled),
+            rounds,
+            changes.fused,
+            {device: rule.clock(device) for device in changes.devices},
+            needs_clocks=rule.waits,
+        )
+        return pull, PushPhase(changes, pull.pulls, self._host.extended.mutex, rule)
 
     def _update_rule(
         self, phase: Compute, changes: StepChanges, known: StepPlan | None

@@ -256,6 +256,25 @@ def trace_update(
         function = trace(_WholeUpdate)
     except _AssignsInControlFlow:
         function = trace(_WholeUpdateInResources)
+    return _described(function, variable, state, assigned, arguments)
+
+
+def _described(
+    function: tf.types.experimental.ConcreteFunction,
+    variable: ParameterServerVariable,
+    state: list[ParameterServerVariable],
+    assigned: list[ParameterServerVariable],
+    arguments: tuple[tf.TensorSpec, Scalars, list[tf.TensorSpec]],
+) -> TracedUpdate:
+    """Return a traced update with its tensors by their names.
+
+    Args:
+        function: returns the new values of `assigned`, and the difference.
+        variable: what it updates.
+        state: the variable and its slots.
+        assigned: those of `state` that it assigns.
+        arguments: the specs of gradient, scalars and the values of `state`.
+    """
     names = iter([tensor.name for tensor in function.inputs])
     gradient, named_scalars, inputs = filled(arguments, names)
     *new, difference = function.outputs
