@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from models import Arrays, Benchmark, zipf_ids
+from models import (
+    Arrays,
+    Benchmark,
+    build_mlp,
+    build_transformer,
+    mlp_data,
+    transformer_data,
+    zipf_ids,
+)
 
 NUM_TABLES, COLUMNS, DENSE_FEATURES = 26, 16, 13
-VOCABULARY, LENGTH, WIDTH = 8000, 128, 256
 
 
 def _build_cnn(keras: Any) -> Any:
@@ -55,35 +62,6 @@ def _dlrm_data(heights: list[int]) -> Arrays:
     return (numbers, *ids), np.sin(sum(ids))[:, None].astype("float32")
 
 
-def _build_transformer(keras: Any) -> Any:
-    """Build four blocks over 128 tokens, of 29 MB."""
-    layers = keras.layers
-    tokens = layers.Input((LENGTH,), dtype="int32")
-    hidden = layers.Embedding(VOCABULARY, WIDTH)(tokens)
-    for _ in range(4):
-        attended = layers.MultiHeadAttention(8, WIDTH // 8)(hidden, hidden)
-        hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
-        inner = layers.Dense(4 * WIDTH, activation="relu")(hidden)
-        hidden = layers.LayerNormalization()(layers.Add()([hidden, layers.Dense(WIDTH)(inner)]))
-    return keras.Model(tokens, layers.Dense(VOCABULARY, activation="softmax")(hidden))
-
-
-def _transformer_data() -> Arrays:
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(0, VOCABULARY, (512, LENGTH + 1)).astype("int32")
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def _build_mlp(width: int, depth: int, keras: Any) -> Any:
-    layers = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
-    return keras.Sequential([keras.layers.Input((width,)), *layers, keras.layers.Dense(1)])
-
-
-def _mlp_data(width: int) -> Arrays:
-    x = np.random.default_rng(0).random((4096, width), dtype="float32")
-    return x, x.sum(axis=1, keepdims=True)
-
-
 def _of(
     build: Callable[..., Any], data: Callable[..., Arrays], *arguments: Any
 ) -> tuple[Callable[[Any], Any], Callable[[], Arrays]]:
@@ -95,14 +73,16 @@ _LARGE = [10_000_000, *[100_000] * (NUM_TABLES - 1)]
 _CLASSES = "sparse_categorical_crossentropy"
 
 GPU_BENCHMARKS = {
-    "gpu_mlp": Benchmark(
-        functools.partial(_build_mlp, 64, 2), functools.partial(_mlp_data, 64), "mse", 128, 400
-    ),
+    "gpu_mlp": Benchmark(functools.partial(build_mlp, 2), mlp_data, "mse", 128, 400),
     "gpu_cnn": Benchmark(_build_cnn, _cnn_data, _CLASSES, 256, 100),
     "gpu_tables": Benchmark(*_of(_build_dlrm, _dlrm_data, _TABLES), "mse", 2048, 100, "Adagrad"),
     "gpu_dlrm": Benchmark(*_of(_build_dlrm, _dlrm_data, _LARGE), "mse", 2048, 50, "Adagrad"),
-    "gpu_transformer": Benchmark(_build_transformer, _transformer_data, _CLASSES, 64, 50),
+    "gpu_transformer": Benchmark(build_transformer, transformer_data, _CLASSES, 64, 50),
     "gpu_wide": Benchmark(
-        functools.partial(_build_mlp, 2048, 4), functools.partial(_mlp_data, 2048), "mse", 1024, 50
+        functools.partial(build_mlp, 4, width=2048),
+        functools.partial(mlp_data, 2048),
+        "mse",
+        1024,
+        50,
     ),
 }

@@ -11,6 +11,8 @@ import numpy as np
 
 Arrays = tuple[Any, np.ndarray]
 
+VOCABULARY, LENGTH, WIDTH = 8000, 128, 256
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -27,14 +29,36 @@ class Benchmark:
     optimizer: str = "Adam"
 
 
-def _build_mlp(keras: Any, depth: int) -> Any:
-    layers = [keras.layers.Dense(64, activation="relu") for _ in range(depth)]
-    return keras.Sequential([keras.layers.Input((64,)), *layers, keras.layers.Dense(1)])
+def build_mlp(depth: int, keras: Any, width: int = 64) -> Any:
+    """Build so many layers of one width."""
+    layers = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
+    return keras.Sequential([keras.layers.Input((width,)), *layers, keras.layers.Dense(1)])
 
 
-def _mlp_data() -> Arrays:
-    x = np.random.default_rng(0).random((4096, 64), dtype="float32")
+def mlp_data(width: int = 64) -> Arrays:
+    """Make random numbers; the target is their sum."""
+    x = np.random.default_rng(0).random((4096, width), dtype="float32")
     return x, x.sum(axis=1, keepdims=True)
+
+
+def build_transformer(keras: Any) -> Any:
+    """Build four blocks over 128 tokens, of 29 MB."""
+    layers = keras.layers
+    tokens = layers.Input((LENGTH,), dtype="int32")
+    hidden = layers.Embedding(VOCABULARY, WIDTH)(tokens)
+    for _ in range(4):
+        attended = layers.MultiHeadAttention(8, WIDTH // 8)(hidden, hidden)
+        hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
+        inner = layers.Dense(4 * WIDTH, activation="relu")(hidden)
+        hidden = layers.LayerNormalization()(layers.Add()([hidden, layers.Dense(WIDTH)(inner)]))
+    return keras.Model(tokens, layers.Dense(VOCABULARY, activation="softmax")(hidden))
+
+
+def transformer_data() -> Arrays:
+    """Make random tokens; the target is the next one."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, VOCABULARY, (512, LENGTH + 1)).astype("int32")
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def _build_cnn(keras: Any) -> Any:
@@ -246,8 +270,19 @@ def find(name: str, rows: int, used_rows: int | None = None) -> Benchmark:
 
 
 BENCHMARKS = {
-    "mlp2": Benchmark(lambda keras: _build_mlp(keras, 2), _mlp_data, "mse", 128, 500),
-    "mlp50": Benchmark(lambda keras: _build_mlp(keras, 50), _mlp_data, "mse", 128, 200),
+    "mlp2": Benchmark(functools.partial(build_mlp, 2), mlp_data, "mse", 128, 500),
+    "mlp50": Benchmark(functools.partial(build_mlp, 50), mlp_data, "mse", 128, 200),
+    # 67 MB and 29 MB of weights.
+    "wide": Benchmark(
+        functools.partial(build_mlp, 4, width=2048),
+        functools.partial(mlp_data, 2048),
+        "mse",
+        32,
+        50,
+    ),
+    "transformer": Benchmark(
+        build_transformer, transformer_data, "sparse_categorical_crossentropy", 8, 50
+    ),
     "cnn": Benchmark(_build_cnn, _cnn_data, "sparse_categorical_crossentropy", 64, 200),
     "movielens": Benchmark(_build_movielens, _movielens_data, "mse", 128, 500),
     "wide_and_deep": Benchmark(

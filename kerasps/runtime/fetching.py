@@ -37,6 +37,11 @@ def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
         return [tensor.numpy() for tensor in call_apart(_function(specs), tensors)]
 
 
+def make_ready(dtypes: Sequence[tf.DType]) -> None:
+    """Trace what `fetch` needs for tensors of such dtypes, now and not when it is first called."""
+    _function(tuple(tf.TensorSpec(None, dtype) for dtype in dtypes))
+
+
 def sent(tensors: object) -> Any:
     """Return tensors of this process, sent to the current device, for a function to take there.
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from kerasps.runtime import fetching
 from kerasps.runtime.calls import call_apart, persist
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch, sent
@@ -101,6 +102,11 @@ class OnPS:
         with tf.init_scope():
             self._function = tf.function(run, autograph=False).get_concrete_function(*specs)
 
+    @property
+    def dtypes(self) -> list[tf.DType]:
+        """The dtypes of what it returns."""
+        return [output.dtype for output in self._function.outputs]
+
     def start(self, *arguments: object) -> list[tf.Tensor]:
         """Call it; return tensors on the ps, which may not be there yet."""
         with tf.device(COORDINATOR_CPU):
@@ -132,6 +138,15 @@ class OnPS:
         """
         taken = persist(self.start)
         return persist(functools.partial(fetch, taken))
+
+
+def make_ready(functions: Sequence[OnPS]) -> None:
+    """Trace what `call_on_each` needs for these functions, now and not when it is first called.
+
+    TensorFlow tells every task of a function that is traced, and keeps this process from all else
+    until each has replied. So nothing should be traced that is needed when a worker hangs.
+    """
+    fetching.make_ready([dtype for function in functions for dtype in function.dtypes])
 
 
 def call_on_each(functions: Sequence[OnPS], *arguments: object) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from kerasps.errors import KeraspsError
-from kerasps.runtime.on_ps import OnPS, call_on_each
+from kerasps.runtime.on_ps import OnPS, call_on_each, make_ready
 from kerasps.variables.lane_table import (
     LANES_END,
     NUM_LANES,
@@ -85,8 +85,9 @@ class Fences:
             KeraspsError: all lanes are in use.
             tf.errors.OpError: a ps is lost.
         """
-        # Now, while all tasks answer: see `_LaneCalls`.
+        # While all tasks answer. A lane is closed when a worker hangs.
         calls = [self._calls_on(device) for device in devices]
+        make_ready([call.close for call in calls])
         lane = self._take()
         self._held[lane] = None
         if lane >= NUM_LANES:  # it takes the place of another
@@ -178,9 +179,6 @@ class Fences:
 
 class _LaneCalls:
     """What one ps is asked to do with lanes.
-
-    TensorFlow tells every task of a function that is traced, and keeps this process from all else
-    until each has replied. A lane is closed when a worker hangs; so nothing is traced then.
 
     Args:
         device: the device of the ps.

@@ -1,4 +1,4 @@
-"""For all sessions: where small variables are, and where tables are."""
+"""For all sessions: where small variables and tables are, and how values travel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from kerasps.step.records import specs
 from kerasps.variables import row_pools
 from kerasps.variables.row_pools import RowPools
 from support.spread import keep_spread
@@ -34,3 +35,10 @@ def shared_storages(request, monkeypatch):
     """Has tables share storages in about every other test, by its name, however few they are."""
     if zlib.crc32(request.node.name[::-1].encode()) % 2:
         monkeypatch.setattr(row_pools, "NUM_APART", 0)
+
+
+@pytest.fixture(autouse=True)
+def large_values(request, monkeypatch):
+    """Has values travel as they are in about every third test, by its name, however small."""
+    if zlib.crc32(request.node.name.encode()) % 3 == 0:
+        monkeypatch.setattr(specs, "LARGE_BYTES", 32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.records.packing import Packing, filled, leaves_of, specs_of
+from kerasps.step.records.packing import LargeSpec, Packing, filled, leaves_of, specs_of
 
 DTYPES = ["float32", "int64", "int32", "uint32", "bool", "float16", "bfloat16", "float64", "uint8"]
 
@@ -49,10 +49,23 @@ def test_any_record_comes_back_as_it_was(seed):
     generator = np.random.default_rng(seed)
     record = Pair(random_record(generator), random_record(generator))
     tensors = filled(record, [tf.constant(array) for array in leaves_of(record)])
-    packing = Packing(specs_of(tensors))
+    specs = leaves_of(specs_of(tensors))
+    large = [seed % 2 and generator.random() < 0.3 for _ in specs]
+    packing = Packing(
+        filled(
+            record,
+            [
+                LargeSpec(spec.shape, spec.dtype) if is_large else spec
+                for spec, is_large in zip(specs, large, strict=True)
+            ],
+        )
+    )
     flats = packing.pack(tensors)
     assert [tf.TensorSpec(flat.shape, flat.dtype) for flat in flats] == packing.carrier_specs
-    assert len(flats) == len({flat.dtype for flat in flats})
+    num_flat = len(flats) - sum(large)
+    assert num_flat == len({flat.dtype for flat in flats[:num_flat]})
+    as_they_are = [own for own, is_large in zip(leaves_of(tensors), large, strict=True) if is_large]
+    assert all(own is flat for own, flat in zip(as_they_are, flats[num_flat:], strict=True))
     assert packing.num_bytes == sum(array.nbytes for array in leaves_of(record))
     assert_same(packing.unpack(flats), record)
     assert_same(packing.unpack_by_call(packing.pack_by_call(tensors)), record)

@@ -1,4 +1,4 @@
-"""The pull phase: what one ps task hands out to a worker at the start of a step, as one tensor.
+"""The pull phase: what one ps task hands out to a worker at the start of a step.
 
 Dense variables come whole, tables by the rows that the step asks for. A variable that is in shards
 comes from several ps and is put together on the worker.
@@ -14,6 +14,7 @@ import tensorflow as tf
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.records.packing import Packing, brought_to
+from kerasps.step.records.specs import dense_spec
 from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.rows.lookups import Round
 from kerasps.step.rows.row_places import RowPlaces
@@ -134,7 +135,7 @@ class DevicePull:
         clock_spec = None if clock is None else tf.TensorSpec([], tf.int64)
         rows = [own.spec for own in groups]
         of_runs = [[run.spec for run in own.runs] for own in groups]
-        single = [shard.spec for shard in self._dense]
+        single = [dense_spec(shard) for shard in self._dense]
         # Two structures of the same flat tensors: the ps sends what lies end to end already.
         sent = Packing(PullReply([own.spec for own in fused], single, of_runs, clock_spec))
         of_shards = [[shard.spec for shard in own.shards] for own in fused]

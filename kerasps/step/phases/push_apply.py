@@ -18,6 +18,7 @@ from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.rows.groups import ShardRun
 from kerasps.step.rows.row_places import RowPlaces
 from kerasps.step.updates.fused import FusedVariable
+from kerasps.step.updates.kernels import update_by_kernel
 from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, decay_and_update, finish
 from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
 from kerasps.variables.pooled_rows import held_by
@@ -137,6 +138,10 @@ class OnDevice(UpdatePhase):
                 rows.write()
         finally:
             self._index, self._rows = 0, None
+
+    def update(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
+        if not update_by_kernel(self, variable, gradient):
+            super().update(variable, gradient)
 
     def held(self, variable: ParameterServerVariable) -> Any:
         if self._rows is not None and self._rows.holds(variable):

@@ -1,7 +1,8 @@
-"""Many tensors in few: all that a worker and one ps send each other at a time is one tensor.
+"""Many tensors in few: what a worker and one ps send each other at a time.
 
-A record with named fields goes in, and the same record comes out. Where a field lies in the flat
-tensor is known in here alone.
+A record with named fields goes in, and the same record comes out. Small tensors travel in one flat
+tensor; where a field lies in it is known in here alone. A large tensor travels as it is: nobody
+copies it into a flat tensor and out of it, and it leaves as soon as it is known.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 _Record = TypeVar("_Record")
+_Tensor = TypeVar("_Tensor")
+
+
+class LargeSpec(tf.TensorSpec):
+    """The spec of a tensor of known shape that travels as it is."""
 
 
 class Packing(Generic[_Record]):
-    """Lays the tensors of a structure end to end, in one flat tensor per carrier dtype.
+    """Lays the small tensors of a structure end to end, in one flat tensor per carrier dtype.
 
     Elements of 4 and 8 bytes share a float32 carrier (bit for bit, so integers pass unharmed); each
     other dtype has a carrier of its own. A model in float32 with its integer counters is therefore
@@ -27,15 +33,19 @@ class Packing(Generic[_Record]):
     Args:
         specs: a structure as `tf.nest` knows it (named tuples, lists, dicts) of `tf.TensorSpec`s,
             whose first axis alone may be of unknown length. A leaf may be None, which takes no
-            room.
+            room. That of a tensor which travels as it is is a `LargeSpec`.
     """
 
     def __init__(self, specs: _Record) -> None:
         self.specs = specs
         self._leaves: list[tf.TensorSpec] = leaves_of(specs)
         self._groups: dict[tf.DType, list[int]] = {}
+        self._large: list[int] = []
         for index, spec in enumerate(self._leaves):
-            self._groups.setdefault(_carrier(spec.dtype), []).append(index)
+            if isinstance(spec, LargeSpec):
+                self._large.append(index)
+            else:
+                self._groups.setdefault(_carrier(spec.dtype), []).append(index)
         # Elements of the carrier, for a tensor whose first axis is unknown: per entry of it.
         self._sizes = [math.prod(_known(spec)) * _elements(spec.dtype) for spec in self._leaves]
         self._unknown = [
@@ -50,8 +60,8 @@ class Packing(Generic[_Record]):
 
     @property
     def carrier_specs(self) -> list[tf.TensorSpec]:
-        """The `tf.TensorSpec` of each flat tensor that `pack` returns."""
-        return [
+        """The `tf.TensorSpec` of each tensor that `pack` returns: the flat ones, then the large."""
+        flat = [
             tf.TensorSpec(
                 [
                     None
@@ -62,24 +72,47 @@ class Packing(Generic[_Record]):
             )
             for carrier, indices in self._groups.items()
         ]
+        return flat + [tf.TensorSpec(own.shape, own.dtype) for own in self._in(self._large)]
+
+    def _in(self, indices: Iterable[int]) -> list[tf.TensorSpec]:
+        return [self._leaves[index] for index in indices]
 
     def pack(self, record: _Record) -> list[tf.Tensor]:
-        """Return the flat tensors that hold `record`, which has the shapes of the specs.
+        """Return the tensors that hold `record`, which has the shapes of the specs.
 
         Raises ValueError where it has another structure.
         """
-        return self._laid_flat(self._tensors_of(record))
+        tensors = self._tensors_of(record)
+        return self._laid_flat(tensors) + [tensors[index] for index in self._large]
 
     def unpack(self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()) -> _Record:
         """Return the record that `pack` laid into `flats`.
 
         Args:
-            flats: one tensor per carrier.
+            flats: what it returned.
             lengths: int32 scalars: the length of each unknown first axis, in the order of the
                 specs.
         """
-        known = dict(zip(self._unknown, lengths, strict=True))
+        flats, tensors = self._without_large(flats)
+        self._cut(flats, lengths, tensors)
+        return self._record_of(tensors)
+
+    def _without_large(self, flats: Sequence[_Tensor]) -> tuple[Sequence[_Tensor], list[Any]]:
+        """Return the flat ones of `flats`, and the leaves, with the large ones in their places."""
         tensors: list[Any] = [None] * len(self._leaves)
+        number = len(self._groups)
+        for index, tensor in zip(self._large, flats[number:], strict=True):
+            tensors[index] = tensor
+        return flats[:number], tensors
+
+    def _cut(
+        self,
+        flats: Sequence[tf.Tensor],
+        lengths: Sequence[tf.Tensor],
+        tensors: list[tf.Tensor | None],
+    ) -> None:
+        """Cut the small leaves out of flat tensors, into their places in `tensors`."""
+        known = dict(zip(self._unknown, lengths, strict=True))
         for flat, indices in zip(flats, self._groups.values(), strict=True):
             sizes = [self._sizes[i] * known[i] if i in known else self._sizes[i] for i in indices]
             if set(indices) & set(known):
@@ -87,23 +120,32 @@ class Packing(Generic[_Record]):
             cut = [flat] if len(indices) == 1 else tf.split(flat, sizes, num=len(indices))
             for i, own in zip(indices, cut, strict=True):
                 tensors[i] = _from_carrier(own, self._leaves[i])
-        return self._record_of(tensors)
 
     def pack_by_call(self, record: _Record) -> list[tf.Tensor]:
         """Return what `pack` does, by a call of a function that is traced once.
 
         In a graph that packs time and again, that is one operation each time and not a hundred.
         """
-        flats = self._pack_function(*self._tensors_of(record))
-        for flat, spec in zip(flats, self.carrier_specs, strict=True):
+        tensors = self._tensors_of(record)
+        flats = list(self._pack_function(*(tensors[index] for index in self._small)))
+        for flat, spec in zip(flats, self.carrier_specs, strict=False):
             flat.set_shape(spec.shape)
-        return list(flats)
+        return flats + [tensors[index] for index in self._large]
 
     def unpack_by_call(
         self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()
     ) -> _Record:
         """Return what `unpack` does, by a call of a function that is traced once."""
-        return self._record_of(self._unpack_function(*flats, *lengths))
+        flats, tensors = self._without_large(flats)
+        for index, tensor in zip(self._small, self._unpack_function(*flats, *lengths), strict=True):
+            tensors[index] = tensor
+        return self._record_of(tensors)
+
+    @functools.cached_property
+    def _small(self) -> list[int]:
+        """The leaves that lie in flat tensors."""
+        large = set(self._large)
+        return [index for index in range(len(self._leaves)) if index not in large]
 
     def _tensors_of(self, record: _Record) -> list[tf.Tensor]:
         tf.nest.assert_same_structure(self.specs, record, check_types=False)
@@ -117,7 +159,7 @@ class Packing(Generic[_Record]):
             tf.cast(tensor, spec.dtype) for tensor, spec in zip(tensors, self._leaves, strict=True)
         ]
 
-    def _laid_flat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _laid_flat(self, tensors: Sequence[tf.Tensor] | dict[int, tf.Tensor]) -> list[tf.Tensor]:
         flats = []
         for carrier, indices in self._groups.items():
             parts = [tf.reshape(_to_carrier(tensors[i], carrier), [-1]) for i in indices]
@@ -126,23 +168,26 @@ class Packing(Generic[_Record]):
 
     @functools.cached_property
     def _pack_function(self) -> Any:
-        def pack(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            return self._laid_flat(tensors)
+        def pack(*small: tf.Tensor) -> list[tf.Tensor]:
+            return self._laid_flat(dict(zip(self._small, small, strict=True)))
 
-        return _traced(pack, [tf.TensorSpec(None, spec.dtype) for spec in self._leaves])
+        return _traced(pack, [tf.TensorSpec(None, spec.dtype) for spec in self._in(self._small)])
 
     @functools.cached_property
     def _unpack_function(self) -> Any:
-        def unpack(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            number = len(self._groups)
-            return leaves_of(self.unpack(tensors[:number], tensors[number:]))
+        number = len(self._groups)
+
+        def unpack(*given: tf.Tensor) -> list[tf.Tensor]:
+            tensors: list[Any] = [None] * len(self._leaves)
+            self._cut(given[:number], given[number:], tensors)
+            return [tensors[index] for index in self._small]
 
         lengths = [tf.TensorSpec([], tf.int32)] * len(self._unknown)
-        return _traced(unpack, [*self.carrier_specs, *lengths])
+        return _traced(unpack, [*self.carrier_specs[:number], *lengths])
 
     def unpack_numpy(self, flats: Sequence[np.ndarray]) -> _Record:
         """Return the record that `pack` laid into `flats`, as arrays on the coordinator."""
-        arrays: list[Any] = [None] * len(self._leaves)
+        flats, arrays = self._without_large(flats)
         for flat, indices in zip(flats, self._groups.values(), strict=True):
             ends = np.cumsum([self._sizes[i] for i in indices])
             for i, own in zip(indices, np.split(flat, ends[:-1]), strict=True):

@@ -112,6 +112,10 @@ class UpdatePhase:
         """Add `value` to `variable`."""
         raise NotImplementedError
 
+    def update(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
+        """Do what `update_step` does to `variable`. Call while the phase is entered."""
+        self.optimizer.update_step(gradient, variable, self.learning_rate)
+
     def choose(
         self, condition: tf.Tensor, then: Callable[[], None], otherwise: Callable[[], None]
     ) -> None:
@@ -163,7 +167,7 @@ def decay_and_update(
 ) -> None:
     """Apply weight decay and `update_step` to `variable`. Call while `phase` is entered."""
     phase.optimizer._apply_weight_decay([variable])
-    phase.optimizer.update_step(gradient, variable, phase.learning_rate)
+    phase.update(variable, gradient)
 
 
 def finish(

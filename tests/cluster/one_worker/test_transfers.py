@@ -19,6 +19,11 @@ def small_variables():
     """Are placed as users have it in each test."""
 
 
+@pytest.fixture(autouse=True)
+def large_values():
+    """Travel as users have it in each test."""
+
+
 # Steps in an execution, executions in a `fit`, and how many a profile must hold at least.
 STEPS, FIT_EXECUTIONS, EXECUTIONS_SEEN = 10, 20, 10
 
@@ -33,7 +38,7 @@ def small_model():
 
 
 def large_model():
-    """A kernel of 1 MB."""
+    """A kernel of 1 MB, in shards of 512 KB."""
     return dense_model(512)
 
 
@@ -86,12 +91,15 @@ def profiled(strategy, work, log_dir, duration_ms):
 
 
 @pytest.mark.parametrize(
-    ("make", "num_ps"),
-    [(small_model, 1), (large_model, 2), (table_model, 2)],
+    ("make", "num_ps", "num_large"),
+    [(small_model, 1, 0), (large_model, 2, 1), (table_model, 2, 0)],
     ids=["small", "large", "table"],
 )
-def test_a_step_sends_each_ps_one_tensor_and_takes_one(strategy, sharded, tmp_path, make, num_ps):
-    """A table takes one more for all steps of an execution: what rows they ask for.
+def test_a_step_sends_each_ps_one_tensor_and_takes_one(
+    strategy, sharded, tmp_path, make, num_ps, num_large
+):
+    """Each large shard takes one more, either way. A table takes one more for all steps of an
+    execution: what rows they ask for.
 
     What is small and whole is on one ps.
     """
@@ -115,5 +123,6 @@ def test_a_step_sends_each_ps_one_tensor_and_takes_one(strategy, sharded, tmp_pa
             break
     assert len(seen) == 1 + num_ps, "too few executions in 16 s, or too many tasks in steps"
     # An execution sends a tensor or two of its own, which are fewer than its steps.
-    assert sends["worker", 0] // STEPS == num_ps
-    assert sorted(count // STEPS for count in seen) == sorted([num_ps] + [1] * num_ps)
+    of_ps = 1 + num_large
+    assert sends["worker", 0] // STEPS == num_ps * of_ps
+    assert sorted(count // STEPS for count in seen) == sorted([num_ps * of_ps] + [of_ps] * num_ps)

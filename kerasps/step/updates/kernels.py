@@ -1,0 +1,61 @@
+"""TensorFlow's kernels that do an optimizer's update in one pass over the values.
+
+Keras's `update_step` is a row of operations, each of which reads and writes all values. A kernel
+reads and writes each value once. Used are those that give the same bits as Keras's operations: SGD,
+plain, with momentum, and with Nesterov momentum. The kernels of Adam do not: they work out
+`1 - beta_2` in float32, where 0.001 becomes 0.00100005.
+"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from kerasps.step.updates.updating import UpdatePhase
+from kerasps.variables import ParameterServerVariable
+
+# Those in which a kernel rounds as often as Keras's operations do.
+_DTYPES = (tf.float32, tf.float64)
+
+
+def update_by_kernel(
+    phase: UpdatePhase, variable: ParameterServerVariable, gradient: tf.Tensor
+) -> bool:
+    """Do what `update_step` does to `variable` by one kernel, where there is one.
+
+    Call while `phase` is entered.
+
+    Args:
+        phase: knows the optimizer, and where the values are.
+        variable: what is updated.
+        gradient: its gradient.
+
+    Returns:
+        Whether it was done.
+    """
+    optimizer = phase.optimizer
+    if type(optimizer).update_step is not keras.optimizers.SGD.update_step:
+        return False
+    members = [variable]
+    if optimizer.momentum:
+        members.append(optimizer.momentums[optimizer._get_variable_index(variable)])
+    held = [phase.held(own) for own in members]
+    dtype = held[0].dtype
+    if dtype not in _DTYPES or any(own.dtype != dtype for own in held):
+        return False
+    if not all(isinstance(own, tf.Variable) for own in held):
+        return False  # rows of a table
+    rate, gradient = (tf.cast(own, dtype) for own in (phase.learning_rate, gradient))
+    if not optimizer.momentum:
+        tf.raw_ops.ResourceApplyGradientDescent(var=held[0].handle, alpha=rate, delta=gradient)
+    else:
+        # Its momentum takes in the rate, as Keras's does, unlike that of `ResourceApplyMomentum`.
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=held[0].handle,
+            accum=held[1].handle,
+            lr=rate,
+            grad=gradient,
+            momentum=tf.constant(optimizer.momentum, dtype),
+            use_nesterov=optimizer.nesterov,
+        )
+    return True
