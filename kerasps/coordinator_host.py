@@ -28,6 +28,7 @@ from kerasps.variables.away import AwayStates
 from kerasps.variables.flights import wait_for_flights
 from kerasps.variables.placing import Extended
 from kerasps.variables.row_pools import RowPools
+from kerasps.variables.wire import WireRule
 
 # For steps in flight when the cluster is closed: they fail at once, unless a worker computes.
 _LANDING_S = 2.0
@@ -83,6 +84,7 @@ class CoordinatorHost(BaseHost):
         )
         if options.sparse_updates == "lazy":  # else tables are updated as a whole
             self.extended.row_pools = RowPools(options.table_min_bytes)
+        self.extended.wire_rule = WireRule(options.wire_dtypes)
         return self.extended
 
     def begin(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -23,10 +23,12 @@ from kerasps.strategy_arguments import (
     SparseUpdates,
     StrategyOptions,
     UpdateMode,
+    WireDtype,
     check_overlap,
     checked_staleness,
     checked_tables,
     checked_updates,
+    checked_wire_dtypes,
 )
 from kerasps.training.contract.staleness import Staleness
 
@@ -92,6 +94,13 @@ class ParameterServerStrategy(BaseStrategy):
             as `["GPU:0", "GPU:1"]`. A worker with R devices takes R batches for one update: it
             pulls once, and pushes the sum of their gradients once. Steps are counted in batches.
             Default: all GPUs of each worker, or its first CPU where it has none.
+        wire_dtype: the dtype in which values and gradients of float32 variables travel between ps
+            and workers: `"bfloat16"` halves the bytes, and keeps the range of float32;
+            `"float16"` keeps three bits more of each number, and loses gradients of less than
+            6e-8. They are summed, stored and updated in float32. A dictionary chooses by the
+            variable's path: of `{"embedding": "bfloat16"}`, the first key that is a part of it;
+            without one, and for None, a variable travels in float32. Counters, ids, metrics, and
+            the states of layers and optimizers always travel as they are. Default: None.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -105,11 +114,11 @@ class ParameterServerStrategy(BaseStrategy):
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
             `num_backup_workers` is not an integer, `overlap` not a bool, or `worker_devices` no
-            list of names.
+            list of names; or `wire_dtype` names no dtypes.
         ValueError: `shard_layout`, `sparse_updates`, `table_min_bytes`, `max_staleness`,
-            `update_mode`, `num_backup_workers` or `connect_timeout` is not one of its values, two
-            of them do not go together, a worker has not all of `worker_devices`, or an argument
-            differs from that of the strategy which this process has already.
+            `update_mode`, `num_backup_workers`, `wire_dtype` or `connect_timeout` is not one of its
+            values, two of them do not go together, a worker has not all of `worker_devices`, or an
+            argument differs from that of the strategy which this process has already.
         UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
 
@@ -136,6 +145,7 @@ class ParameterServerStrategy(BaseStrategy):
         update_mode: UpdateMode = "async",
         num_backup_workers: int = 0,
         worker_devices: Sequence[str] | None = None,
+        wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None = None,
         connect_timeout: float | None = None,
     ) -> None:
         _compat.check_backend()
@@ -156,6 +166,7 @@ class ParameterServerStrategy(BaseStrategy):
             update_mode=update_mode,
             num_backup_workers=num_backup_workers,
             worker_devices=checked_device_names(worker_devices),
+            wire_dtypes=checked_wire_dtypes(wire_dtype),
         )
         options = checked_updates(checked_tables(options), len(description.jobs["worker"]))
         self._set_up(CoordinatorHost(description, options, resolver), resolver, connect_timeout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar, get_args
 
@@ -12,6 +12,7 @@ from kerasps import checks
 ShardLayout = Literal["mod", "div"]
 SparseUpdates = Literal["lazy", "dense"]
 UpdateMode = Literal["async", "sync"]
+WireDtype = Literal["bfloat16", "float16"]
 
 # Given `shape` and `dtype`, returns the number of shards per axis.
 Partitioner = Callable[..., Iterable[int]]
@@ -35,6 +36,8 @@ class StrategyOptions:
         num_backup_workers: how many workers a synchronous update does not wait for.
         worker_devices: the names of the devices that compute on each worker; None for those that
             it has.
+        wire_dtypes: pairs of a part of a variable's path and the dtype in which such a variable
+            travels; None for its own.
     """
 
     variable_partitioner: Partitioner | None
@@ -46,6 +49,7 @@ class StrategyOptions:
     update_mode: UpdateMode = "async"
     num_backup_workers: int = 0
     worker_devices: tuple[str, ...] | None = None
+    wire_dtypes: tuple[tuple[str, WireDtype | None], ...] = ()
 
     def check_alike(self, expected: StrategyOptions) -> None:
         """Check that a further call of the constructor has the arguments of the first one.
@@ -115,6 +119,28 @@ def checked_staleness(max_staleness: object) -> int | None:
         advice="Give the steps that a worker may be ahead of the slowest: 1 has all go step by "
         "step. Leave it out, and no worker waits.",
     )
+
+
+def checked_wire_dtypes(
+    wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None,
+) -> tuple[tuple[str, WireDtype | None], ...]:
+    """Return what says in which dtype variables travel, as pairs (see `StrategyOptions`).
+
+    Raises TypeError or ValueError for what says nothing of the kind.
+    """
+    if wire_dtype is None:
+        return ()
+    choices = tuple(wire_dtype.items()) if isinstance(wire_dtype, Mapping) else (("", wire_dtype),)
+    for part, dtype in choices:
+        if not isinstance(part, str) or not (dtype is None or isinstance(dtype, str)):
+            raise TypeError(
+                "Argument `wire_dtype` must name dtypes. Expected: 'bfloat16', 'float16', None, or "
+                "a dictionary from parts of variables' paths to these. Received: "
+                f"wire_dtype={wire_dtype!r}. Give one such as {{'embedding': 'bfloat16'}}."
+            )
+        if dtype is not None:
+            checks.choice("wire_dtype", dtype, get_args(WireDtype))
+    return choices
 
 
 def check_overlap(overlap: object) -> None:

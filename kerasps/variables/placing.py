@@ -21,6 +21,7 @@ from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.sharding import ShardedStorage, Sharding
+from kerasps.variables.wire import WireRule
 
 if TYPE_CHECKING:
     from kerasps.variables.variable import ParameterServerVariable
@@ -55,6 +56,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     host: object = None
     # Those that tables are made in; None where each is by itself.
     row_pools: RowPools | None = None
+    # In which dtype new variables travel.
+    wire_rule = WireRule()
 
     @property
     def restores(self) -> bool:

@@ -56,6 +56,8 @@ class ParameterServerVariable(keras.Variable):
     them.
     """
 
+    # The dtype in which values and gradients travel; None for that of the variable.
+    wire_dtype: tf.DType | None = None
     # Until there is a value: where a step makes a variable, its shape is asked for before.
     _value: Any = None
     # Of the state of a metric or of a seed generator: what stands in for it on a ps, and what
@@ -145,6 +147,10 @@ class ParameterServerVariable(keras.Variable):
         initial_value: Callable[[], object],
         initial_shard: InitialShard,
     ) -> None:
+        dtype = tf.as_dtype(self._dtype)
+        rule = strategy_of_new_variables().extended.wire_rule
+        # The states of layers and optimizers travel as they are.
+        self.wire_dtype = rule.dtype_of(self.path, dtype) if self._trainable else dtype
         self._value = create_storage(
             initial_value,
             initial_shard,

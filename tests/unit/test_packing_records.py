@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.records.packing import LargeSpec, Packing, filled, leaves_of, specs_of
+from kerasps.step.records.packing import Packing, WireSpec, filled, leaves_of, specs_of
 
 DTYPES = ["float32", "int64", "int32", "uint32", "bool", "float16", "bfloat16", "float64", "uint8"]
 
@@ -55,7 +55,7 @@ def test_any_record_comes_back_as_it_was(seed):
         filled(
             record,
             [
-                LargeSpec(spec.shape, spec.dtype) if is_large else spec
+                WireSpec(spec.shape, spec.dtype, is_large=True) if is_large else spec
                 for spec, is_large in zip(specs, large, strict=True)
             ],
         )

@@ -76,6 +76,21 @@ def test_overlap_is_true_or_false(value):
 
 
 @pytest.mark.parametrize(
+    ("value", "error", "part"),
+    [
+        ("int8", ValueError, "Expected: 'bfloat16' or 'float16'. Received: wire_dtype='int8'"),
+        ({"dense": "float32"}, ValueError, "Received: wire_dtype='float32'"),
+        ({3: "float16"}, TypeError, "Received: wire_dtype={3: 'float16'}"),
+        (16, TypeError, "Received: wire_dtype=16"),
+    ],
+)
+def test_what_is_no_dtype_to_travel_in_is_refused(value, error, part):
+    with pytest.raises(error) as caught:
+        kerasps.ParameterServerStrategy(resolver(), wire_dtype=value)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("arguments", "error", "part"),
     [
         ({"update_mode": "both"}, ValueError, "Expected: 'async' or 'sync'. Received: update_mode"),

@@ -14,7 +14,7 @@ import tensorflow as tf
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.records.packing import Packing, brought_to
-from kerasps.step.records.specs import dense_spec
+from kerasps.step.records.specs import sent_part, sent_value
 from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.rows.lookups import Round
 from kerasps.step.rows.row_places import RowPlaces
@@ -135,10 +135,10 @@ class DevicePull:
         clock_spec = None if clock is None else tf.TensorSpec([], tf.int64)
         rows = [own.spec for own in groups]
         of_runs = [[run.spec for run in own.runs] for own in groups]
-        single = [dense_spec(shard) for shard in self._dense]
+        single = [sent_value(shard) for shard in self._dense]
         # Two structures of the same flat tensors: the ps sends what lies end to end already.
         sent = Packing(PullReply([own.spec for own in fused], single, of_runs, clock_spec))
-        of_shards = [[shard.spec for shard in own.shards] for own in fused]
+        of_shards = [[sent_part(shard) for shard in own.shards] for own in fused]
         self.received = Packing(PullReply(of_shards, single, rows, clock_spec))
 
         def hand_out(messages: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -15,7 +15,7 @@ from kerasps.step.contract.compute_messages import ComputeOutputs
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.packing import specs_of
-from kerasps.step.records.specs import dense_spec, rows_spec
+from kerasps.step.records.specs import sent_part, sent_rows, sent_state, sent_value
 from kerasps.step.rows.groups import GroupShard, ShardRun, TableGroup
 from kerasps.step.updates.coupled import CoupledUpdate, Sent
 from kerasps.step.updates.fused import FusedVariable
@@ -231,9 +231,9 @@ class DeviceUpdate:
             scalars=specs_of(tensors.scalars),
             fused=[of_fused(own) for own in self.fused],
             gradients=[
-                rows_spec(shard.variable)
+                sent_rows(shard.variable)
                 if shard.variable in self._changes.tables
-                else dense_spec(shard)
+                else sent_value(shard)
                 for shard in self.single
             ],
             groups=[of_group(own, parts(own)) for own in self.groups],
@@ -317,7 +317,7 @@ class DeviceChanges:
         """
 
         return self._specs(
-            lambda own: [shard.spec for shard in own.shards],
+            lambda own: [sent_part(shard) for shard in own.shards],
             lambda own, num_parts: [own.spec] * num_parts,
             clocked,
             numbered,
@@ -336,8 +336,8 @@ class DeviceChanges:
     ) -> PushMessage:
         return PushMessage(
             updates=[update.specs(of_fused, of_group) for update in self.updates],
-            deltas=[dense_spec(shard) for shard in self.deltas],
-            assigned=[dense_spec(shard) for shard in self.assigned],
+            deltas=[sent_state(shard) for shard in self.deltas],
+            assigned=[sent_state(shard) for shard in self.assigned],
             lane=tf.TensorSpec([], tf.int32),
             number=tf.TensorSpec([], tf.int32) if numbered else None,
             clock=tf.TensorSpec([], tf.int64) if clocked else None,

@@ -19,8 +19,27 @@ _Record = TypeVar("_Record")
 _Tensor = TypeVar("_Tensor")
 
 
-class LargeSpec(tf.TensorSpec):
-    """The spec of a tensor of known shape that travels as it is."""
+class WireSpec(tf.TensorSpec):
+    """The spec of a tensor, and how it travels.
+
+    Args:
+        shape: its shape.
+        dtype: its dtype, where it is sent and where it has arrived.
+        wire_dtype: the dtype in which it travels. Default: its own.
+        is_large: whether it travels by itself, and in no flat tensor. Its shape must be known.
+    """
+
+    def __init__(
+        self,
+        shape: tf.TensorShape | Sequence[int | None],
+        dtype: tf.DType,
+        *,
+        wire_dtype: tf.DType | None = None,
+        is_large: bool = False,
+    ) -> None:
+        super().__init__(shape, dtype)
+        self.wire_dtype = wire_dtype or tf.as_dtype(dtype)
+        self.is_large = is_large
 
 
 class Packing(Generic[_Record]):
@@ -33,7 +52,7 @@ class Packing(Generic[_Record]):
     Args:
         specs: a structure as `tf.nest` knows it (named tuples, lists, dicts) of `tf.TensorSpec`s,
             whose first axis alone may be of unknown length. A leaf may be None, which takes no
-            room. That of a tensor which travels as it is is a `LargeSpec`.
+            room. A `WireSpec` says how its tensor travels.
     """
 
     def __init__(self, specs: _Record) -> None:
@@ -42,12 +61,14 @@ class Packing(Generic[_Record]):
         self._groups: dict[tf.DType, list[int]] = {}
         self._large: list[int] = []
         for index, spec in enumerate(self._leaves):
-            if isinstance(spec, LargeSpec):
+            if isinstance(spec, WireSpec) and spec.is_large:
                 self._large.append(index)
             else:
-                self._groups.setdefault(_carrier(spec.dtype), []).append(index)
+                self._groups.setdefault(_carrier(wire_dtype_of(spec)), []).append(index)
         # Elements of the carrier, for a tensor whose first axis is unknown: per entry of it.
-        self._sizes = [math.prod(_known(spec)) * _elements(spec.dtype) for spec in self._leaves]
+        self._sizes = [
+            math.prod(_known(spec)) * _elements(wire_dtype_of(spec)) for spec in self._leaves
+        ]
         self._unknown = [
             i for i, spec in enumerate(self._leaves) if not spec.shape.is_fully_defined()
         ]
@@ -56,7 +77,7 @@ class Packing(Generic[_Record]):
     def num_bytes(self) -> int:
         """The bytes of the tensors whose shapes are known."""
         known = [spec for i, spec in enumerate(self._leaves) if i not in self._unknown]
-        return sum(math.prod(spec.shape) * spec.dtype.size for spec in known)
+        return sum(math.prod(spec.shape) * wire_dtype_of(spec).size for spec in known)
 
     @property
     def carrier_specs(self) -> list[tf.TensorSpec]:
@@ -72,7 +93,9 @@ class Packing(Generic[_Record]):
             )
             for carrier, indices in self._groups.items()
         ]
-        return flat + [tf.TensorSpec(own.shape, own.dtype) for own in self._in(self._large)]
+        return flat + [
+            tf.TensorSpec(own.shape, wire_dtype_of(own)) for own in self._in(self._large)
+        ]
 
     def _in(self, indices: Iterable[int]) -> list[tf.TensorSpec]:
         return [self._leaves[index] for index in indices]
@@ -83,7 +106,10 @@ class Packing(Generic[_Record]):
         Raises ValueError where it has another structure.
         """
         tensors = self._tensors_of(record)
-        return self._laid_flat(tensors) + [tensors[index] for index in self._large]
+        return self._laid_flat(tensors) + self._as_they_are(tensors)
+
+    def _as_they_are(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [tf.cast(tensors[i], wire_dtype_of(self._leaves[i])) for i in self._large]
 
     def unpack(self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()) -> _Record:
         """Return the record that `pack` laid into `flats`.
@@ -95,7 +121,7 @@ class Packing(Generic[_Record]):
         """
         flats, tensors = self._without_large(flats)
         self._cut(flats, lengths, tensors)
-        return self._record_of(tensors)
+        return self._record_of(self._as_specified(tensors))
 
     def _without_large(self, flats: Sequence[_Tensor]) -> tuple[Sequence[_Tensor], list[Any]]:
         """Return the flat ones of `flats`, and the leaves, with the large ones in their places."""
@@ -104,6 +130,9 @@ class Packing(Generic[_Record]):
         for index, tensor in zip(self._large, flats[number:], strict=True):
             tensors[index] = tensor
         return flats[:number], tensors
+
+    def _as_specified(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [tf.cast(t, spec.dtype) for t, spec in zip(tensors, self._leaves, strict=True)]
 
     def _cut(
         self,
@@ -130,7 +159,7 @@ class Packing(Generic[_Record]):
         flats = list(self._pack_function(*(tensors[index] for index in self._small)))
         for flat, spec in zip(flats, self.carrier_specs, strict=False):
             flat.set_shape(spec.shape)
-        return flats + [tensors[index] for index in self._large]
+        return flats + self._as_they_are(tensors)
 
     def unpack_by_call(
         self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()
@@ -139,7 +168,7 @@ class Packing(Generic[_Record]):
         flats, tensors = self._without_large(flats)
         for index, tensor in zip(self._small, self._unpack_function(*flats, *lengths), strict=True):
             tensors[index] = tensor
-        return self._record_of(tensors)
+        return self._record_of(self._as_specified(tensors))
 
     @functools.cached_property
     def _small(self) -> list[int]:
@@ -155,14 +184,13 @@ class Packing(Generic[_Record]):
                 f"A record to pack has other fields than its specs. Expected: {self.specs}. "
                 f"Received: {record}."
             )
-        return [
-            tf.cast(tensor, spec.dtype) for tensor, spec in zip(tensors, self._leaves, strict=True)
-        ]
+        return self._as_specified(tensors)
 
     def _laid_flat(self, tensors: Sequence[tf.Tensor] | dict[int, tf.Tensor]) -> list[tf.Tensor]:
         flats = []
         for carrier, indices in self._groups.items():
-            parts = [tf.reshape(_to_carrier(tensors[i], carrier), [-1]) for i in indices]
+            own = [tf.cast(tensors[i], wire_dtype_of(self._leaves[i])) for i in indices]
+            parts = [tf.reshape(_to_carrier(tensor, carrier), [-1]) for tensor in own]
             flats.append(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
         return flats
 
@@ -188,13 +216,16 @@ class Packing(Generic[_Record]):
     def unpack_numpy(self, flats: Sequence[np.ndarray]) -> _Record:
         """Return the record that `pack` laid into `flats`, as arrays on the coordinator."""
         flats, arrays = self._without_large(flats)
+        for index in self._large:
+            arrays[index] = arrays[index].astype(self._leaves[index].dtype.as_numpy_dtype)
         for flat, indices in zip(flats, self._groups.values(), strict=True):
             ends = np.cumsum([self._sizes[i] for i in indices])
             for i, own in zip(indices, np.split(flat, ends[:-1]), strict=True):
                 spec = self._leaves[i]
                 arrays[i] = (
                     np.ascontiguousarray(own)
-                    .view(spec.dtype.as_numpy_dtype)
+                    .view(wire_dtype_of(spec).as_numpy_dtype)
+                    .astype(spec.dtype.as_numpy_dtype)
                     .reshape(tuple(spec.shape))
                 )
         return self._record_of(arrays)
@@ -239,6 +270,11 @@ def _traced(function: Callable[..., list[tf.Tensor]], specs: Sequence[tf.TensorS
         return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
+def wire_dtype_of(spec: tf.TensorSpec) -> tf.DType:
+    """Return the dtype in which a tensor travels."""
+    return spec.wire_dtype if isinstance(spec, WireSpec) else spec.dtype
+
+
 def _carrier(dtype: tf.DType) -> tf.DType:
     return tf.float32 if dtype.size in (4, 8) and dtype != tf.bool else dtype
 
@@ -253,12 +289,13 @@ def _to_carrier(tensor: tf.Tensor, carrier: tf.DType) -> tf.Tensor:
 
 def _from_carrier(flat: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     shape = [-1 if d is None else d for d in spec.shape]
-    if flat.dtype == spec.dtype:
-        return tf.reshape(flat, shape)
-    if spec.dtype.size == 8:
-        # A bitcast to a wider dtype takes the halves of each element from the last axis.
-        flat = tf.reshape(flat, [*shape, 2])
-    return tf.reshape(tf.bitcast(flat, spec.dtype), shape)
+    dtype = wire_dtype_of(spec)
+    if flat.dtype != dtype:
+        if dtype.size == 8:
+            # A bitcast to a wider dtype takes the halves of each element from the last axis.
+            flat = tf.reshape(flat, [*shape, 2])
+        flat = tf.bitcast(flat, dtype)
+    return tf.cast(tf.reshape(flat, shape), spec.dtype)
 
 
 def _known(spec: tf.TensorSpec) -> list[int]:

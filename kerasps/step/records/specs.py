@@ -1,13 +1,13 @@
-"""The specs of what a step holds of a variable."""
+"""The specs of what a step holds of a variable, and of what it sends of it."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from kerasps.step.records.packing import LargeSpec
+from kerasps.step.records.packing import WireSpec
 from kerasps.variables import ParameterServerVariable, Shard
 
-# A value of more bytes travels as it is. To copy as many into a flat tensor and out of it takes
+# A tensor of more bytes travels by itself. To copy as many into a flat tensor and out of it takes
 # longer than to send one more tensor.
 LARGE_BYTES = 2**18
 
@@ -17,14 +17,33 @@ def spec_of(variable: ParameterServerVariable) -> tf.TensorSpec:
     return tf.TensorSpec(variable.storage.shape, variable.storage.dtype)
 
 
-def dense_spec(shard: Shard) -> tf.TensorSpec:
-    """Return the `tf.TensorSpec` of a value of a whole shard, or of a gradient; it may be large."""
-    spec = shard.spec
-    is_large = spec.shape.num_elements() * spec.dtype.size > LARGE_BYTES
-    return LargeSpec(spec.shape, spec.dtype) if is_large else spec
-
-
 def rows_spec(table: ParameterServerVariable) -> tf.TensorSpec:
     """Return the `tf.TensorSpec` of some rows of a table."""
     spec = spec_of(table)
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+
+
+def sent_state(shard: Shard) -> WireSpec:
+    """Return the spec of a change of a shard of some state, as it is sent: in full."""
+    return _sent(shard.spec, shard.spec.dtype)
+
+
+def sent_value(shard: Shard) -> WireSpec:
+    """Return the spec of the value of a shard, or of its gradient, as it is sent."""
+    return _sent(shard.spec, shard.variable.wire_dtype)
+
+
+def sent_part(shard: Shard) -> WireSpec:
+    """Return the spec of a value or gradient that is sent end to end with others."""
+    return WireSpec(shard.spec.shape, shard.spec.dtype, wire_dtype=shard.variable.wire_dtype)
+
+
+def sent_rows(table: ParameterServerVariable) -> WireSpec:
+    """Return the spec of some rows of a table, or of their gradients, as they are sent."""
+    spec = rows_spec(table)
+    return WireSpec(spec.shape, spec.dtype, wire_dtype=table.wire_dtype)
+
+
+def _sent(spec: tf.TensorSpec, wire_dtype: tf.DType | None) -> WireSpec:
+    is_large = spec.shape.num_elements() * spec.dtype.size > LARGE_BYTES
+    return WireSpec(spec.shape, spec.dtype, wire_dtype=wire_dtype, is_large=is_large)

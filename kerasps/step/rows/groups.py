@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from kerasps.step.records.specs import rows_spec
+from kerasps.step.records.specs import sent_rows
 from kerasps.step.updates.optimizers import has_uniform_updates, may_update_rows
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable, Shard, slots_of
@@ -132,8 +132,8 @@ class ShardRun:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The spec of some rows of them."""
-        return rows_spec(self.shards[0].variable)
+        """The spec of some rows of them, as they are sent."""
+        return sent_rows(self.shards[0].variable)
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class GroupShard:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The spec of some rows of them."""
-        return rows_spec(self.group.tables[0])
+        """The spec of some rows of them, as they are sent."""
+        return sent_rows(self.group.tables[0])
 
 
 def grouping(
@@ -262,4 +262,4 @@ def _rule(update: Update, table: ParameterServerVariable, sparse_updates: str) -
     if any(slot.storage.shape != table.storage.shape for slot in slots):
         return None
     decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(table))
-    return decays, tuple(slot.storage.dtype for slot in slots)
+    return decays, table.wire_dtype, tuple(slot.storage.dtype for slot in slots)

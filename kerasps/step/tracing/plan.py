@@ -17,8 +17,8 @@ from kerasps.step.phases.pull import PullPhase
 from kerasps.step.phases.push import PushPhase
 from kerasps.step.phases.seed_draw import SeedDraw
 from kerasps.step.phases.step_context import StepPhase
-from kerasps.step.records.packing import Packing
-from kerasps.step.records.specs import spec_of
+from kerasps.step.records.packing import Packing, wire_dtype_of
+from kerasps.step.records.specs import sent_rows, spec_of
 from kerasps.step.tracing.state import StepState
 from kerasps.step.tracing.traffic import StepTraffic, TableTraffic
 from kerasps.step.updates.fused import FusedVariables
@@ -155,7 +155,7 @@ class StepPlan:
             TableTraffic(
                 ps_index(shard.device),
                 shard.variable.path,
-                math.prod(shard.spec.shape[1:]) * shard.spec.dtype.size,
+                math.prod(shard.spec.shape[1:]) * wire_dtype_of(sent_rows(shard.variable)).size,
                 shard in updated,
             )
             for shard in self.table_shards

@@ -24,6 +24,7 @@ import tensorflow as tf
 from kerasps.runtime.calls import persist
 from kerasps.runtime.fetching import fetch
 from kerasps.step.records.identity import ByIdentity
+from kerasps.step.records.packing import WireSpec
 from kerasps.step.updates.optimizers import has_uniform_updates
 from kerasps.step.updates.update import Update
 from kerasps.variables import NamedVariable, ParameterServerVariable, Shard, shards_in, slots_of
@@ -51,9 +52,10 @@ class FusedVariable:
     slots: list[NamedVariable]
 
     @property
-    def spec(self) -> tf.TensorSpec:
-        """Shape and dtype of the values, and of a gradient with respect to them."""
-        return tf.TensorSpec(self.values.shape, self.values.dtype)
+    def spec(self) -> WireSpec:
+        """The spec of the values, and of a gradient with respect to them, as they are sent."""
+        wire_dtype = self.shards[0].variable.wire_dtype
+        return WireSpec(self.values.shape, self.values.dtype, wire_dtype=wire_dtype)
 
     def stand_ins(
         self, optimizer: keras.optimizers.Optimizer
@@ -148,10 +150,11 @@ def _fuse(
         for shard in shards_in([variable]):
             if shard.spec.shape.num_elements() * shard.spec.dtype.size <= SMALL_BYTES:
                 dtypes = (shard.spec.dtype, *(slot.storage.dtype for slot in own))
-                groups.setdefault((shard.device, dtypes, decays), []).append(shard)
+                key = shard.device, dtypes, decays, variable.wire_dtype
+                groups.setdefault(key, []).append(shard)
     return [
         _fused(number, device, shards, dtypes)
-        for (device, dtypes, _), shards in groups.items()
+        for (device, dtypes, *_), shards in groups.items()
         if len(shards) > 1
     ]
 
