@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from kerasps.step.records import specs
 from kerasps.variables import placement
 
 
 def spread() -> None:
-    """From now on, have each new variable go to the ps with the fewest bytes, however small."""
+    """From now on, treat each variable as a large one, however small.
+
+    It goes to the ps with the fewest bytes, and travels by itself.
+    """
     placement.SMALL_BYTES = -1
+    specs.LARGE_BYTES = 32
 
 
 def keep_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do as `spread` until the end of a test."""
+    """Have each new variable go to the ps with the fewest bytes, until the end of a test."""
     monkeypatch.setattr(placement, "SMALL_BYTES", -1)
