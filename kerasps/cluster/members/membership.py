@@ -120,6 +120,10 @@ class Membership:
         with self._shared.lock:
             return self._shared.presence.addresses[task]
 
+    def name_of(self, worker: int) -> str:
+        """Return the words that name a worker in messages: its index and where it is."""
+        return f"worker {worker} at {self.address(('worker', worker))}"
+
     @property
     def absent_workers(self) -> set[int]:
         """The workers that can be given nothing: lost, hung, gone, or not there yet."""

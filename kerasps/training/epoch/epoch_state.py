@@ -3,8 +3,8 @@
 An *execution* is the order to do so-and-so many steps. It waits in a queue, is sent to a worker,
 is done there, and its result is fetched, alone or added up with those of others. Whatever happens
 to the worker on the way, each step that was asked for is counted once, or reported as missing
-because the data ended. `EpochState` keeps that promise; `dispatcher.py` brings it the events from
-its threads, one at a time, and hands its commands to the threads that carry them out.
+because the data ended. `EpochState` keeps that promise; `EpochChannel` brings it the events from
+all threads, one at a time, and hands its commands to the threads that carry them out.
 
     fit's thread            EpochState                       session of worker 1
     StepsAsked     ----->   queued, sent     Send    ----->  runs the step graph
