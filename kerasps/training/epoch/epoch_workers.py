@@ -80,7 +80,10 @@ class EpochWorkers:
 
     def unfinished(self, worker: WorkerState) -> Execution | None:
         """Return what a worker must do before anything else: it is for the next of its batches."""
-        return None if worker.split is None else self.splits[worker.split].next_unfinished
+        if worker.split is None:
+            return None
+        unfinished = self.splits[worker.split].unfinished
+        return unfinished[0] if unfinished else None
 
     # Changes
 

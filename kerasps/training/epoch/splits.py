@@ -45,7 +45,8 @@ class Split:
         is_endless: whether it is known never to end. Its batches are as good as any others then.
         has_order: whether another worker would find the same batches at the same places.
         unfinished: executions whose steps are partly applied, to be done again on the batches
-            behind `confirmed`. The ledger counts them, so it alone adds and removes some.
+            behind `confirmed`, in this order. The ledger counts them, so it alone adds and removes
+            some.
     """
 
     source: int
@@ -56,11 +57,6 @@ class Split:
     is_endless: bool = False
     has_order: bool = True
     unfinished: deque[Execution] = field(default_factory=deque)
-
-    @property
-    def next_unfinished(self) -> Execution | None:
-        """The execution that its reader does next; None: any will do."""
-        return self.unfinished[0] if self.unfinished else None
 
     def open(self, left: int | None, *, is_endless: bool, has_order: bool = True) -> None:
         """Note that a worker has opened the split of the input.
