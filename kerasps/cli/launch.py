@@ -69,16 +69,14 @@ def launch(
         command: the command and its arguments.
         num_workers: the number of worker processes.
         num_ps: the number of ps processes.
-        mode: `"coordinator"` runs the command once, as the coordinator; `"worker"` runs it as each
-            worker, without a coordinator. Default `"coordinator"`.
+        mode: `"coordinator"` (default) runs the command once, as the coordinator; `"worker"` runs
+            it as each worker, without a coordinator.
         log_dir: the directory for log files. None (default) takes a temporary one.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
         max_restarts: how many times within an hour each worker is started again, and how many times
             each ps, and the command, may cause a restart of all. Default 3.
-        evaluator: the command that evaluates checkpoints meanwhile, and its arguments. None
-            (default) runs none.
-        evaluator_timeout: the time in seconds that the evaluator has for the last checkpoint when
-            the command has ended. Default 600.
+        evaluator: the command line that evaluates checkpoints meanwhile. None (default): none.
+        evaluator_timeout: the seconds for the last evaluation after the command. Default 600.
 
     Returns:
         The exit code of the command, 128 + N where signal N ended it; 1 where it was 0 and the
@@ -97,32 +95,55 @@ def launch(
                 start_timeout=start_timeout,
                 max_restarts=max_restarts,
             )
-            # From here on a signal is noted and dealt with in `_run`. Set inside the other block,
+            # From here on a signal is noted and dealt with in `_Run`. Set inside the other block,
             # so that none is missed.
             with (
                 signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
-                contextlib.ExitStack() as stack,
+                cluster,
+                _start_evaluator(evaluator, cluster, has_logs=log_dir is not None) as beside,
+                _run_of(command, cluster, max_restarts) as run,
             ):
-                stack.enter_context(cluster)
-                beside = None
-                if evaluator is not None:
-                    logs = None if log_dir is None else cluster.log_dir
-                    beside = stack.enter_context(
-                        EvaluatorProcess(evaluator, cluster.description, logs)
-                    )
-                run = _run_of(command, cluster, max_restarts)
-                stack.enter_context(run)
-                code = run.until_the_end(received, beside)
-                _close(cluster)
-                # A signal means that all is to end, and soon.
-                if beside is not None and not beside.finish(
-                    evaluator_timeout, lambda: bool(received)
-                ):
-                    code = code or 1
+                code = _run_to_the_end(run, cluster, received, beside, evaluator_timeout)
     except EndedBySignal as ended:
         return 128 + ended.number
     if signal.SIGINT in received and code != 0:
         return 128 + signal.SIGINT
+    return code
+
+
+def _start_evaluator(
+    command: Sequence[str] | None, cluster: LocalCluster, *, has_logs: bool
+) -> contextlib.AbstractContextManager[EvaluatorProcess | None]:
+    """Start the process of an evaluator; return the context of it, of None without a command.
+
+    Args:
+        command: the evaluator's command line; None where there is no evaluator.
+        cluster: the tasks.
+        has_logs: whether its log goes to the cluster's directory, rather than to this terminal.
+    """
+    if command is None:
+        return contextlib.nullcontext()
+    logs = cluster.log_dir if has_logs else None
+    return EvaluatorProcess(command, cluster.description, logs)
+
+
+def _run_to_the_end(
+    run: _Run | WorkerRun,
+    cluster: LocalCluster,
+    received: list[signal.Signals],
+    evaluator: EvaluatorProcess | None,
+    evaluator_timeout: float,
+) -> int:
+    """Run the command to its end, close the cluster, and wait for the evaluator.
+
+    Returns:
+        The exit code of the command; 1 where it was 0 and the evaluator failed.
+    """
+    code = run.until_the_end(received, evaluator)
+    _close(cluster)
+    # A signal means that all is to end, and soon.
+    if evaluator is not None and not evaluator.finish(evaluator_timeout, lambda: bool(received)):
+        code = code or 1
     return code
 
 

@@ -325,6 +325,15 @@ def _add_launch(commands: Any) -> None:
         help="restarts within an hour of each worker, and of the whole run for each ps and for the "
         f"script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
     )
+    _add_evaluator(launch)
+    launch.add_argument("script", metavar="script.py", help="the training script")
+    launch.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
+    )
+
+
+def _add_evaluator(launch: argparse.ArgumentParser) -> None:
+    """Add the options of an evaluator that runs beside the script."""
     launch.add_argument(
         "--evaluator",
         type=_command,
@@ -338,10 +347,6 @@ def _add_launch(commands: Any) -> None:
         metavar="SECONDS",
         help="time for the evaluator to end when the training has (default: 600; environment: "
         "KERASPS_EVALUATOR_TIMEOUT)",
-    )
-    launch.add_argument("script", metavar="script.py", help="the training script")
-    launch.add_argument(
-        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
     )
 
 

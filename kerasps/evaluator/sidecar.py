@@ -163,13 +163,7 @@ class SidecarEvaluator:
             CheckpointError: the newest checkpoint cannot be read and has not changed for 30
                 seconds.
         """
-        if timeout is not None and timeout != 0:
-            timeout = seconds(
-                "Argument `timeout` is not a time",
-                timeout,
-                received=f"timeout={timeout!r}",
-                advice="Leave it out to wait for ever.",
-            )
+        timeout = _checked_timeout(timeout)
         end = TrainingEnd(self._directory)
         reader = _Reader(self._model)
         evaluations: list[Evaluation] = []
@@ -351,6 +345,18 @@ def _count_or_none(argument: str, value: object) -> int | None:
         expected="a whole number of at least 1, or None",
         received=f"{argument}={value!r}",
         advice="Give a number like 10.",
+    )
+
+
+def _checked_timeout(timeout: float | None) -> float | None:
+    """Return the seconds to wait for a checkpoint; None: for ever. Zero is a time here."""
+    if timeout is None or timeout == 0:
+        return timeout
+    return seconds(
+        "Argument `timeout` is not a time",
+        timeout,
+        received=f"timeout={timeout!r}",
+        advice="Leave it out to wait for ever.",
     )
 
 

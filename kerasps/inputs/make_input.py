@@ -78,13 +78,7 @@ def as_input(
     Raises:
         InputError: kerasps cannot read this kind of input.
     """
-    if isinstance(data, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
-        raise InputError(
-            "The dataset is distributed already, by a strategy. Expected: a plain "
-            "`tf.data.Dataset`, which is split over the workers here. Received: "
-            f"{type(data).__name__}. Pass the dataset as it was before "
-            "`experimental_distribute_dataset`."
-        )
+    _reject_distributed(data)
     limit = None if goes_on else steps
     if isinstance(data, DatasetCreator):
         _reject_beside_dataset(data, y=y, sample_weight=sample_weight, batch_size=batch_size)
@@ -111,17 +105,18 @@ def as_input(
             f"type {type(data).__name__}. Call it, or wrap it: "
             "`kerasps.DatasetCreator(dataset_fn)`."
         )
-    if class_weight is not None:
-        if sample_weight is not None:
-            raise InputError("Give `class_weight` or `sample_weight`. Received: both.")
-        if y is None:
-            raise InputError(
-                "`class_weight` gives examples weights by their y. Expected: y. Received: y=None."
-            )
-        sample_weight = sample_weights(y, class_weight)
-    return _from_arrays(
-        (data, y, sample_weight), num_workers, batch_size, bool(shuffle), steps, limit
-    )
+    weights = _array_weights(y, sample_weight, class_weight)
+    return _from_arrays((data, y, weights), num_workers, batch_size, bool(shuffle), steps, limit)
+
+
+def _reject_distributed(data: object) -> None:
+    if isinstance(data, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
+        raise InputError(
+            "The dataset is distributed already, by a strategy. Expected: a plain "
+            "`tf.data.Dataset`, which is split over the workers here. Received: "
+            f"{type(data).__name__}. Pass the dataset as it was before "
+            "`experimental_distribute_dataset`."
+        )
 
 
 def _reject_beside_dataset(data: object, **arguments: object) -> None:
@@ -270,6 +265,24 @@ def _warn_of_feeding(why: str) -> None:
 
 
 # Arrays
+
+
+def _array_weights(
+    y: object, sample_weight: object, class_weight: Mapping[int, float] | None
+) -> object:
+    """Return the weights of the examples in arrays, None where neither kind is given.
+
+    Raises InputError where both are given, or `class_weight` without `y`.
+    """
+    if class_weight is None:
+        return sample_weight
+    if sample_weight is not None:
+        raise InputError("Give `class_weight` or `sample_weight`. Received: both.")
+    if y is None:
+        raise InputError(
+            "`class_weight` gives examples weights by their y. Expected: y. Received: y=None."
+        )
+    return sample_weights(y, class_weight)
 
 
 def _from_arrays(

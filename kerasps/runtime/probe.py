@@ -33,6 +33,9 @@ class Answer(enum.Enum):
     IS_OTHER = "something else than a TensorFlow server answers"
 
 
+# How long a task has to answer. One that is there does so within a millisecond.
+ANSWER_S = 1.0
+
 # What holds of a host of several addresses, each with its answer. A refusal says that nobody is
 # there, so all must refuse.
 _BEST_FIRST = (Answer.SERVES, Answer.IS_OTHER, Answer.IS_SILENT, Answer.REFUSES)

@@ -259,15 +259,12 @@ def _scalars(distribution: _Distribution) -> _Distribution | None:
     )
 
 
-@functools.cache
-def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
-    """Return a function that makes rows of a distribution in chunks, for every shape and device.
+def _value_source(kind: str, dtype: str) -> Callable[..., tf.Tensor]:
+    """Return a function that draws values of a distribution from any place of their sequence on.
 
-    It is a graph, whose loop writes each chunk into the result in place: beside the result there
-    are a few chunks. One operation at a time would hold the result three times, and with the `mod`
-    layout all rows between the shard's own.
+    The function takes the place and the number of the values (both int64 scalars), and the key and
+    the counter of the sequence (uint64, shape `[3]`). It returns a vector of `dtype`.
     """
-    del connected  # in the key of the cache only
     draw = {
         "Uniform": tf.raw_ops.StatelessRandomUniformV2,
         "Normal": tf.raw_ops.StatelessRandomNormalV2,
@@ -281,7 +278,6 @@ def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
     )
 
     def values_from(index: tf.Tensor, size: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-        """Return `size` values of the whole sequence, from `index` on."""
         # The counter has 128 bits in two halves; where the lower one wraps around, one is carried.
         low, high = start[1], start[2]
         moved = low + tf.cast(index // group * counts_per_group, tf.uint64)
@@ -295,6 +291,20 @@ def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
             dtype=dtype,
         )
         return values[drop:]
+
+    return values_from
+
+
+@functools.cache
+def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
+    """Return a function that makes rows of a distribution in chunks, for every shape and device.
+
+    It is a graph, whose loop writes each chunk into the result in place: beside the result there
+    are a few chunks. One operation at a time would hold the result three times, and with the `mod`
+    layout all rows between the shard's own.
+    """
+    del connected  # in the key of the cache only
+    values_from = _value_source(kind, dtype)
 
     def generate(layout: tf.Tensor, start: tf.Tensor, scale_and_shift: tf.Tensor) -> tf.Tensor:
         first, step, num_rows, row_size, rows_per_chunk = tf.unstack(layout)

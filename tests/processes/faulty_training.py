@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-from kerasps.training.sessions.dispatcher import Dispatcher
+from kerasps.training.sessions.session_runner import SessionRunner
 
 NUM_EXAMPLES = 2000
 
@@ -193,7 +193,7 @@ actions = {
 }[scenario]
 killed = []
 lost_sessions = []
-session = Dispatcher._session
+session = SessionRunner.run
 
 
 def noted_session(*args):
@@ -204,7 +204,7 @@ def noted_session(*args):
         raise
 
 
-Dispatcher._session = noted_session
+SessionRunner.run = noted_session
 
 strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=0)
 with strategy.scope():

@@ -159,9 +159,9 @@ def test_a_position_is_a_record_of_named_fields(tmp_path):
 
 def test_splits_are_opened_behind_what_was_confirmed():
     splits = SplitLedger(2, [SplitPosition(0, 5), SplitPosition(1)])
-    assert [splits.confirmed(split) for split in range(2)] == [5, 0]
-    assert splits.confirm(0, 2) == 5
-    assert [SplitLedger(2).confirmed(split) for split in range(2)] == [0, 0]
+    assert [splits[split].confirmed for split in range(2)] == [5, 0]
+    assert splits[0].confirm(2) == 5
+    assert [SplitLedger(2)[split].confirmed for split in range(2)] == [0, 0]
 
 
 def test_callbacks_get_back_what_they_knew_and_no_more():

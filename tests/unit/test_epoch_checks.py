@@ -60,23 +60,23 @@ def put_an_execution_in_two_places(state):
 
 
 def count_a_batch_twice(state):
-    state.splits.confirm(0, 1)
+    state.splits[0].confirm(1)
 
 
 def give_a_batch_out_twice(state):
-    state.splits.give_out(0, -1)
+    state.splits[0].give_out(-1)
 
 
 def count_more_than_there_is(state):
-    state.splits.confirm(0, 21)
+    state.splits[0].confirm(21)
 
 
 def give_out_more_than_there_is(state):
-    state.splits.give_out(0, 21)
+    state.splits[0].give_out(21)
 
 
 def release_a_split_that_is_read(state):
-    state.splits.release(0)
+    state.splits[0].release()
 
 
 def read_a_split_twice(state):
@@ -157,11 +157,11 @@ def test_two_parts_of_a_split_do_not_overlap():
     state = running_state(num_steps=1)
     state.splits.divide(4)
     # Nobody reads the part, and it begins before its first half ends.
-    state.splits.finish(2)
-    state.splits.confirm(2, -1)
+    state.splits[2].finish()
+    state.splits[2].confirm(-1)
     with pytest.raises(AssertionError, match="the same batches"):
         state.splits.validate([1, 1, 0])
-    assert state.splits.status(2) is SplitStatus.READ
+    assert state.splits[2].status is SplitStatus.READ
 
 
 def test_a_part_that_is_read_to_its_end_may_end_where_another_begins():

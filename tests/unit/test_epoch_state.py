@@ -144,7 +144,7 @@ def test_what_is_left_of_a_split_is_done_in_sizes_for_which_there_are_graphs():
     assert missing.missing_steps == 3
     parts = [(c.worker, c.execution.num_steps, c.execution.header.first) for c in sent]
     assert parts == [(0, 5, 20), (0, 1, 25), (0, 1, 26)]
-    assert state.splits.left(0) == 0
+    assert state.splits[0].left == 0
 
 
 def test_batches_that_travel_go_with_the_steps_that_are_cut_off():
@@ -438,7 +438,7 @@ def test_a_worker_that_leaves_finishes_what_it_has_and_hands_its_split_on():
     assert kinds(state.handle(ExecutionsDone(0, 2, at=0.1))) == [Report, Collect]
     assert Report(0, "sum", pushes=4) in state.handle(ResultCollected(0, 4, "sum", at=0.2))
     assert state.workers.has_let_go(0)
-    assert state.splits.confirmed(0) == 4
+    assert state.splits[0].confirmed == 4
     # Another at its place goes on there.
     state.handle(SessionEnded(0))
     state.handle(died(0))
@@ -461,7 +461,7 @@ def test_a_worker_that_joins_takes_over_half_of_what_another_has_left():
     assert state.handle(SessionBegan(2, False)) == [Open(2, 1, 61)]
     assert state.handle(SessionBegan(3, False)) == [Open(3, 0, 51)]
     assert state.handle(SplitOpened(2, 59)) == []
-    assert state.splits.left(1) == 59
+    assert state.splits[1].left == 59
     assert not state.splits.all_given_out
     assert Open(0, 1, 61) not in state.handle(lost(2)), "who has its own reads that first"
     assert state.handle(SessionBegan(2, False)) == [Open(2, 1, 61)]
@@ -515,7 +515,7 @@ def test_a_pass_with_divided_splits_is_resumed():
     again.handle(EpochBegan())
     assert again.handle(SessionBegan(0, False)) == [Open(0, 0, 4)]
     again.handle(SplitOpened(0, 96))
-    assert again.splits.left(0) == 46
+    assert again.splits[0].left == 46
     ask(again, 46)
     again.handle(ExecutionsDone(0, 1, at=2.0))
     assert Open(0, 0, 54) in again.handle(ResultCollected(0, 46, "sum", at=2.0))
@@ -532,7 +532,7 @@ def test_a_worker_that_joins_shares_data_that_never_end():
     assert ask(state, 1, 1) == [(0, 1), (2, 1)]
     # The split stays with its first reader when the second is lost.
     state.handle(lost(2))
-    assert state.splits.status(0) is SplitStatus.TAKEN
+    assert state.splits[0].status is SplitStatus.TAKEN
 
 
 # Anything in any order

@@ -121,23 +121,7 @@ def read_tf_config(text: str | None = None, *, needs_chief: bool = True) -> Clus
         ClusterConfigError: the text is not JSON, or describes no cluster that parameter-server
             training can use.
     """
-    if text is None:
-        text = os.environ.get("TF_CONFIG", "")
-        if not text.strip():
-            raise ClusterConfigError(
-                f"TF_CONFIG is not set. Expected: a description of the cluster like {_EXAMPLE}. "
-                "Received: TF_CONFIG unset or empty. Start the script with `kerasps launch`, use "
-                "`kerasps.LocalCluster`, or set TF_CONFIG in every task."
-            )
-    try:
-        config = json.loads(text, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as exc:
-        raise ClusterConfigError(
-            f"TF_CONFIG is not JSON: {exc}. Expected: text like {_EXAMPLE}. Received: {text!r}. "
-            "Correct the text; in a shell, put it in single quotes."
-        ) from exc
-    if not isinstance(config, dict):
-        reject("TF_CONFIG is not a JSON object", f"an object like {_EXAMPLE}", config)
+    config = _content(text)
     cluster = config.get("cluster")
     if not cluster:
         reject(
@@ -174,6 +158,28 @@ def read_tf_config(text: str | None = None, *, needs_chief: bool = True) -> Clus
         )
         reject("TF_CONFIG does not say which of several tasks this is", expected, task)
     return description
+
+
+def _content(text: str | None) -> dict[str, Any]:
+    """Return the object in the JSON text of TF_CONFIG; None takes the environment variable's."""
+    if text is None:
+        text = os.environ.get("TF_CONFIG", "")
+        if not text.strip():
+            raise ClusterConfigError(
+                f"TF_CONFIG is not set. Expected: a description of the cluster like {_EXAMPLE}. "
+                "Received: TF_CONFIG unset or empty. Start the script with `kerasps launch`, use "
+                "`kerasps.LocalCluster`, or set TF_CONFIG in every task."
+            )
+    try:
+        config = json.loads(text, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as exc:
+        raise ClusterConfigError(
+            f"TF_CONFIG is not JSON: {exc}. Expected: text like {_EXAMPLE}. Received: {text!r}. "
+            "Correct the text; in a shell, put it in single quotes."
+        ) from exc
+    if not isinstance(config, dict):
+        reject("TF_CONFIG is not a JSON object", f"an object like {_EXAMPLE}", config)
+    return config
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

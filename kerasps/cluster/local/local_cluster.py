@@ -124,12 +124,7 @@ class LocalCluster:
         self._arguments: dict[str, Any] = arguments
         self._start_timeout = start_timeout
         self._log_dir_is_ours = log_dir is None
-        self._log_dir = (
-            Path(tempfile.mkdtemp(prefix="kerasps-"))
-            if log_dir is None
-            else path("log_dir", log_dir, advice="Leave it out for a temporary one.").absolute()
-        )
-        make_log_dir(self._log_dir)
+        self._log_dir = _new_log_dir(log_dir)
         self._keep_logs = False
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         # It leaves alone those tasks whose death the user knows of: killed through `kill`, or named
@@ -499,6 +494,17 @@ class LocalCluster:
                 f"task_type={task_type!r}, task_index={task_index!r}. Give one of these."
             )
         return process
+
+
+def _new_log_dir(given: str | os.PathLike[str] | None) -> Path:
+    """Make the directory for log files where it is missing; None takes a temporary one."""
+    directory = (
+        Path(tempfile.mkdtemp(prefix="kerasps-"))
+        if given is None
+        else path("log_dir", given, advice="Leave it out for a temporary one.").absolute()
+    )
+    make_log_dir(directory)
+    return directory
 
 
 def _count(name: str, value: object) -> int:

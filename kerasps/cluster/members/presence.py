@@ -1,8 +1,9 @@
 """Which tasks are there: what is known of each, as a state without threads and TensorFlow.
 
-`Membership` asks the tasks, and hears of failures; it brings both here as events, one at a time,
-and does what comes back. Times are seconds of a clock that never goes back. How long a task is
-silent is counted by another clock, which stands still while this process is asleep or held up.
+`MemberPoll` asks the tasks, and `Membership` hears of failures. `SharedPresence` brings both here
+as events, one at a time, and does what follows from what comes back. Times are seconds of a clock
+that never goes back. How long a task is silent is counted by another clock, which stands still
+while this process is asleep or held up.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Dealer:
         """
         executions = [*executions]
         bound = []
-        if split is not None and not self._workers.splits.is_endless(split):
+        if split is not None and not self._workers.splits[split].is_endless:
             bound = [execution for execution in executions if any(execution.applied)]
             executions = executions[len(bound) :]  # they are the first
             self._workers.splits.put_back(split, bound)
@@ -93,7 +93,7 @@ class Dealer:
             self._admission.take_back(index, execution.num_steps)
             worker.num_given -= 1
             if worker.split is not None:
-                self._workers.splits.give_out(worker.split, -execution.num_steps)
+                self._workers.splits[worker.split].give_out(-execution.num_steps)
         self.put_back(worker.split, worker.running)
         worker.running.clear()
 
@@ -188,7 +188,7 @@ class Dealer:
 
     def _send(self, index: int, execution: Execution) -> list[Command]:
         split = self._workers[index].split
-        left = None if split is None else self._workers.splits.left(split)
+        left = None if split is None else self._workers.splits[split].left
         if left is None or left >= execution.num_steps:
             return [self._give(index, execution)]
         # The rest has no data here, but may have elsewhere.
@@ -199,7 +199,7 @@ class Dealer:
     def _give(self, index: int, execution: Execution) -> Send:
         worker = self._workers[index]
         if worker.split is not None:
-            self._workers.splits.give_out(worker.split, execution.num_steps)
+            self._workers.splits[worker.split].give_out(execution.num_steps)
         if execution.replicas != worker.replicas and not any(execution.applied):
             # What was done in part is done again in the same steps.
             execution = replace(execution, replicas=worker.replicas)

@@ -3,8 +3,8 @@
 An *execution* is the order to do so-and-so many steps. It waits in a queue, is sent to a worker,
 is done there, and its result is fetched, alone or added up with those of others. Whatever happens
 to the worker on the way, each step that was asked for is counted once, or reported as missing
-because the data ended. `EpochState` keeps that promise; `dispatcher.py` brings it the events from
-its threads, one at a time, and hands its commands to the threads that carry them out.
+because the data ended. `EpochState` keeps that promise; `EpochChannel` brings it the events from
+all threads, one at a time, and hands its commands to the threads that carry them out.
 
     fit's thread            EpochState                       session of worker 1
     StepsAsked     ----->   queued, sent     Send    ----->  runs the step graph
@@ -216,8 +216,8 @@ class EpochState:
         if not worker.is_leaving:
             self._admission.set_ready(event.worker)
         if worker.split is not None:
-            self.splits.open(
-                worker.split, event.left, is_endless=event.is_endless, has_order=event.has_order
+            self.splits[worker.split].open(
+                event.left, is_endless=event.is_endless, has_order=event.has_order
             )
         commands = self._go_on(event.worker)
         # Who has found no split may take over half of this one, or share it.
@@ -254,8 +254,8 @@ class EpochState:
         worker.is_exhausted = worker.is_exhausted or missing > 0
         first = execution.first_batch
         if worker.split is not None:
-            first += self.splits.confirm(worker.split, event.steps)
-        source = None if worker.split is None else self.splits.source(worker.split)
+            first += self.splits[worker.split].confirm(event.steps)
+        source = None if worker.split is None else self.splits[worker.split].source
         report = Report(missing, event.result, source, first, pushes)
         return [report, *self._go_on(event.worker)]
 
@@ -271,7 +271,7 @@ class EpochState:
         worker.is_collecting = False
         worker.collect_at = event.at + self._collect_interval
         if worker.split is not None:
-            self.splits.confirm(worker.split, event.steps)
+            self.splits[worker.split].confirm(event.steps)
         report = Report(missing, event.result, pushes=pushes)
         return [report, *self._go_on(event.worker)]
 
@@ -327,7 +327,7 @@ class EpochState:
         if worker.is_leaving:
             return self._let_go(index)
         if worker.split is not None and not worker.shares:
-            self.splits.finish(worker.split)
+            self.splits[worker.split].finish()
         self._admission.set_idle(index)
         return self._seek(index)
 

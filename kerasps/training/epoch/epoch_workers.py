@@ -72,7 +72,7 @@ class EpochWorkers:
         """Return whether a worker is in `status`, and has a batch that no execution has, maybe."""
         if worker.status is not status or worker.is_exhausted:
             return False
-        return worker.split is None or self.splits.left(worker.split) != 0
+        return worker.split is None or self.splits[worker.split].left != 0
 
     def readers(self) -> list[int]:
         """Return the workers that have data."""
@@ -80,7 +80,10 @@ class EpochWorkers:
 
     def unfinished(self, worker: WorkerState) -> Execution | None:
         """Return what a worker must do before anything else: it is for the next of its batches."""
-        return None if worker.split is None else self.splits.next_unfinished(worker.split)
+        if worker.split is None:
+            return None
+        unfinished = self.splits[worker.split].unfinished
+        return unfinished[0] if unfinished else None
 
     # Changes
 
@@ -135,19 +138,20 @@ class EpochWorkers:
         split = self.states[index].split
         if split is None:
             return Open(index, None, 0)
-        return Open(index, self.splits.source(split), self.splits.confirmed(split))
+        opened = self.splits[split]
+        return Open(index, opened.source, opened.confirmed)
 
     def release(self, index: int) -> None:
         """Let others read on in the split that a worker had."""
         worker = self.states[index]
         if worker.split is not None and not worker.shares:
-            self.splits.release(worker.split)
+            self.splits[worker.split].release()
         worker.split, worker.shares = None, False
 
     def _release_own(self, index: int) -> None:
         """Let others read the split that is reserved for a worker: it may not have come to it."""
-        if index < len(self.splits) and self.splits.status(index) is SplitStatus.RESERVED:
-            self.splits.release(index)
+        if index < len(self.splits) and self.splits[index].status is SplitStatus.RESERVED:
+            self.splits[index].release()
 
     # Checks
 
@@ -161,9 +165,9 @@ class EpochWorkers:
             if worker.status is WorkerStatus.READING:
                 assert (worker.split is None) == (len(self.splits) == 0), "it reads no split"
             if worker.split is not None and worker.shares:
-                assert self.splits.is_endless(worker.split), "a split with an end is shared"
+                assert self.splits[worker.split].is_endless, "a split with an end is shared"
             elif worker.split is not None:
                 readers[worker.split] += 1
                 held = sum(e.num_steps for e in [*worker.uncollected, *worker.running])
-                self.splits.validate_held(worker.split, held)
+                self.splits[worker.split].validate_held(held)
         self.splits.validate(readers)

@@ -29,20 +29,97 @@ class SplitStatus(enum.Enum):
 
 
 @dataclass
-class _Split:
-    # The split of the input that it is, or is a part of.
+class Split:
+    """One split of an input, or a part of one: how far it is read in the pass that goes on.
+
+    Its `SplitLedger` says which worker reads it. Its place and what is left of it are counted in
+    batches; the place of the first batch of the input's split is 0.
+
+    Args:
+        source: the split of the input that it is, or is a part of.
+        status: where it stands.
+        confirmed: the place behind the batches whose results have come back. The next reader begins
+            there.
+        end: the place where it ends, as far as that is known.
+        left: the batches that no execution was given yet; None where the length is not known.
+        is_endless: whether it is known never to end. Its batches are as good as any others then.
+        has_order: whether another worker would find the same batches at the same places.
+        unfinished: executions whose steps are partly applied, to be done again on the batches
+            behind `confirmed`, in this order. The ledger counts them, so it alone adds and removes
+            some.
+    """
+
     source: int
     status: SplitStatus = SplitStatus.RESERVED
-    # The place behind the batches whose results have come back: where the next reader begins.
     confirmed: int = 0
-    # The place where it ends, as far as that is known.
     end: int | None = None
-    # Batches that no execution was given yet; None where the length is not known.
     left: int | None = None
     is_endless: bool = False
     has_order: bool = True
-    # Executions whose steps are partly applied, to be done again on the batches behind `confirmed`.
     unfinished: deque[Execution] = field(default_factory=deque)
+
+    def open(self, left: int | None, *, is_endless: bool, has_order: bool = True) -> None:
+        """Note that a worker has opened the split of the input.
+
+        It begins behind `confirmed`: what else was read is read again.
+
+        Args:
+            left: how many batches the input's split has from there on, None where not known.
+            is_endless: whether it is known that they never end.
+            has_order: whether another worker would find the same batches at the same places.
+        """
+        self.is_endless, self.has_order = is_endless, has_order
+        if left is not None:
+            end = self.confirmed + left
+            self.end = end if self.end is None else min(self.end, end)
+            left = self.end - self.confirmed
+        self.left = left
+
+    def give_out(self, num_batches: int) -> None:
+        """Note that an execution was given so many batches."""
+        if self.left is not None:
+            self.left -= num_batches
+
+    def confirm(self, num_batches: int) -> int:
+        """Note that so many batches were counted; return the place of the first."""
+        first = self.confirmed
+        self.confirmed += num_batches
+        return first
+
+    def finish(self) -> None:
+        """Note that it was read to its end, and that all its results came back."""
+        self.status = SplitStatus.READ
+
+    def release(self) -> None:
+        """Let any worker read on, unless it was read to its end."""
+        if self.status is not SplitStatus.READ:
+            self.status = SplitStatus.RELEASED
+            self.left = None
+
+    def validate(self, num_readers: int) -> None:
+        """Raise AssertionError if it has a wrong reader, or what is known contradicts itself.
+
+        Args:
+            num_readers: how many workers read it, without those that share it.
+        """
+        is_taken = self.status is SplitStatus.TAKEN
+        assert num_readers == is_taken, f"{num_readers} workers read a split that is {self.status}"
+        assert self.left is None or self.left >= 0, "more is given out than there is"
+        if self.status in (SplitStatus.RESERVED, SplitStatus.RELEASED):
+            assert self.left is None, "batches of a split without a reader are given out"
+        for execution in self.unfinished:
+            assert any(execution.applied), "an execution is bound to batches for nothing"
+            assert not self.is_endless, "an execution is bound to batches of endless data"
+
+    def validate_held(self, num_batches: int) -> None:
+        """Raise AssertionError if a batch is in none of the places where it can be, or in two.
+
+        Args:
+            num_batches: how many batches are with executions that are not counted.
+        """
+        if self.left is not None and self.end is not None:
+            held = self.confirmed + num_batches + self.left
+            assert held == self.end, "a batch is lost or double"
 
 
 class SplitLedger:
@@ -61,7 +138,7 @@ class SplitLedger:
     def __init__(self, num_splits: int, positions: Sequence[SplitPosition] = ()) -> None:
         self._num_own = num_splits
         self._splits = [
-            _Split(p.source, confirmed=p.confirmed, end=p.end)
+            Split(p.source, confirmed=p.confirmed, end=p.end)
             for p in positions or [SplitPosition(i) for i in range(num_splits)]
         ]
         for split in self._splits[num_splits:]:
@@ -71,33 +148,13 @@ class SplitLedger:
     def __len__(self) -> int:
         return len(self._splits)
 
+    def __getitem__(self, split: int) -> Split:
+        return self._splits[split]
+
     @property
     def positions(self) -> list[SplitPosition]:
         """Where each split stands, to go on there in another ledger."""
         return [SplitPosition(s.source, s.confirmed, s.end) for s in self._splits]
-
-    def source(self, split: int) -> int:
-        """Return the split of the input that `split` is, or is a part of."""
-        return self._splits[split].source
-
-    def has_own(self, worker: int) -> bool:
-        """Return whether a split of the input is a worker's own, and no other worker reads it.
-
-        Call for a worker that reads nothing.
-        """
-        return worker < self._num_own and self.status(worker) is not SplitStatus.TAKEN
-
-    def status(self, split: int) -> SplitStatus:
-        """Return where a split stands."""
-        return self._splits[split].status
-
-    def confirmed(self, split: int) -> int:
-        """Return how many batches of a split have been counted."""
-        return self._splits[split].confirmed
-
-    def left(self, split: int) -> int | None:
-        """Return how many batches of a split no execution was given yet, where that is known."""
-        return self._splits[split].left
 
     @property
     def all_read(self) -> bool:
@@ -109,17 +166,14 @@ class SplitLedger:
         """Whether every split has a known length, and all its batches were given to executions."""
         return bool(self._splits) and all(split.left == 0 for split in self._splits)
 
-    @property
-    def num_unfinished(self) -> int:
-        """How many executions are to be done again on the batches that they were done on."""
-        return self._num_unfinished
+    # Who reads which
 
-    @property
-    def has_abandoned(self) -> bool:
-        """Whether nobody reads a split that has unfinished executions."""
-        if not self._num_unfinished:
-            return False
-        return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
+    def has_own(self, worker: int) -> bool:
+        """Return whether a split of the input is a worker's own, and no other worker reads it.
+
+        Call for a worker that reads nothing.
+        """
+        return worker < self._num_own and self._splits[worker].status is not SplitStatus.TAKEN
 
     def take(self, worker: int) -> int | None:
         """Give `worker` a split, if there is one to have.
@@ -163,7 +217,7 @@ class SplitLedger:
         begin = most.end - taken
         if taken < max(min_batches, 1) or begin > _MAX_SKIPPED * taken:
             return None
-        part = _Split(most.source, SplitStatus.TAKEN, confirmed=begin, end=most.end, left=taken)
+        part = Split(most.source, SplitStatus.TAKEN, confirmed=begin, end=most.end, left=taken)
         most.end, most.left = begin, most.left - taken
         self._splits.append(part)
         return len(self._splits) - 1
@@ -176,43 +230,27 @@ class SplitLedger:
         endless = [i for i, split in enumerate(self._splits) if split.is_endless]
         return endless[worker % len(endless)] if endless else None
 
-    def open(
-        self, split: int, left: int | None, *, is_endless: bool, has_order: bool = True
-    ) -> None:
-        """Note that a worker has opened a split of the input, or a part of one.
+    # Unfinished executions
 
-        It begins behind `confirmed`: what else was read is read again.
+    @property
+    def num_unfinished(self) -> int:
+        """How many executions are to be done again on the batches that they were done on."""
+        return self._num_unfinished
 
-        Args:
-            split: the split.
-            left: how many batches the input's split has from there on, None where not known.
-            is_endless: whether it is known that they never end.
-            has_order: whether another worker would find the same batches at the same places.
-        """
-        opened = self._splits[split]
-        opened.is_endless, opened.has_order = is_endless, has_order
-        if left is not None:
-            end = opened.confirmed + left
-            opened.end = end if opened.end is None else min(opened.end, end)
-            left = opened.end - opened.confirmed
-        opened.left = left
-
-    def is_endless(self, split: int) -> bool:
-        """Return whether a split is known never to end; its batches are as good as any other."""
-        return self._splits[split].is_endless
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether nobody reads a split that has unfinished executions."""
+        if not self._num_unfinished:
+            return False
+        return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
 
     def put_back(self, split: int, executions: Sequence[Execution]) -> None:
         """Have executions done again, before others, on the next batches of a split."""
         self._splits[split].unfinished.extendleft(reversed(executions))
         self._num_unfinished += len(executions)
 
-    def next_unfinished(self, split: int) -> Execution | None:
-        """Return the execution to do next on a split; None: any will do."""
-        unfinished = self._splits[split].unfinished
-        return unfinished[0] if unfinished else None
-
     def take_unfinished(self, split: int) -> Execution:
-        """Return what `next_unfinished` does, which is no such execution any more."""
+        """Remove the execution that the reader of a split does next, and return it."""
         self._num_unfinished -= 1
         return self._splits[split].unfinished.popleft()
 
@@ -225,28 +263,6 @@ class SplitLedger:
         for split in self._splits:
             split.unfinished.clear()
         self._num_unfinished = 0
-
-    def give_out(self, split: int, num_batches: int) -> None:
-        """Note that an execution was given so many batches of a split."""
-        left = self._splits[split].left
-        if left is not None:
-            self._splits[split].left = left - num_batches
-
-    def confirm(self, split: int, num_batches: int) -> int:
-        """Note that so many batches of a split were counted; return the place of the first."""
-        first = self._splits[split].confirmed
-        self._splits[split].confirmed += num_batches
-        return first
-
-    def finish(self, split: int) -> None:
-        """Note that a split was read to its end, and that all its results came back."""
-        self._splits[split].status = SplitStatus.READ
-
-    def release(self, split: int) -> None:
-        """Let any worker read on in a split, unless it was read to its end."""
-        if self._splits[split].status is not SplitStatus.READ:
-            self._splits[split].status = SplitStatus.RELEASED
-            self._splits[split].left = None
 
     # Checks
 
@@ -271,22 +287,4 @@ class SplitLedger:
                 assert split.confirmed <= split.end, "more is counted than there is"
                 ends[split.source] = split.end
         for split, readers in zip(self._splits, num_readers, strict=True):
-            is_taken = split.status is SplitStatus.TAKEN
-            assert readers == is_taken, f"{readers} workers read a split that is {split.status}"
-            assert split.left is None or split.left >= 0, "more is given out than there is"
-            if split.status in (SplitStatus.RESERVED, SplitStatus.RELEASED):
-                assert split.left is None, "batches of a split without a reader are given out"
-            for execution in split.unfinished:
-                assert any(execution.applied), "an execution is bound to batches for nothing"
-                assert not split.is_endless, "an execution is bound to batches of endless data"
-
-    def validate_held(self, split: int, num_batches: int) -> None:
-        """Raise AssertionError if a batch is in none of the places where it can be, or in two.
-
-        Args:
-            split: the split.
-            num_batches: how many of its batches are with executions that are not counted.
-        """
-        held = self._splits[split]
-        if held.left is not None and held.end is not None:
-            assert held.confirmed + num_batches + held.left == held.end, "a batch is lost or double"
+            split.validate(readers)

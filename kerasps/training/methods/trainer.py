@@ -12,7 +12,7 @@ from kerasps import _compat
 from kerasps.errors import InputError
 from kerasps.inputs import DatasetCreator, Input, as_input, no_batches, whole_number
 from kerasps.runtime.errors import translated_errors
-from kerasps.step import PREDICT, TEST, TRAIN
+from kerasps.step import PREDICT, TEST, TRAIN, TracedStep
 from kerasps.step.running.make_step import step_for
 from kerasps.training.backup.backup_callback import FitBackups
 from kerasps.training.contract.host import host_of
@@ -72,31 +72,51 @@ def fit(
     build_stateful(model, lambda: first_batch_of(x, batch_size, steps_per_epoch))
     function = step_for(model, TRAIN, inputs)
     callbacks = _callback_list(
-        model,
-        callbacks,
-        verbose,
-        epochs,
-        steps_per_epoch or inputs.num_batches,
-        add_history=True,
+        model, callbacks, verbose, epochs, steps_per_epoch or inputs.num_batches, add_history=True
     )
     validation = None
     if validation_data is not None:
         size = validation_batch_size or batch_size
         validation = _Validation(model, validation_data, size, validation_steps, validation_freq)
+    numbers = range(initial_epoch, epochs)
+    _train(model, function, inputs, callbacks, numbers, validation, steps=steps_per_epoch)
+    return model.history
+
+
+def _train(
+    model: keras.Model,
+    function: TracedStep,
+    inputs: Input,
+    callbacks: keras.callbacks.CallbackList,
+    epochs: range,
+    validation: _Validation | None,
+    *,
+    steps: int | None,
+) -> None:
+    """Run the epochs of a `fit` with its backups, while its traffic and staleness are measured.
+
+    Args:
+        model: the model.
+        function: its step.
+        inputs: the training data.
+        callbacks: the `keras.callbacks.CallbackList`.
+        epochs: the numbers of the epochs, unless a callback resumes an earlier training.
+        validation: the validation data, None without.
+        steps: the steps of an epoch; None for all batches.
+    """
+    host = host_of(model)
     host.traffic_meter.start(function.traffic)
     host.staleness_meter.start(function.devices)
     backups = FitBackups(
         model, callbacks, function, None if validation is None else validation.inputs
     )
-    loop = Loop(model, TRAIN, function, inputs, steps=steps_per_epoch, callbacks=callbacks)
+    loop = Loop(model, TRAIN, function, inputs, steps=steps, callbacks=callbacks)
     loop.on_turn = lambda: backups.at_turn(loop)
     with translated_errors(host), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
-        warns = inputs.reads_once and steps_per_epoch is None
-        numbers = range(initial_epoch, epochs)
-        _run_epochs(model, loop, callbacks, backups, numbers, validation, warns=warns)
+        warns = inputs.reads_once and steps is None
+        _run_epochs(model, loop, callbacks, backups, epochs, validation, warns=warns)
         host.staleness_meter.finish()
-    return model.history
 
 
 def _run_epochs(

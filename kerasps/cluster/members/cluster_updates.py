@@ -1,0 +1,78 @@
+"""Tells TensorFlow who is in its cluster, whenever that changes."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import tensorflow as tf
+
+from kerasps.cluster.connection.connect import update_tasks
+from kerasps.cluster.members.shared_presence import SharedPresence
+from kerasps.runtime.probe import ANSWER_S, Answer, ask_servers
+
+_LOGGER = logging.getLogger("kerasps")
+
+# After TensorFlow failed to take workers back, mostly because one of them died meanwhile.
+_PAUSE_S = 0.5
+
+
+class ClusterUpdates:
+    """Puts workers that answer again back into TensorFlow's cluster.
+
+    TensorFlow asks each member of its cluster when that changes, and waits for the answer. So
+    workers that are not there are taken out by the same update, and there is one update at a time.
+    Thread: its own, which calls `run`.
+
+    Args:
+        shared: knows who is there, and is told who was taken back.
+    """
+
+    def __init__(self, shared: SharedPresence) -> None:
+        self._shared = shared
+
+    def run(self) -> None:
+        """Update the cluster whenever that is due, until the watch has stopped."""
+        shared = self._shared
+        while not shared.has_stopped:
+            shared.is_update_due.wait()
+            shared.is_update_due.clear()
+            while not shared.has_stopped and self._is_anyone_back():
+                if not self._try_to_update():
+                    time.sleep(_PAUSE_S)
+
+    def _is_anyone_back(self) -> bool:
+        with self._shared.lock:
+            # Nothing is to be won, and TensorFlow would wait for the ps.
+            if not self._shared.presence.has_all_ps:
+                return False
+            return bool(self._shared.presence.back)
+
+    def _try_to_update(self) -> bool:
+        """Update TensorFlow's cluster; return whether that went well."""
+        shared = self._shared
+        with shared.lock:
+            members = {**shared.presence.connected, **shared.presence.back}
+        answers = ask_servers(members, ANSWER_S)
+        with shared.news:
+            noticed = shared.presence.impatient(answers, time.monotonic())
+            silent = {one.task for one in noticed}
+            back = [
+                task
+                for task in shared.presence.back
+                if answers.get(task) is Answer.SERVES and task in members
+            ]
+            kept = {
+                task: address
+                for task, address in shared.presence.connected.items()
+                if task not in silent
+            }
+        shared.follow(noticed)
+        members = {**kept, **{task: members[task] for task in back}}
+        try:
+            update_tasks(members)
+        except tf.errors.OpError as exc:
+            _LOGGER.debug("TensorFlow did not take workers back.", exc_info=exc)
+            return False
+        shared.change(lambda presence, now: presence.take(back, now))
+        return True

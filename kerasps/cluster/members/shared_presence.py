@@ -1,0 +1,116 @@
+"""The presence of a cluster's tasks, for all threads that ask, change it or wait for a change."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from kerasps.cluster.members.presence import Noticed, Presence, Status, Task
+from kerasps.runtime.grpc_options import hang_limit
+from kerasps.runtime.probe import break_connections
+from kerasps.runtime.supervision import tell_supervisor
+
+_LOGGER = logging.getLogger("kerasps")
+
+
+class SharedPresence:
+    """A `Presence` under one lock, and what follows from what it notices.
+
+    Each thing that is noticed is logged in one line. Connections to a task that hangs are broken,
+    so that the calls which wait for it end. Threads that wait for news are woken.
+
+    Contract: hold `lock`, or `news`, to read `presence`. Events go through `change`; where an event
+    and a question must see the same state, hold `news` for both, and hand what the event returned
+    to `follow` after releasing it. Thread: any.
+
+    Args:
+        addresses: the `"host:port"` of each worker and ps.
+
+    Attributes:
+        presence: what is known of each task.
+        lock: guards `presence`.
+        news: the condition of `lock`; notified when something was noticed, and on `stop`.
+        is_update_due: set when TensorFlow may have to be told who is there, and on `stop`.
+        has_stopped: whether the watch is over. Nothing is logged or broken then.
+    """
+
+    def __init__(self, addresses: Mapping[Task, str]) -> None:
+        self.lock = threading.Lock()
+        self.news = threading.Condition(self.lock)
+        self.presence = Presence(addresses, limit_s=hang_limit(), now=time.monotonic())
+        self.is_update_due = threading.Event()
+        self.has_stopped = False
+
+    def stop(self) -> None:
+        """End the watch: whoever waits is woken."""
+        with self.news:
+            self.has_stopped = True
+            self.news.notify_all()
+        self.is_update_due.set()
+
+    def change(self, event: Callable[[Presence, float], list[Noticed]]) -> None:
+        """Bring an event to the presence, and do what follows from it.
+
+        Args:
+            event: called with the presence and the time; returns what is noticed.
+        """
+        with self.news:
+            noticed = event(self.presence, time.monotonic())
+        self.follow(noticed)
+
+    def follow(self, noticed: list[Noticed]) -> None:
+        """Do what follows from what was noticed. Call without the lock."""
+        if self.has_stopped:
+            return
+        for one in noticed:
+            if one.status is Status.HUNG:
+                break_connections(one.address)
+                if one.after_s >= hang_limit():  # others may have been impatient
+                    tell_supervisor("hung", *one.task)
+            text = _in_words(one)
+            if text:
+                _LOGGER.warning(text)
+        if noticed:
+            with self.news:
+                self.news.notify_all()
+            self.is_update_due.set()
+
+
+def _in_words(noticed: Noticed) -> str:
+    """Return one line that says what was noticed and what happens next; empty for nothing."""
+    job, index = noticed.task
+    name = f"{job} {index} at {noticed.address}"
+    if job == "ps":
+        if noticed.status is Status.HUNG:
+            return (
+                f"{name} has not answered for {noticed.after_s:.0f} s and counts as lost, with its "
+                "variables."
+            )
+        return ""
+    match noticed.status:
+        case Status.HUNG if noticed.before is Status.LOST:
+            return f"{name} has not answered for {noticed.after_s:.0f} s: it hangs."
+        case Status.HUNG:
+            return (
+                f"{name} has not answered for {noticed.after_s:.0f} s and counts as lost: what it "
+                "was doing goes to others. It is taken back when it answers."
+            )
+        case Status.LOST:
+            return (
+                f"{name} is lost ({noticed.reason}): what it was doing goes to others. It is taken "
+                "back when it answers."
+            )
+        case Status.LEAVING:
+            return f"{name} is about to leave: it finishes what it does, and is given no more."
+        case Status.LEFT if noticed.reason:
+            return (
+                f"{name} leaves, and could not finish what it was doing ({noticed.reason}): that "
+                "goes to others."
+            )
+        case Status.THERE if noticed.before is Status.JOINING:
+            return f"{name} has joined."
+        case Status.THERE:
+            return f"{name} is back, after {noticed.after_s:.1f} s."
+    return ""

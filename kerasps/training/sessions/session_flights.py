@@ -1,0 +1,185 @@
+"""The flights of an epoch, in which one session runs for each worker."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps.errors import ClusterClosedError, PSLostError
+from kerasps.runtime.errors import absent_ps_error, lost_ps, translated_errors
+from kerasps.step import TracedStep
+from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.contract.host import HostOfWorkers
+from kerasps.training.sessions.channel import EpochChannel, Sessions
+from kerasps.training.sessions.session import WorkerSource
+from kerasps.training.sessions.session_runner import SessionRunner
+from kerasps.training.sessions.worker_lanes import WorkerLanes
+from kerasps.training.sessions.worker_watch import Tending
+from kerasps.variables.flights import Flight
+
+# How often a flight that ends looks whether a task is lost; sessions that end do not wait for it.
+_POLL_S = 0.1
+# When an epoch ends in an error, this long is waited for executions that run; afterwards, whoever
+# looks at a variable waits.
+_ABANDON_S = 10.0
+# When a worker has failed, the executions of others get this long before they are cancelled: cut
+# off, one has pushed to one ps and not to another.
+_DRAIN_S = 2.0
+
+
+class SessionFlights:
+    """Begins and ends the flights of an epoch, one at a time, and keeps what workers have open.
+
+    In its thread, a flight brings small variables to where steps find them, has one session run for
+    each worker, and starts sessions for workers that come. When it is over, it waits until nothing
+    of any session is on a worker, and brings the variables back. Where a ps is lost, it fails.
+
+    Contract: `hold` and `take_off`, then `check` again and again, then `land` or `abandon`.
+    Thread: `fit`'s.
+
+    Args:
+        host: of the strategy whose workers take part.
+        port: the coordinator.
+        channel: the channel of the epoch.
+        function: the step that executions do.
+        lanes: the lanes in which the workers push.
+        runner: runs the session of each worker.
+    """
+
+    def __init__(
+        self,
+        host: HostOfWorkers,
+        *,
+        port: CoordinatorPort,
+        channel: EpochChannel,
+        function: TracedStep,
+        lanes: WorkerLanes,
+        runner: SessionRunner,
+    ) -> None:
+        self._host = host
+        self._membership = host.membership
+        self._port = port
+        self._channel = channel
+        self._function = function
+        self._lanes = lanes
+        self._runner = runner
+        self._owner = threading.Lock()
+        self._flight: Flight | None = None
+        self._sessions = Sessions(channel, host.membership.name_of)
+        # What each worker has open, in the pass that there is.
+        self._sources: dict[int, WorkerSource] = {}
+
+    def hold(self) -> threading.Lock:
+        """Return a lock to hold, in a `with` statement, for as long as there are flights.
+
+        Steps run only while it is held: when `fit` is gone, however that came, so is the lock.
+        """
+        self._owner = threading.Lock()
+        return self._owner
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock that `hold` returned last is held."""
+        return self._owner.locked()
+
+    def begin_pass(self) -> None:
+        """Forget what workers have open: a pass over the data begins."""
+        self._sources = {}
+
+    def take_off(self) -> None:
+        """Begin a flight. Call while the lock that `hold` returned is held."""
+        self._sessions = Sessions(self._channel, self._membership.name_of)
+        fly = functools.partial(self._fly, self._sessions, self._sources)
+        self._flight = Flight(self._owner, fly, self._sessions.holders)
+        self._flight.start()
+
+    def land(self) -> None:
+        """End the flight, wait until it has landed, and raise what it ended in."""
+        if self._flight is not None:
+            self._flight.end()
+            self._flight.wait()
+            if self._flight.error is not None:
+                with translated_errors(self._host):
+                    raise self._flight.error
+
+    def check(self) -> None:
+        """Raise what the flight ended in.
+
+        One that landed without an error, though nobody ended it, is followed by another: the state
+        still knows what is due.
+        """
+        if self._flight is None:
+            return
+        if self._flight.has_landed or self._sessions.error is not None:
+            self.land()
+            self.take_off()
+
+    def abandon(self) -> None:
+        """End the flight after an error of the epoch. What fails from here on is not told."""
+        if self._flight is not None:
+            self._flight.end()
+            # What fails now says nothing that the error which ended the epoch does not.
+            self._flight.wait(_ABANDON_S)
+
+    def _fly(self, sessions: Sessions, sources: dict[int, WorkerSource], flight: Flight) -> None:
+        """Have sessions run until the flight is over, and none is left. Thread: the flight's."""
+        sessions.wake = flight.wake
+        # Bound, since the coordinator makes a copy of an argument that is a dictionary.
+        session = functools.partial(self._runner.run, sources, sessions)
+        start = functools.partial(self._port.start, session)
+        tending = Tending(
+            self._port, self._membership, self._channel, sessions, self._lanes, start=start
+        )
+        self._function.load()
+        try:
+            with self._port.cancellable_calls() as cancellation, self._membership.in_use():
+                try:
+                    tending.start_all()
+                    flight.wait_until_over(
+                        lambda: self._look_after(sessions, tending),
+                        lambda: sessions.has_failed,
+                    )
+                finally:
+                    sessions.end()
+                    self._wait_until_idle(sessions, tending, cancellation)
+        finally:
+            try:
+                # What is set aside on a ps is applied, whoever was still waited for.
+                for lane in self._lanes.all:
+                    self._function.leave(lane)
+                self._function.store()
+            except tf.errors.OpError:
+                # What it fails of is told already.
+                if sessions.error is None:
+                    raise
+        if sessions.error is not None:
+            raise sessions.error
+
+    def _look_after(self, sessions: Sessions, tending: Tending) -> None:
+        """See to workers that come and go; have the flight fail when a ps is lost."""
+        tending.tend()
+        if self._membership.lost_ps is not None and not sessions.has_failed:
+            sessions.fail(absent_ps_error(self._host, self._membership.lost_ps))
+
+    def _wait_until_idle(self, sessions: Sessions, tending: Tending, cancellation: Any) -> None:
+        """Wait for what is on the workers; where something failed, cancel it in the end."""
+        failed_at: float | None = None
+        while not sessions.wait_until_idle(_POLL_S):
+            self._look_after(sessions, tending)
+            if sessions.has_failed:
+                failed_at = failed_at or time.monotonic()
+                assert sessions.error is not None
+                is_ps_lost = (
+                    isinstance(sessions.error, PSLostError | ClusterClosedError)
+                    or lost_ps(sessions.error) is not None
+                )
+                is_late = time.monotonic() > failed_at + _DRAIN_S
+                if is_ps_lost or is_late:
+                    cancellation.start_cancel()
+                if is_late and self._membership.lost_ps is not None:
+                    # A worker does not cancel what waits for a ps that hangs.
+                    tending.give_up_all()

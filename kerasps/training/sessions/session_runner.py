@@ -1,0 +1,180 @@
+"""Runs the session of a worker, and sees to what is left of one that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.inputs import Input
+from kerasps.runtime.errors import absent_ps_error, comes_from
+from kerasps.step import TracedStep
+from kerasps.training.calls.coordinator_port import CoordinatorPort
+from kerasps.training.calls.session_failures import SessionFailures, Verdict, in_short, may_be_loss
+from kerasps.training.calls.worker_recovery import TryAgain, WorkerAway
+from kerasps.training.contract.host import HostOfWorkers
+from kerasps.training.epoch.epoch_events import SessionBegan, SessionEnded, WorkerEnd, WorkerEnded
+from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
+from kerasps.training.sessions.session import (
+    EXECUTIONS_AHEAD,
+    Session,
+    WorkerSource,
+    drain,
+    first_error,
+    sending_through,
+)
+from kerasps.training.sessions.worker_lanes import WorkerLanes
+from kerasps.variables.flights import aboard
+from kerasps.variables.names import NAMES
+
+_LOGGER = logging.getLogger("kerasps")
+
+
+class SessionRunner:
+    """Runs sessions, each from its beginning to its end, in its worker's thread.
+
+    Of a session that fails, the lane is closed or left, and the state is told where its worker is
+    lost. The session then asks to be started again where that may help; else the flight ends in the
+    session's error.
+
+    Args:
+        host: of the strategy whose workers they are.
+        channel: the channel of the epoch.
+        function: the step that executions do.
+        inputs: the data.
+        lanes: the lanes in which the workers push.
+        keeps_totals: whether workers hold what executions add up to until it is asked for.
+    """
+
+    def __init__(
+        self,
+        host: HostOfWorkers,
+        *,
+        channel: EpochChannel,
+        function: TracedStep,
+        inputs: Input,
+        lanes: WorkerLanes,
+        keeps_totals: bool,
+    ) -> None:
+        self._host = host
+        self._membership = host.membership
+        self._failures = SessionFailures(host.membership)
+        self._channel = channel
+        self._function = function
+        self._inputs = inputs
+        self._lanes = lanes
+        self._keeps_totals = keeps_totals
+
+    def run(self, sources: dict[int, WorkerSource], sessions: Sessions) -> None:
+        """Carry out the state's commands on one worker. Thread: that worker's, on its device.
+
+        Args:
+            sources: what each worker has open; the worker's own is added where there is none.
+            sessions: those of the flight.
+
+        Raises:
+            WorkerAway: the worker is lost, or has left.
+            TryAgain: the session failed, and the worker is there.
+        """
+        worker = CoordinatorPort.worker_index()
+        if sessions.is_over:
+            return
+        if not self._membership.has_worker(worker):
+            raise WorkerAway
+        source = sources.setdefault(worker, WorkerSource())
+        source.belongs_to(self._membership.generation(worker))
+        ended: WorkerEnded | None = None
+        if not source.is_open and self._channel.holds_results(worker):
+            ended = self._lanes.end(worker, WorkerEnd.RESTARTED)
+        source.devices = self._host.devices_of(worker)
+        self._function.plans.await_trace(source.devices, lambda: sessions.is_over)
+        replicas = self._function.plans.num_replicas(source.devices)
+        mailbox = sessions.enter(SessionBegan(worker, source.is_open, ended, replicas))
+        if mailbox is None:
+            return
+        post = functools.partial(sessions.post, mailbox)
+        executor: Any = None
+        try:
+            executor = _compat.new_executor(
+                self._keeps_totals, in_flight_nodes_limit=EXECUTIONS_AHEAD
+            )
+            session = Session(
+                worker,
+                source,
+                self._function,
+                self._inputs,
+                executor=executor,
+                keeps_totals=self._keeps_totals,
+                lanes=self._lanes,
+                post=post,
+                on_success=self._failures.forget,
+            )
+            with aboard(), sending_through(executor):
+                session.run(mailbox, lambda: sessions.is_over)
+        except BaseException as exc:
+            error = first_error(executor, exc)
+            self._end_failed(worker, source, sessions, mailbox, executor, error)
+        else:
+            try:
+                post(SessionEnded(worker))
+            finally:
+                sessions.leave(mailbox)
+            if not sessions.is_over:
+                raise WorkerAway  # it has left
+
+    def _end_failed(
+        self,
+        worker: int,
+        source: WorkerSource,
+        sessions: Sessions,
+        mailbox: Mailbox,
+        executor: Any,
+        error: BaseException,
+    ) -> None:
+        """End a session that failed. Raises what has it started again, where that may help."""
+        NAMES.retire()  # what was sent to the worker may still run there
+
+        def leave() -> None:
+            if executor is not None:
+                drain(executor)
+            sessions.leave(mailbox)
+
+        # Whatever failed, what the worker holds cannot be told from what it is about to do again.
+        source.close()
+        is_loss = may_be_loss(error)
+        try:
+            # Before the session leaves: the flight may land then, and with it the epoch.
+            if is_loss:
+                sessions.post(mailbox, self._lanes.end(worker, WorkerEnd.FAILED))
+            else:
+                with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
+                    self._function.leave(self._lanes.lane(worker))
+                self._fail(worker, sessions, error)
+        finally:
+            threading.Thread(target=leave, daemon=True).start()
+        if not is_loss:
+            return
+        match self._failures.verdict(error, worker):
+            case Verdict.FAIL:
+                self._fail(worker, sessions, error)
+            case Verdict.TRY_AGAIN:
+                _LOGGER.warning(
+                    f"{self._membership.name_of(worker)} failed and is there: it begins again "
+                    f"({in_short(error)})."
+                )
+                if not sessions.is_over:  # else nothing is missed
+                    raise TryAgain from None
+            case Verdict.WORKER_IS_AWAY:
+                raise WorkerAway from None
+
+    def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
+        if self._membership.lost_ps is not None:
+            error = absent_ps_error(self._host, self._membership.lost_ps)
+        error = self._function.error(error)
+        comes_from(error, worker)
+        sessions.fail(error)
