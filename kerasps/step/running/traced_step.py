@@ -18,6 +18,7 @@ from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
 from kerasps.step.compute.methods import ModelMethod
 from kerasps.step.compute.returned import MetricResult
 from kerasps.step.contract.host import StepHost
+from kerasps.step.phases.update_rules import UpdateRule
 from kerasps.step.running.kept_graphs import KEPT_GRAPHS
 from kerasps.step.running.message_texts import OtherWords
 from kerasps.step.running.timing import StepTiming
@@ -301,7 +302,7 @@ class TracedStep:
 
     def _header(self, header: Header) -> tf.Tensor:
         packed = header.to_bytes()
-        if not self.joins:
+        if not self.rule.waits:
             return tf.constant(packed)
         # Made on a worker, it would be waited for with Python's lock held, behind executions that
         # wait for other workers; and what these are to do is sent by other threads of Python.
@@ -309,22 +310,9 @@ class TracedStep:
             return tf.constant(packed)
 
     @property
-    def joins(self) -> bool:
-        """Whether a step waits for those of other workers: its updates are synchronous."""
-        return self._plan.push.rule.waits
-
-    @property
-    def num_backups(self) -> int:
-        """How many workers an update does not wait for."""
-        return self._plan.push.rule.num_backups
-
-    def join(self, lane: int) -> None:
-        """Have the steps of a worker be waited for. Call when nothing runs there."""
-        self._plan.push.rule.join(lane)
-
-    def leave(self, lane: int) -> None:
-        """Have the steps of a worker be waited for no more. It may be called again."""
-        self._plan.push.rule.leave(lane)
+    def rule(self) -> UpdateRule:
+        """When the pushes of a step take effect, and who waits for them."""
+        return self._plan.push.rule
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
         """Return and clear the totals of the worker on whose device this runs."""

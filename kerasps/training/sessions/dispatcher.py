@@ -86,7 +86,9 @@ class Dispatcher:
             collect_interval=collect_interval,
             # Who changes nothing waits for nobody.
             admission=choose_admission(
-                max_ahead=max_ahead, joins=function.joins, num_backups=function.num_backups
+                max_ahead=max_ahead,
+                joins=function.rule.waits,
+                num_backups=function.rule.num_backups,
             ),
         )
         self._channel = EpochChannel(self._state)
@@ -94,7 +96,7 @@ class Dispatcher:
             host.extended.fences,
             function.devices,
             host.staleness_meter,
-            on_close=function.leave,
+            on_close=function.rule.leave,
         )
         runner = SessionRunner(
             host,
@@ -128,7 +130,7 @@ class Dispatcher:
             return True  # steps that change nothing
         # Steps of several workers that follow each other faster overlap more, and so are staler:
         # that is for `steps_per_execution` to ask for.
-        is_alone = self.num_workers == 1 and not self._function.joins
+        is_alone = self.num_workers == 1 and not self._function.rule.waits
         return is_alone and self._host.options.max_staleness is None
 
     @property

@@ -153,7 +153,7 @@ class Session:
                 case Open():
                     self._open(command)
                 case Join():
-                    self._function.join(self._lanes.lane(self._worker))
+                    self._function.rule.join(self._lanes.lane(self._worker))
                     self._post(WorkerJoined(self._worker))
                 case Leave():
                     self._leave()
@@ -179,7 +179,7 @@ class Session:
     def _leave(self) -> None:
         """Have no other worker wait for this one. Call when nothing runs here."""
         if self._source.handles is not None:
-            self._function.leave(self._lanes.lane(self._worker))
+            self._function.rule.leave(self._lanes.lane(self._worker))
 
     def _send(self, execution: Execution) -> None:
         if not execution.applied:

@@ -150,7 +150,7 @@ class SessionFlights:
             try:
                 # What is set aside on a ps is applied, whoever was still waited for.
                 for lane in self._lanes.all:
-                    self._function.leave(lane)
+                    self._function.rule.leave(lane)
                 self._function.store()
             except tf.errors.OpError:
                 # What it fails of is told already.

@@ -153,7 +153,7 @@ class SessionRunner:
                 sessions.post(mailbox, self._lanes.end(worker, WorkerEnd.FAILED))
             else:
                 with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
-                    self._function.leave(self._lanes.lane(worker))
+                    self._function.rule.leave(self._lanes.lane(worker))
                 self._fail(worker, sessions, error)
         finally:
             threading.Thread(target=leave, daemon=True).start()
