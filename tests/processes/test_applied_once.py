@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("applied_once.py")
 
 
 @pytest.mark.parametrize(
-    ("kills", "table_min_bytes"), [(9, 0), (4, 512)], ids=["on both ps", "gathered on one"]
+    ("kills", "table_min_bytes"), [(5, 0), (3, 512)], ids=["on both ps", "gathered on one"]
 )
 def test_every_update_is_applied_once_when_workers_are_killed_at_random(kills, table_min_bytes):
     report = run_and_report(
