@@ -13,6 +13,7 @@ import pytest
 
 import kerasps
 from support.compare import assert_equal, dataset, regression_data, train_both
+from support.matrix import with_matrix
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +46,16 @@ def model_of(layers, optimizer="adam"):
 
 @pytest.mark.parametrize(
     ("layers", "optimizer", "num_shards"),
-    [
-        *((name, "adam", 1) for name in MODELS),
-        ("dense", "ema", 2),
-        ("dense", "accumulation", 2),
-        ("dense", "lamb", 2),
-        ("dense", "nadam", 1),
-    ],
+    with_matrix(
+        [
+            *((name, "adam", 1) for name in MODELS),
+            ("dense", "ema", 2),
+            ("dense", "accumulation", 2),
+            ("dense", "lamb", 2),
+            ("dense", "nadam", 1),
+        ],
+        at_length=[("dense", "adam", 1)],
+    ),
 )
 def test_small_model_on_one_ps_in_flight_equals_plain_keras(
     strategy, sharded, layers, optimizer, num_shards
