@@ -1,9 +1,11 @@
-"""For all sessions: the tests are in an order that follows from a seed, which is printed, and no
-test draws by the seed of another.
+"""For all sessions: the tests are in an order that follows from a seed, which is printed, no test
+draws by the seed of another, and what several tests look at is made once.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import random
 import sys
@@ -58,3 +60,31 @@ def no_seed_is_left():
     yield
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].random.set_seed(None)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Makes something, of which there is one in a run, and returns it, as JSON has it.
+
+    The tests of a file may be in both processes of pytest-xdist. Who comes second waits for what
+    the first one makes.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def made_once(name, make):
+        path, failure = folder / f"{name}.json", folder / f"{name}.failure"
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if failure.exists():
+                pytest.fail(f"{name}, which another test made, failed: {failure.read_text()}")
+            if not path.exists():
+                try:
+                    path.write_text(json.dumps(make()))
+                except BaseException as exc:
+                    failure.write_text(f"{type(exc).__name__}: {exc}")
+                    raise
+        return json.loads(path.read_text())
+
+    return made_once

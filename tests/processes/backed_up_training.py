@@ -2,7 +2,7 @@
 run by test_backups.py, and by hand:
 
     python tests/support/killed_and_restarted.py tests/processes/backed_up_training.py \
-        /tmp/backups 3 1 --all
+        /tmp/backups 3 1
 
 Each training runs twice: without a loss, as it should end, and with backups, through any number of
 kills. Whoever starts this script again with the same directory goes on. It prints a line when a
@@ -148,7 +148,6 @@ TRAININGS = {
     "known": (known, 2, keras.optimizers.Adam, 10, False, "epoch"),
     "unknown": (unknown, 1, keras.optimizers.SGD, 1, False, "epoch"),
     "endless": (endless, 2, keras.optimizers.Adam, 10, True, "epoch"),
-    # More of them, for `--all`.
     "creator": (creator, 1, keras.optimizers.Adam, 1, False, 50),
     "arrays": (arrays, 2, keras.optimizers.SGD, 10, True, 100),
     "py_dataset": (py_dataset, 1, keras.optimizers.Adam, 10, False, "epoch"),
@@ -220,10 +219,9 @@ def differences(name, expected, received):
 parser = argparse.ArgumentParser()
 parser.add_argument("--directory", type=Path, required=True)
 parser.add_argument("--interval", type=float, default=0.25)
-parser.add_argument("--all", action="store_true")
-parser.add_argument("--only", nargs="*", default=[])
+parser.add_argument("--only", nargs="*", default=[], help="of the trainings; else all")
 options = parser.parse_args()
-names = options.only or (list(TRAININGS) if options.all else list(TRAININGS)[:3])
+names = options.only or list(TRAININGS)
 found = []
 with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(

@@ -24,7 +24,8 @@ from kerasps.hooks import patch
 from support.optimizers import OPTIMIZERS
 
 COMPUTE, PARAMETERS = ["CPU:1", "CPU:2"], "CPU:0"
-CASES: dict[str, dict[str, object]] = {"models": {}, "ways": {}, "loops": {}, "beside": {}}
+GROUPS = ("models", "layers", "ways", "loops", "beside")
+CASES: dict[str, dict[str, object]] = {group: {} for group in GROUPS}
 DIRECTORY = Path(sys.argv[2])
 L = keras.layers
 
@@ -106,7 +107,7 @@ def convolutions_with_batch_normalization_and_dropout(strategy):
         return fully_used(model, IMAGES, LABELS)
 
 
-@case("models")
+@case("layers")
 def synchronized_batch_and_spectral_normalization(strategy):
     with strategy.scope():
         layers = [L.BatchNormalization(synchronized=True), L.SpectralNormalization(L.Dense(4))]
@@ -123,7 +124,7 @@ def embeddings(strategy):
         return fitted(model, IDS, Y)
 
 
-@case("models")
+@case("layers")
 def recurrent_with_dropout_in_its_loop(strategy):
     class Cell(L.Layer):
         def __init__(self):
@@ -146,7 +147,7 @@ def recurrent_with_dropout_in_its_loop(strategy):
         return fitted(model, IMAGES[..., 0], Y)
 
 
-@case("models")
+@case("layers")
 def stateful_recurrent(strategy):
     with strategy.scope():
         inputs = keras.Input((6, 6), batch_size=15)

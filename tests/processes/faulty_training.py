@@ -1,12 +1,17 @@
-"""Trains on a cluster of its own while tasks are killed; run as a process of its own by
-test_faults.py.
+"""Trains on a cluster of its own while tasks are killed, once for each scenario that is named, one
+after the other; run as a process of its own by test_faults.py.
 
-Prints one JSON line: History, iterations, seconds, and the error if there was one.
+    python tests/processes/faulty_training.py worker_gone:7 evaluate_worker_gone:3 ps_gone:5
+
+The number is that of the steps per execution. After a scenario all workers are started again, and
+taken back, and the next one has a model of its own; a ps is not: what loses one comes last. Prints
+one JSON line, of each scenario: History, iterations, seconds, and the error if there was one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -28,7 +33,16 @@ def arrays():
     return np.stack([np.sin(ids), np.cos(ids)], 1), ids[:, None]
 
 
-def dataset_fn(context):
+def dataset_of(finite, looks_up):
+    """Return what makes the data of a scenario."""
+
+    def dataset_fn(context):
+        return part_of(context, finite, looks_up)
+
+    return dataset_fn
+
+
+def part_of(context, finite, looks_up):
     dataset = tf.data.Dataset.from_tensor_slices(arrays())
     dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
     if looks_up:
@@ -128,15 +142,14 @@ class Meanwhile(keras.callbacks.Callback):
         self.action()
 
 
-scenario = sys.argv[1]
-steps_per_execution = int(sys.argv[2])
-finite = "finite" in scenario
-looks_up = scenario.startswith("lookup")
+# The training gives up when nobody has taken a step for so long.
+TIMEOUTS_S = {"holding_all_workers_gone": "12"}
 
 
 def kill_and_restart(cluster):
     cluster.kill("worker", 1)
-    threading.Timer(1.0, cluster.restart, ["worker", 1]).start()
+    restarts.append(threading.Timer(1.0, cluster.restart, ["worker", 1]))
+    restarts[-1].start()
 
 
 class OnceBack(keras.callbacks.Callback):
@@ -157,7 +170,7 @@ class OnceBack(keras.callbacks.Callback):
             time.sleep(0.05)
 
 
-def error_of_saving():
+def error_of_saving(model):
     """What saving a checkpoint ends in."""
     with tempfile.TemporaryDirectory() as directory:
         try:
@@ -167,32 +180,137 @@ def error_of_saving():
     return "saved"
 
 
-cluster = kerasps.LocalCluster(num_workers=2, num_ps=2)
-actions = {
-    "worker_restarted": [At(0, 20, lambda: kill_and_restart(cluster))],
-    "lookup_worker_restarted_then_gone": [
-        At(0, 20, lambda: kill_and_restart(cluster)),
-        OnceBack(2),
-        At(2, 20, lambda: cluster.kill("worker", 0)),
-    ],
-    "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
-    "ps_gone": [At(0, 20, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))],
-    "holding_worker_restarted": [Meanwhile(100, lambda: kill_and_restart(cluster))],
-    "holding_worker_gone": [Meanwhile(100, lambda: cluster.kill("worker", 1))],
-    "holding_all_workers_gone": [
-        Meanwhile(100, lambda: (cluster.kill("worker", 0), cluster.kill("worker", 1)))
-    ],
-    "holding_ps_gone": [
-        Meanwhile(100, lambda: (cluster.kill("ps", 1), killed.append(time.monotonic())))
-    ],
-    "holding_worker_restarted_finite": [Meanwhile(100, lambda: kill_and_restart(cluster))],
-    "worker_restarted_finite_whole": [At(0, 20, lambda: kill_and_restart(cluster))],
-    "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
-    "evaluate_worker_gone": [AtStep(20, lambda: cluster.kill("worker", 1))],
-    "predict_worker_restarted": [AtStep(20, lambda: kill_and_restart(cluster))],
-}[scenario]
-killed = []
-lost_sessions = []
+def actions_of(scenario, killed):
+    """The callbacks that kill somebody; `killed` gets the time at which a ps was."""
+
+    def kill_ps():
+        cluster.kill("ps", 1)
+        killed.append(time.monotonic())
+
+    def kill_all_workers():
+        cluster.kill("worker", 0)
+        cluster.kill("worker", 1)
+
+    return {
+        "worker_restarted": [At(0, 20, lambda: kill_and_restart(cluster))],
+        "lookup_worker_restarted_then_gone": [
+            At(0, 20, lambda: kill_and_restart(cluster)),
+            OnceBack(2),
+            At(2, 20, lambda: cluster.kill("worker", 0)),
+        ],
+        "worker_gone": [At(0, 20, lambda: cluster.kill("worker", 1))],
+        "ps_gone": [At(0, 20, kill_ps)],
+        "holding_worker_restarted": [Meanwhile(100, lambda: kill_and_restart(cluster))],
+        "holding_worker_gone": [Meanwhile(100, lambda: cluster.kill("worker", 1))],
+        "holding_all_workers_gone": [Meanwhile(100, kill_all_workers)],
+        "holding_ps_gone": [Meanwhile(100, kill_ps)],
+        "holding_worker_restarted_finite": [Meanwhile(100, lambda: kill_and_restart(cluster))],
+        "worker_restarted_finite_whole": [At(0, 20, lambda: kill_and_restart(cluster))],
+        "worker_gone_finite": [At(0, 20, lambda: cluster.kill("worker", 1))],
+        "evaluate_worker_gone": [AtStep(20, lambda: cluster.kill("worker", 1))],
+        "predict_worker_restarted": [AtStep(20, lambda: kill_and_restart(cluster))],
+    }[scenario]
+
+
+def make_model(looks_up, steps_per_execution):
+    with strategy.scope():
+        if looks_up:  # predicts the number in a word, which it does not unlearn
+            lookup = keras.layers.StringLookup(
+                vocabulary=[str(i) for i in range(NUM_EXAMPLES)], num_oov_indices=0
+            )
+            embedding = keras.layers.Embedding(NUM_EXAMPLES, 1)
+            layers = [
+                keras.Input((1,), dtype="string"),
+                lookup,
+                embedding,
+                keras.layers.Flatten(),
+                Slow(),
+            ]
+        else:
+            layers = [keras.Input((2,)), Slow(), keras.layers.Dense(4), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        if looks_up:
+            embedding.embeddings.assign(arrays()[1])
+        model.compile(
+            keras.optimizers.SGD(0.0 if looks_up else 0.001),
+            "mae",
+            metrics=[Batches()],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def train(scenario, model, actions, report):
+    """Call the methods of a scenario, and note what came of them."""
+    finite, looks_up = "finite" in scenario, scenario.startswith("lookup")
+    if scenario.startswith("evaluate"):
+        report["expected"] = model.evaluate(*arrays(), batch_size=8, verbose=0, return_dict=True)
+        report["logs"] = model.evaluate(
+            *arrays(), batch_size=8, verbose=0, return_dict=True, callbacks=actions
+        )
+    if scenario.startswith("predict"):
+        expected = model.predict(arrays()[0], batch_size=8, verbose=0)
+        actual = model.predict(arrays()[0], batch_size=8, verbose=0, callbacks=actions)
+        report["rows"] = len(actual)
+        report["difference"] = float(np.abs(actual - expected).max())
+    if scenario.startswith(("evaluate", "predict")):
+        actions = []  # and the strategy goes on to train
+    length = (
+        {"epochs": 2}
+        if finite
+        else {"epochs": 2, "steps_per_epoch": 600}
+        if "holding" in scenario
+        else {"epochs": 4, "steps_per_epoch": 120}
+    )
+    data = whole() if "whole" in scenario else kerasps.DatasetCreator(dataset_of(finite, looks_up))
+    history = model.fit(data, **length, verbose=0, callbacks=actions)
+    report["history"] = history.history
+    if scenario == "worker_gone_finite":
+        report["ids_without_worker"] = model.evaluate(
+            *arrays(), batch_size=8, verbose=0, return_dict=True
+        )["ids"]
+    report["iterations"] = int(model.optimizer.iterations.numpy())
+    report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))
+
+
+def report_of(scenario, steps_per_execution):
+    report, killed = {}, []
+    lost_sessions.clear()
+    model = make_model(scenario.startswith("lookup"), steps_per_execution)
+    if scenario in TIMEOUTS_S:
+        os.environ["KERASPS_WORKER_TIMEOUT"] = TIMEOUTS_S[scenario]
+    start = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            train(scenario, model, actions_of(scenario, killed), report)
+        except Exception as exc:
+            report["error"] = type(exc).__name__
+            report["text"] = str(exc)
+            report["seconds_to_error"] = time.monotonic() - (killed[0] if killed else start)
+            if killed:
+                report["saving"] = error_of_saving(model)
+    os.environ.pop("KERASPS_WORKER_TIMEOUT", None)
+    report["failures"] = len(lost_sessions)
+    report["warnings"] = [str(w.message) for w in caught]
+    report["seconds"] = time.monotonic() - start
+    return report
+
+
+def bring_workers_back():
+    """Start those that are gone, and wait until steps go to all."""
+    for restart in restarts:
+        restart.join()
+    for index in range(2):
+        if cluster.processes["worker", index].has_ended():
+            cluster.restart("worker", index)
+    deadline = time.monotonic() + 60
+    while any(worker.status != "there" for worker in strategy.workers()):
+        assert time.monotonic() < deadline, strategy.workers()
+        time.sleep(0.05)
+
+
+restarts, lost_sessions = [], []
 session = SessionRunner.run
 
 
@@ -206,74 +324,13 @@ def noted_session(*args):
 
 SessionRunner.run = noted_session
 
-strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=0)
-with strategy.scope():
-    if looks_up:  # predicts the number in a word, which it does not unlearn
-        lookup = keras.layers.StringLookup(
-            vocabulary=[str(i) for i in range(NUM_EXAMPLES)], num_oov_indices=0
-        )
-        embedding = keras.layers.Embedding(NUM_EXAMPLES, 1)
-        layers = [
-            keras.Input((1,), dtype="string"),
-            lookup,
-            embedding,
-            keras.layers.Flatten(),
-            Slow(),
-        ]
-    else:
-        layers = [keras.Input((2,)), Slow(), keras.layers.Dense(4), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    if looks_up:
-        embedding.embeddings.assign(arrays()[1])
-    model.compile(
-        keras.optimizers.SGD(0.0 if looks_up else 0.001),
-        "mae",
-        metrics=[Batches()],
-        steps_per_execution=steps_per_execution,
-    )
-report = {}
-start = time.monotonic()
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    try:
-        if scenario.startswith("evaluate"):
-            report["expected"] = model.evaluate(
-                *arrays(), batch_size=8, verbose=0, return_dict=True
-            )
-            report["logs"] = model.evaluate(
-                *arrays(), batch_size=8, verbose=0, return_dict=True, callbacks=actions
-            )
-        if scenario.startswith("predict"):
-            expected = model.predict(arrays()[0], batch_size=8, verbose=0)
-            actual = model.predict(arrays()[0], batch_size=8, verbose=0, callbacks=actions)
-            report["rows"] = len(actual)
-            report["difference"] = float(np.abs(actual - expected).max())
-        if scenario.startswith(("evaluate", "predict")):
-            actions = []  # and the strategy goes on to train
-        length = (
-            {"epochs": 2}
-            if finite
-            else {"epochs": 2, "steps_per_epoch": 600}
-            if "holding" in scenario
-            else {"epochs": 4, "steps_per_epoch": 120}
-        )
-        data = whole() if "whole" in scenario else kerasps.DatasetCreator(dataset_fn)
-        history = model.fit(data, **length, verbose=0, callbacks=actions)
-        report["history"] = history.history
-        if scenario == "worker_gone_finite":
-            report["ids_without_worker"] = model.evaluate(
-                *arrays(), batch_size=8, verbose=0, return_dict=True
-            )["ids"]
-        report["iterations"] = int(model.optimizer.iterations.numpy())
-        report["finite_weights"] = bool(all(np.isfinite(w).all() for w in model.get_weights()))
-    except Exception as exc:
-        report["error"] = type(exc).__name__
-        report["text"] = str(exc)
-        report["seconds_to_error"] = time.monotonic() - (killed[0] if killed else start)
-        if killed:
-            report["saving"] = error_of_saving()
-report["failures"] = len(lost_sessions)
-report["warnings"] = [str(w.message) for w in caught]
-report["seconds"] = time.monotonic() - start
-print("REPORT " + json.dumps(report), flush=True)
-cluster.close()
+with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=0)
+    reports = {}
+    for argument in sys.argv[1:]:
+        if reports:
+            bring_workers_back()
+        scenario, _, steps = argument.partition(":")
+        reports[scenario] = report_of(scenario, int(steps))
+        print(f"{scenario}: {reports[scenario]['seconds']:.1f} s", flush=True)
+    print("REPORT " + json.dumps(reports), flush=True)

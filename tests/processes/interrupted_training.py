@@ -3,10 +3,10 @@ test_interrupts.py.
 
 Each weight counts the updates that were applied: with a gradient of 1 and a learning rate of 1 it
 is minus their number, under SGD; under Adagrad the slots count them. Does so as many times as it is
-told. Prints one JSON line: how many interrupts there were, of which kind, and what was wrong after
-them.
+told, at each place. Prints one JSON line, by place: how many interrupts there were, of which kind,
+and what was wrong after them.
 
-    python tests/processes/interrupted_training.py 1 28 both
+    python tests/processes/interrupted_training.py 1 28
 
 Steps go to "both" ps, or what is on one of them is on the "other" in flight.
 """
@@ -35,12 +35,9 @@ import kerasps
 sys.path.append(str(Path(__file__).parents[1]))
 from support.spread import spread
 
-seed, num_times, where = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-if where == "both":
-    spread()
+seed, num_times = int(sys.argv[1]), int(sys.argv[2])
 # A step takes milliseconds; without an answer to the interrupt, training would not end at all.
 SOON_S = 30
-rng = random.Random(seed)
 
 
 class Sum(keras.layers.Layer):
@@ -196,18 +193,8 @@ def train_with_stopped_worker(model):
         os.environ["KERASPS_WORKER_TIMEOUT"] = "60"
 
 
-signal.signal(signal.SIGALRM, expire)
-report = {
-    "problems": [],
-    "slow": [],
-    "ways": collections.Counter(),
-    "pairs": 0,
-    "updates": 0,
-    "swallowed": 0,
-}
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
-    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
-    data = kerasps.DatasetCreator(dataset_fn)
+def interrupt_again_and_again():
+    """Interrupt two models in turn, and note in the report what is wrong."""
     models = [compiled(keras.optimizers.SGD, 1), compiled(keras.optimizers.Adagrad, 10)]
     for model in models:
         model.fit(data, steps_per_epoch=30, verbose=0)
@@ -255,4 +242,24 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         f"after a worker was stopped: {problem}" for problem in problems(models[0])
     ]
     report["weights"] = len(models[0].get_weights())
-    print("REPORT " + json.dumps(report), flush=True)
+
+
+signal.signal(signal.SIGALRM, expire)
+with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+    strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
+    data = kerasps.DatasetCreator(dataset_fn)
+    reports = {}
+    for where in ("other", "both"):
+        if where == "both":
+            spread()
+        rng = random.Random(seed)
+        report = reports[where] = {
+            "problems": [],
+            "slow": [],
+            "ways": collections.Counter(),
+            "pairs": 0,
+            "updates": 0,
+            "swallowed": 0,
+        }
+        interrupt_again_and_again()
+    print("REPORT " + json.dumps(reports), flush=True)

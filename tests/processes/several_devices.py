@@ -78,36 +78,30 @@ OPTIMIZERS = {
 }
 
 
-def differences(strategy, names, steps_per_execution, num_replicas=2):
+def differences(strategy, name, steps_per_execution, num_replicas=2):
     """Train with two replicas of 16 here, and plain Keras with 32; return how far they differ."""
     size = 2 * BATCH // num_replicas
     (ids, x), y = data()
-    found = {}
-    for name in names:
-        optimizer = OPTIMIZERS[name]
-        plain = made(optimizer)
-        plain.optimizer.build(plain.trainable_variables)
-        # As kerasps does with rows, and Keras on its other backends.
-        lazy = name not in ("accumulation", "loss_scale")
-        plain.optimizer.apply = SummedApply(plain.optimizer, lazy=lazy)
-        with strategy.scope():
-            ours = made(optimizer, steps_per_execution=steps_per_execution)
-        before = [np.array(w) for w in plain.get_weights()]
-        of_plain = plain.fit([ids, x], y, batch_size=2 * BATCH, shuffle=False, verbose=0, epochs=2)
-        of_ours = ours.fit([ids, x], y, batch_size=size, shuffle=False, verbose=0, epochs=2)
-        pairs = [*zip(plain.get_weights(), ours.get_weights(), strict=True)]
-        found[name] = {
-            "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
-            "moved": max(
-                float(np.abs(a - b).max()) for a, (b, _) in zip(before, pairs, strict=True)
-            ),
-            "logs": max(
-                float(np.abs(np.subtract(of_plain.history[key], of_ours.history[key])).max())
-                for key in of_plain.history
-            ),
-            "iterations": [int(m.optimizer.iterations.numpy()) for m in (plain, ours)],
-        }
-    return found
+    plain = made(OPTIMIZERS[name])
+    plain.optimizer.build(plain.trainable_variables)
+    # As kerasps does with rows, and Keras on its other backends.
+    lazy = name not in ("accumulation", "loss_scale")
+    plain.optimizer.apply = SummedApply(plain.optimizer, lazy=lazy)
+    with strategy.scope():
+        ours = made(OPTIMIZERS[name], steps_per_execution=steps_per_execution)
+    before = [np.array(w) for w in plain.get_weights()]
+    of_plain = plain.fit([ids, x], y, batch_size=2 * BATCH, shuffle=False, verbose=0, epochs=2)
+    of_ours = ours.fit([ids, x], y, batch_size=size, shuffle=False, verbose=0, epochs=2)
+    pairs = [*zip(plain.get_weights(), ours.get_weights(), strict=True)]
+    return {
+        "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
+        "moved": max(float(np.abs(a - b).max()) for a, (b, _) in zip(before, pairs, strict=True)),
+        "logs": max(
+            float(np.abs(np.subtract(of_plain.history[key], of_ours.history[key])).max())
+            for key in of_plain.history
+        ),
+        "iterations": [int(m.optimizer.iterations.numpy()) for m in (plain, ours)],
+    }
 
 
 def rows_read(strategy):
@@ -350,29 +344,26 @@ def refusals(strategy):
 PARTITIONER = kerasps.FixedShardsPartitioner(2)
 
 
-def on_one_worker(*measure):
+def on_one_worker(**measures):
     """Return what functions of a strategy with two devices find, by name."""
     with LocalCluster(num_workers=1, num_ps=2) as cluster:
         strategy = kerasps.ParameterServerStrategy(
             cluster.cluster_resolver, PARTITIONER, table_min_bytes=1, worker_devices=DEVICES
         )
-        return {function.__name__: function(strategy) for function in measure}
+        return {name: measure(strategy) for name, measure in measures.items()}
 
 
-def equal_plain_keras(strategy):
-    return {
-        "1": differences(strategy, OPTIMIZERS, 1),
-        "4": differences(strategy, ["adam", "accumulation"], 4),
+def equal_plain_keras(*cases):
+    """What compares these, each an optimizer and the steps per execution."""
+    return lambda strategy: {
+        f"{name} {steps}": differences(strategy, name, steps) for name, steps in cases
     }
 
 
-def ends_of_data(strategy):
-    return {
-        f"{steps} {kind}": counted(strategy, steps, kind, 23)
-        for steps, kind in (
-            *((1, "known"), (1, "unknown"), (3, "generator")),
-            *((3, "unknown"), (25, "known"), (25, "unknown")),
-        )
+def ends_of_data(*cases):
+    """What counts in these, each the steps per execution and the kind of data."""
+    return lambda strategy: {
+        f"{steps} {kind}": counted(strategy, steps, kind, 23) for steps, kind in cases
     }
 
 
@@ -469,15 +460,31 @@ def gpus():
     with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
         strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver)
         devices = strategy.devices_of(0)
-        return {"devices": devices, **differences(strategy, ["sgd"], 1, len(devices))}
+        return {"devices": devices, "sgd": differences(strategy, "sgd", 1, len(devices))}
 
 
 SCENARIOS = {
     "changed": changed,
     "gpus": gpus,
-    "equals": lambda: on_one_worker(devices, equal_plain_keras, rows_read),
-    "counts": lambda: on_one_worker(ends_of_data),
-    "states": lambda: on_one_worker(states, two_updates, evaluated, refusals),
+    "one worker": lambda: on_one_worker(
+        devices=devices,
+        equal_plain_keras=equal_plain_keras(
+            *(("sgd", 1), ("nadam", 1), ("global_clipnorm", 1), ("accumulation", 1)),
+            *(("averages", 1), ("loss_scale", 1), ("adam", 4)),
+        ),
+        rows_read=rows_read,
+        ends_of_data=ends_of_data((1, "unknown"), (3, "generator"), (25, "known")),
+        states=states,
+        two_updates=two_updates,
+        evaluated=evaluated,
+        refusals=refusals,
+    ),
+    "one worker at length": lambda: on_one_worker(
+        equal_plain_keras=equal_plain_keras(
+            *(("momentum", 1), ("adam", 1), ("adagrad", 1), ("clipnorm", 1), ("accumulation", 4)),
+        ),
+        ends_of_data=ends_of_data((1, "known"), (3, "unknown"), (25, "unknown")),
+    ),
     "equal": lambda: two_workers((2, 2), worker_devices=DEVICES),
     "unequal": lambda: two_workers((1, 2)),
     "paced": lambda: two_workers((2, 2), worker_devices=DEVICES, max_staleness=1),

@@ -1,6 +1,6 @@
 """Trains models whose tables are small, with the default bound, and reports whether they equal
-plain Keras's, and what else users see of it. Argument: the shards of each variable that can be
-split.
+plain Keras's, and what else users see of it. Arguments: the shards of each variable that can be
+split, and the optimizers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from support.compare import assert_equal, train_both
 from support.optimizers import OPTIMIZERS
 from support.tables import is_table
 
-# Where rows without a gradient move: what is not Keras's own update shows.
-NAMES = ["lamb", "momentum", "lion", "adam"]
 SMALL, LARGE = 50, 3000
 
 
@@ -60,7 +58,7 @@ def small_are_whole(model):
 
 
 def main():
-    shards = int(sys.argv[1])
+    shards, names = int(sys.argv[1]), sys.argv[2:]
     report = {"equal": [], "tables": []}
     with kerasps.LocalCluster(num_workers=1, num_ps=2) as cluster:
         strategy = kerasps.ParameterServerStrategy(
@@ -68,7 +66,7 @@ def main():
             kerasps.FixedShardsPartitioner(shards, min_bytes=0),
             sparse_updates="dense",
         )
-        for name in NAMES:
+        for name in names:
             make = OPTIMIZERS[name]
             plain, ours = train_both(
                 strategy, lambda make=make: make_model(make()), data(), sum_repeated_ids=True

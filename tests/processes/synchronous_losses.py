@@ -1,7 +1,7 @@
 """Trains with synchronous updates while workers are killed and restarted at random, and looks what
 the ps have applied; run as a process of its own by test_sync.py.
 
-    python tests/processes/synchronous_losses.py --kills 20 --seed 3
+    python tests/processes/synchronous_losses.py --calls 6 --kills 20 --seed 3
 
 With gradients of 1, their mean is 1, and with a learning rate of 1 a weight is minus the number of
 its updates. A row of the table moves by 1 where its example was trained on by one worker alone, and
@@ -95,10 +95,11 @@ def problems(model, before, history, data, kills):
 parser = argparse.ArgumentParser()
 parser.add_argument("--kills", type=int, default=10)
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--calls", type=int, default=1, help="so many calls of fit at least")
+parser.add_argument("--calls", type=int, default=0, help="of fit, before the first kill")
+parser.add_argument("--seconds", type=float, default=8, help="between two kills at most")
 options = parser.parse_args()
 chance = random.Random(options.seed)
-report = {"problems": [], "calls": collections.Counter(), "kills": 0}
+report = {"problems": [], "unharmed": collections.Counter(), "kills": 0}
 spread()
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(
@@ -111,15 +112,19 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         compiled_unit_model(strategy, NUM_EXAMPLES, lambda: keras.optimizers.SGD(1.0), steps)
         for steps in (1, 7)
     ]
-    killer = Killer(cluster, random.Random(options.seed + 1), most_between=8, most_away=1.5)
-    if options.kills:
-        killer.start()
-    while (
-        killer.kills < options.kills or sum(report["calls"].values()) < options.calls
-    ) and not report["problems"]:
+    killer = Killer(
+        cluster, random.Random(options.seed + 1), most_between=options.seconds, most_away=1.5
+    )
+    unharmed = report["unharmed"]
+    while (killer.kills < options.kills or sum(unharmed.values()) < options.calls) and not report[
+        "problems"
+    ]:
+        if sum(unharmed.values()) == options.calls and killer.ident is None:
+            killer.start()
         index, data = chance.randrange(len(models)), chance.choice(sorted(DATA))
         callbacks = chance.choice([[], [], [Listening()]])
-        report["calls"][data] += 1
+        if killer.ident is None:
+            unharmed[data] += 1
         model, kills = models[index], killer.kills
         table, *weights = model.trainable_variables
         before = {
@@ -137,7 +142,7 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
             for problem in problems(model, before, history, data, during)
         ]
     killer.is_over.set()
-    if options.kills:
+    if killer.ident is not None:
         killer.join()
     report["kills"] = killer.kills
     print("REPORT " + json.dumps(report), flush=True)

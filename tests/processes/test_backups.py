@@ -14,10 +14,17 @@ pytestmark = pytest.mark.timeout(450)
 HERE = Path(__file__).parent
 
 
-def test_one_worker_ends_as_without_a_loss_bit_for_bit(tmp_path):
-    report, codes, printed = run_with_kills(HERE / "backed_up_training.py", tmp_path)
+@pytest.mark.parametrize(
+    "trainings",
+    [["unknown", "endless"], pytest.param(["known", "creator"], marks=pytest.mark.matrix)],
+    ids=" and ".join,
+)
+def test_one_worker_ends_as_without_a_loss_bit_for_bit(tmp_path, trainings):
+    report, codes, printed = run_with_kills(
+        HERE / "backed_up_training.py", tmp_path, "--only", *trainings
+    )
     assert report["different"] == [], printed
-    assert codes == [-signal.SIGKILL] * 3
+    assert codes == [-signal.SIGKILL] * 2
 
 
 def test_two_workers_count_each_step_and_example_once(tmp_path):

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 20)
     "group",
     [
         "models",
+        pytest.param("layers", marks=pytest.mark.matrix),
         pytest.param("ways", marks=pytest.mark.matrix),
         pytest.param("loops", marks=pytest.mark.matrix),
     ],

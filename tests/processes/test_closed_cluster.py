@@ -41,8 +41,8 @@ def run(scenario, directory):
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory):
-    return run("used", tmp_path_factory.mktemp("closed"))
+def used(once, tmp_path_factory):
+    return once("closed-cluster", lambda: run("used", tmp_path_factory.mktemp("closed")))
 
 
 def test_a_process_goes_on_without_its_cluster(used):
@@ -110,6 +110,7 @@ def test_a_cluster_can_be_closed_while_steps_are_in_flight_and_a_worker_is_stopp
     assert stderr == ""
 
 
+@pytest.mark.matrix
 def test_a_try_to_connect_that_failed_leaves_the_process_free_for_another_cluster(tmp_path):
     report, _, stderr = run("failed_first", tmp_path)
     assert report["errors"]["devices"][0] == "ValueError"

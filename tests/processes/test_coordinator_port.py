@@ -13,7 +13,11 @@ SCRIPT = Path(__file__).with_name("coordinator_port.py")
 
 
 @pytest.fixture(scope="module")
-def answers():
+def answers(once):
+    return once("coordinator-port", run)
+
+
+def run():
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=200, check=False
     )

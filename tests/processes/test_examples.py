@@ -67,6 +67,7 @@ def test_movielens_in_one_plain_process() -> None:
     assert figure(RMSE, output) < 1.0
 
 
+@pytest.mark.matrix
 def test_movielens_through_kerasps_launch() -> None:
     launch = (sys.executable, "-m", "kerasps", "launch", "--num-workers", "2", "--num-ps", "1")
     output = run(*launch, str(EXAMPLES / "movielens.py"), "--epochs", "1", "--max-steps", "50")

@@ -17,8 +17,8 @@ TABLE_BYTES = 4_000_000 * 32 * 4
 
 
 @pytest.fixture(scope="module")
-def report():
-    return run_and_report(SCRIPT)
+def report(once):
+    return once("large-table", lambda: run_and_report(SCRIPT))
 
 
 def test_the_coordinator_never_holds_the_table(report):

@@ -42,10 +42,10 @@ SMALL = ("--num-workers=1",)
     ("body", "expected"),
     [
         ("print('to stdout'); print('to stderr', file=sys.stderr)", 0),
-        ("sys.exit(3)", 3),
+        pytest.param("sys.exit(3)", 3, marks=pytest.mark.matrix),
         ("raise ValueError('wrong')", 1),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137),
-        ("os.kill(os.getpid(), signal.SIGABRT)", 134),
+        pytest.param("os.kill(os.getpid(), signal.SIGABRT)", 134, marks=pytest.mark.matrix),
     ],
 )
 def test_the_exit_code_is_that_of_the_script(launch, tmp_path, body, expected):
@@ -229,7 +229,7 @@ def test_each_task_that_dies_is_reported_once_and_the_first_again_at_the_end(lau
     assert temporary_files(tmp_path) == [log_dir.name]
 
 
-@pytest.mark.parametrize("name", ["worker 0", "ps 0"])
+@pytest.mark.parametrize("name", [pytest.param("worker 0", marks=pytest.mark.matrix), "ps 0"])
 def test_a_task_that_takes_the_script_down_with_it_is_still_reported(launch, name):
     body = f"os.kill(tasks()['{name.replace(' ', '-')}'], signal.SIGKILL)\nsys.exit(4)"
     code, _, err = launch(body, options=(*SMALL, "--max-restarts=0")).result()

@@ -21,10 +21,14 @@ SCRIPT = Path(__file__).with_name("lifecycle.py")
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def report(once, tmp_path_factory):
     """What one process found in all its life, which ended without closing its cluster; warnings
     were errors.
     """
+    return once("lifecycle", lambda: run(tmp_path_factory))
+
+
+def run(tmp_path_factory):
     directory, mark = tmp_path_factory.mktemp("lifecycle"), str(uuid.uuid4())
     done = subprocess.run(
         [

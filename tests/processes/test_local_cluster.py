@@ -117,7 +117,7 @@ def test_what_the_processes_find_in_their_environment(monkeypatch):
     assert json.loads(found["worker", 1]["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
 
 
-def test_a_killed_task_comes_back_at_its_address():
+def test_a_killed_task_comes_back_at_its_address_and_a_running_one_can_be_restarted():
     with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
         process = cluster.processes["worker", 0]
         pid, address = process.pid, process.address
@@ -132,18 +132,11 @@ def test_a_killed_task_comes_back_at_its_address():
         assert process.pid != pid
         assert process.address == address
         assert is_listening(address)
-
-
-def test_a_running_task_can_be_restarted():
-    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
         pid = cluster.processes["ps", 0].pid
         cluster.restart("ps", 0)
         assert not is_alive(pid)
         assert is_listening(cluster.processes["ps", 0].address)
-
-
-def test_tasks_that_do_not_exist_are_named():
-    with kerasps.LocalCluster(num_workers=1, num_ps=1) as cluster:
+        # Tasks that do not exist are named.
         for method in (cluster.kill, cluster.restart):
             with pytest.raises(
                 ValueError,
@@ -286,7 +279,13 @@ def test_all_tasks_begin_anew_at_their_addresses():
     remove_logs(cluster.log_dir)
 
 
-@pytest.mark.parametrize("delay_s", [0, 0.002, 0.01, 0.05, 0.3])
+@pytest.mark.parametrize(
+    "delay_s",
+    [
+        *(0, 0.01, 0.3),
+        *(pytest.param(delay_s, marks=pytest.mark.matrix) for delay_s in (0.002, 0.05)),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:Tasks of the cluster died:RuntimeWarning")
 def test_a_cluster_can_be_closed_at_any_instant_of_a_restart(delay_s):
     cluster = kerasps.LocalCluster(num_workers=2, num_ps=1)

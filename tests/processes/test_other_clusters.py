@@ -21,12 +21,12 @@ OTHERS = {
     "dealt out in blocks over three ps": (
         {"NUM_PS": "3", "SHARD_LAYOUT": "div"},
         "cluster/one_worker/test_tables.py",
-        "bit_equal or several",
+        "bit_equal and adagrad-3 or several and (adagrad-2 or adam-2)",
     ),
     "dense updates on one ps": (
         {"NUM_PS": "1", "SPARSE_UPDATES": "dense"},
         "cluster/one_worker/test_tables.py",
-        "lazy_update and (adam-1 or adam-3 or lion or ftrl)",
+        "lazy_update and (adam-1 or ftrl)",
     ),
     "three workers": (
         {"NUM_WORKERS": "3"},

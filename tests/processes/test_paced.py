@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(180)
 SCRIPT = Path(__file__).with_name("paced_training.py")
 
 
-@pytest.mark.parametrize("bound", [1, 6])
+@pytest.mark.parametrize("bound", [1, pytest.param(6, marks=pytest.mark.matrix)])
 def test_a_worker_waits_for_a_slow_one(bound):
     report = run_and_report(SCRIPT, bound)
     fast, slow = report["pushes"]

@@ -16,14 +16,16 @@ SCRIPT = Path(__file__).with_name("partitioned_training.py")
 PS = ["/job:ps/replica:0/task:0/device:CPU:0", "/job:ps/replica:0/task:1/device:CPU:0"]
 
 
-@pytest.fixture(scope="module", params=["fixed", "min_size"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("fixed", marks=pytest.mark.matrix), "min_size"]
+)
 def partitioner(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def report(partitioner):
-    return run_and_report(SCRIPT, partitioner)
+def report(once, partitioner):
+    return once(f"partitioner-{partitioner}", lambda: run_and_report(SCRIPT, partitioner))
 
 
 def test_a_keras_model_equals_plain_keras(report):

@@ -158,7 +158,11 @@ def test_a_script_that_a_signal_ends_begins_anew_with_all_tasks_but_the_evaluato
 @pytest.mark.parametrize(
     ("loss", "ends"),
     [
-        ("tell_supervisor('lost', 'worker', 0)", "it has lost worker 0"),
+        pytest.param(
+            "tell_supervisor('lost', 'worker', 0)",
+            "it has lost worker 0",
+            marks=pytest.mark.matrix,
+        ),
         ("tell_supervisor('lost', 'ps', 0)", "it has lost ps 0"),
         ("os.kill(tasks()['ps-0'], signal.SIGKILL)", None),
         (

@@ -19,10 +19,13 @@ SCRIPT = Path(__file__).with_name("saving_across_clusters.py")
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("saved")
-    roles = ("plain_first", "two_ps", "three_ps", "plain_last")
-    return {role: run_and_report(SCRIPT, role, directory) for role in roles}
+def reports(once, tmp_path_factory):
+    def run():
+        directory = tmp_path_factory.mktemp("saved")
+        roles = ("plain_first", "two_ps", "three_ps", "plain_last")
+        return {role: run_and_report(SCRIPT, role, directory) for role in roles}
+
+    return once("saving-across-clusters", run)
 
 
 @pytest.mark.parametrize("role", ["two_ps", "three_ps", "plain_last"])

@@ -26,8 +26,8 @@ STEPS = [
 
 
 @pytest.fixture(scope="module")
-def report():
-    return run_and_report(SCRIPT, NUM_ROWS)
+def report(once):
+    return once("saving-large", lambda: run_and_report(SCRIPT, NUM_ROWS))
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -107,7 +107,7 @@ def steps_after(process, num_fits):
     return int(lines[-1].removeprefix("STEPS "))
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("bind", ["127.0.0.1", pytest.param("0.0.0.0", marks=pytest.mark.matrix)])
 def test_a_ps_holds_a_context_before_anyone_connects(start, bind):
     process = start("ps", "serve", f"--bind={bind}", TF_CPP_MIN_LOG_LEVEL="0")
     seen = []
@@ -139,8 +139,14 @@ def settled_megabytes(process):
     return seen[-1]
 
 
-@pytest.mark.parametrize("task_type", ["worker", "ps"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("task_type", "number"),
+    [
+        *(("worker", signal.SIGTERM), ("ps", signal.SIGINT)),
+        pytest.param("ps", signal.SIGTERM, marks=pytest.mark.matrix),
+        pytest.param("worker", signal.SIGINT, marks=pytest.mark.matrix),
+    ],
+)
 def test_a_task_serves_at_its_address_until_it_is_asked_to_end(start, cluster, task_type, number):
     (address,) = cluster[task_type]
     process = start(task_type)

@@ -5,7 +5,6 @@ The devices are logical CPU devices of the workers, so nothing here needs a GPU.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -18,26 +17,49 @@ SCRIPT = Path(__file__).with_name("several_devices.py")
 TOLERANCE = 1e-6
 
 
-@functools.cache
-def report_of(scenario):
-    return run_and_report(SCRIPT, scenario, timeout_s=500)
+@pytest.fixture(scope="module")
+def report_of(once):
+    """Returns what a scenario reports, which runs once."""
+
+    def found(scenario):
+        name = f"several-devices-{scenario.replace(' ', '-')}"
+        return once(name, lambda: run_and_report(SCRIPT, scenario, timeout_s=500))
+
+    return found
 
 
-def test_the_devices_that_were_named_compute():
+def cases(ordinary, at_length):
+    """The cases of a test: those of one process, and more, of one that `tox -e matrix` runs."""
+    scenarios = {
+        "one worker": (ordinary, ()),
+        "one worker at length": (at_length, pytest.mark.matrix),
+    }
+    return [
+        pytest.param(scenario, *case, marks=marks, id="-".join(map(str, case)))
+        for scenario, (own, marks) in scenarios.items()
+        for case in own
+    ]
+
+
+def test_the_devices_that_were_named_compute(report_of):
     names = ["CPU:0", "CPU:1"]
-    assert report_of("equals")["devices"] == [names, names, 1]
+    assert report_of("one worker")["devices"] == [names, names, 1]
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "steps_per_execution"),
-    [
-        *(("sgd", 1), ("momentum", 1), ("adam", 1), ("adagrad", 1), ("nadam", 1)),
-        *(("clipnorm", 1), ("global_clipnorm", 1), ("accumulation", 1), ("averages", 1)),
-        *(("loss_scale", 1), ("adam", 4), ("accumulation", 4)),
-    ],
+    ("scenario", "optimizer", "steps_per_execution"),
+    cases(
+        [
+            *(("sgd", 1), ("nadam", 1), ("global_clipnorm", 1), ("accumulation", 1)),
+            *(("averages", 1), ("loss_scale", 1), ("adam", 4)),
+        ],
+        [("momentum", 1), ("adam", 1), ("adagrad", 1), ("clipnorm", 1), ("accumulation", 4)],
+    ),
 )
-def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(optimizer, steps_per_execution):
-    found = report_of("equals")["equal_plain_keras"][str(steps_per_execution)][optimizer]
+def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(
+    report_of, scenario, optimizer, steps_per_execution
+):
+    found = report_of(scenario)["equal_plain_keras"][f"{optimizer} {steps_per_execution}"]
     assert found["moved"] > 0.01
     assert found["weights"] < TOLERANCE
     assert found["logs"] < TOLERANCE
@@ -45,22 +67,24 @@ def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(optimizer, step
     assert plain == ours
 
 
-def test_rows_are_asked_for_once_per_worker():
+def test_rows_are_asked_for_once_per_worker(report_of):
     # Six steps, in each of which both replicas look up the same six rows, and share them.
-    rows, steps = report_of("equals")["rows_read"]
+    rows, steps = report_of("one worker")["rows_read"]
     assert steps == 6
     assert rows == 6 * 6
 
 
 @pytest.mark.parametrize(
-    ("steps_per_execution", "data"),
-    [
-        *((1, "known"), (1, "unknown"), (3, "generator")),
-        *((3, "unknown"), (25, "known"), (25, "unknown")),
-    ],
+    ("scenario", "steps_per_execution", "data"),
+    cases(
+        [(1, "unknown"), (3, "generator"), (25, "known")],
+        [(1, "known"), (3, "unknown"), (25, "unknown")],
+    ),
 )
-def test_data_that_end_within_a_step_are_counted_exactly(data, steps_per_execution):
-    found = report_of("counts")["ends_of_data"][f"{steps_per_execution} {data}"]
+def test_data_that_end_within_a_step_are_counted_exactly(
+    report_of, scenario, data, steps_per_execution
+):
+    found = report_of(scenario)["ends_of_data"][f"{steps_per_execution} {data}"]
     assert found == {
         "batches": [23.0],
         "examples": [92.0],
@@ -73,8 +97,8 @@ def test_data_that_end_within_a_step_are_counted_exactly(data, steps_per_executi
     }
 
 
-def test_what_replicas_assign_is_put_together_as_its_aggregation_says():
-    states = report_of("states")["states"]
+def test_what_replicas_assign_is_put_together_as_its_aggregation_says(report_of):
+    states = report_of("one worker")["states"]
     assert states["calls"] == 8
     # In batches 1 to 8, of which the first replica sees the odd ones.
     assert states["mean"] == states["unset"] == pytest.approx(36 / 2)
@@ -83,21 +107,21 @@ def test_what_replicas_assign_is_put_together_as_its_aggregation_says():
     assert states["moving_mean"] == pytest.approx(states["expected_mean"], rel=1e-6)
 
 
-def test_each_replica_draws_what_a_single_one_would_draw_for_its_batch():
-    states = report_of("states")["states"]
+def test_each_replica_draws_what_a_single_one_would_draw_for_its_batch(report_of):
+    states = report_of("one worker")["states"]
     assert states["different_masks"] == 16
     assert states["first_as_plain"]
     assert states["seeds_drawn"] == 16
 
 
-def test_a_step_that_updates_twice_meets_twice():
-    plain, ours = report_of("states")["two_updates"]
+def test_a_step_that_updates_twice_meets_twice(report_of):
+    plain, ours = report_of("one worker")["two_updates"]
     assert ours == pytest.approx(plain, abs=TOLERANCE)
     assert plain[0] != plain[1] != 1.0
 
 
-def test_evaluate_and_predict_equal_plain_keras():
-    found = report_of("states")["evaluated"]
+def test_evaluate_and_predict_equal_plain_keras(report_of):
+    found = report_of("one worker")["evaluated"]
     assert found["logs"] < TOLERANCE
     assert max(found["outputs"]) < TOLERANCE
 
@@ -111,8 +135,8 @@ def test_evaluate_and_predict_equal_plain_keras():
         ("other devices", "ValueError", "Received: worker_devices=('CPU:1',)."),
     ],
 )
-def test_what_several_devices_cannot_do_is_refused(what, error, words):
-    refusal = report_of("states")["refusals"][what]
+def test_what_several_devices_cannot_do_is_refused(report_of, what, error, words):
+    refusal = report_of("one worker")["refusals"][what]
     assert refusal.startswith(f"{error}: ")
     assert words in refusal
 
@@ -126,7 +150,7 @@ def test_what_several_devices_cannot_do_is_refused(what, error, words):
         pytest.param("overlapping", [["CPU:0", "CPU:1"]] * 2, marks=pytest.mark.matrix),
     ],
 )
-def test_a_killed_worker_costs_no_batch_and_repeats_none(scenario, devices):
+def test_a_killed_worker_costs_no_batch_and_repeats_none(report_of, scenario, devices):
     report = report_of(scenario)
     assert report["devices"] == devices
     for found in [report["unharmed"], *report["killed"]]:
@@ -138,7 +162,7 @@ def test_a_killed_worker_costs_no_batch_and_repeats_none(scenario, devices):
         assert 302 <= report["unharmed"]["iterations"] <= 306
 
 
-def test_devices_that_a_worker_lacks_are_refused():
+def test_devices_that_a_worker_lacks_are_refused(report_of):
     report = report_of("missing")
     refusal = report["refused"]
     assert refusal.startswith("ValueError: Argument `worker_devices` names devices that worker 1 ")
@@ -149,7 +173,7 @@ def test_devices_that_a_worker_lacks_are_refused():
     assert report["iterations"] == 602
 
 
-def test_a_worker_that_comes_back_with_other_devices_computes_on_those():
+def test_a_worker_that_comes_back_with_other_devices_computes_on_those(report_of):
     report = report_of("changed")
     assert report["devices"] == [[["CPU:1"], ["CPU:1"]], [["CPU:1"], ["CPU:0"]]]
     assert report["kinds"] == [["CPU:0"], ["CPU:1"]]  # the step was traced for both

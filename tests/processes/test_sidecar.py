@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 SCRIPT = Path(__file__).with_name("sidecar_training.py")
 
 
-@pytest.mark.parametrize("kind", ["plain", "strategy"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.matrix), "strategy"])
 def test_the_last_checkpoint_is_evaluated_and_the_best_exported(tmp_path, kind):
     mark = str(uuid.uuid4())
     command = [str(SCRIPT), str(tmp_path), kind]

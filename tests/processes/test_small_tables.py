@@ -13,11 +13,22 @@ pytestmark = pytest.mark.timeout(240)
 SCRIPT = Path(__file__).with_name("small_tables.py")
 
 
-@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.matrix), 2])
-def test_small_tables_are_read_whole_and_equal_plain_keras(shards):
-    report = run_and_report(SCRIPT, shards, timeout_s=230)
-    assert report["equal"] == ["lamb", "momentum", "lion", "adam"]
-    assert len(report["tables"]) == 5 - shards
+# Under these, rows without a gradient move: what is not Keras's own update shows.
+NAMES = ["lamb", "momentum", "lion", "adam"]
+
+
+@pytest.mark.parametrize(
+    ("shards", "optimizers"),
+    [
+        (2, ["lamb", "adam"]),
+        pytest.param(1, NAMES, marks=pytest.mark.matrix),
+        pytest.param(2, NAMES, marks=pytest.mark.matrix),
+    ],
+)
+def test_small_tables_are_read_whole_and_equal_plain_keras(shards, optimizers):
+    report = run_and_report(SCRIPT, shards, *optimizers, timeout_s=230)
+    assert report["equal"] == optimizers
+    assert len(report["tables"]) == len(optimizers) + 1 - shards
     assert all(report["tables"])
     (tables, small) = report["last"]
     assert len(tables) == 1

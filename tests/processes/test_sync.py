@@ -22,7 +22,7 @@ REFUSED = {
 }
 
 
-SOME = ["sgd", "adam", "adamax", "accumulated"]
+SOME = ["sgd", "adam", "accumulated"]
 
 
 @pytest.mark.parametrize(
@@ -63,24 +63,26 @@ def test_so_do_two_workers_with_two_devices_each():
         assert found["batches"] == [48.0, 48.0], name
 
 
-def test_nothing_is_lost_or_hangs_where_data_end_unevenly():
-    report = run_and_report(HERE / "synchronous_losses.py", "--kills", 0, "--calls", 6, "--seed", 4)
-    assert report["problems"] == []
-    assert report["calls"]["uneven"] >= 1
-
-
-def test_nothing_is_lost_or_hangs_when_workers_are_killed_at_random():
+@pytest.mark.parametrize(
+    ("kills", "seconds"), [(4, 4), pytest.param(12, 8, marks=pytest.mark.matrix)]
+)
+def test_nothing_is_lost_or_hangs_where_data_end_unevenly_and_workers_are_killed_at_random(
+    kills, seconds
+):
     report = run_and_report(
-        HERE / "synchronous_losses.py", "--kills", 8, "--seed", 3, timeout_s=500
+        HERE / "synchronous_losses.py",
+        *("--calls", 3, "--kills", kills, "--seconds", seconds, "--seed", 9),
+        timeout_s=500,
     )
     assert report["problems"] == []
-    assert report["kills"] >= 8
+    assert report["unharmed"]["uneven"] >= 1
+    assert report["kills"] >= kills
 
 
 def test_an_interrupt_ends_fit_and_leaves_whole_updates():
-    report = run_and_report(HERE / "synchronous_interrupts.py", 8, timeout_s=300)
+    report = run_and_report(HERE / "synchronous_interrupts.py", 5, timeout_s=300)
     assert report["problems"] == []
-    assert report["interrupts"] == 8
+    assert report["interrupts"] == 5
 
 
 def test_without_backups_all_wait_for_a_slow_worker():

@@ -234,7 +234,14 @@ def test_serve_needs_tf_config(capsys, monkeypatch):
     assert "kerasps serve: error: TF_CONFIG is not set." in err
 
 
-def test_env_calls_a_wrong_tf_config_wrong(capsys, monkeypatch):
+@pytest.fixture
+def broken_tensorflow(monkeypatch, tmp_path):
+    """What `kerasps env` finds, which is quick."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('this TensorFlow is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_env_calls_a_wrong_tf_config_wrong(capsys, monkeypatch, broken_tensorflow):
     monkeypatch.setenv(
         "TF_CONFIG",
         json.dumps({"cluster": {"worker": ["host:1"]}, "task": {"type": "worker", "index": 0}}),
@@ -260,9 +267,7 @@ def test_env_prints_versions_devices_and_variables(capsys, monkeypatch):
     assert {"kerasps", "python", "platform", "processors"} <= set(lines)
 
 
-def test_env_says_why_tensorflow_fails(capsys, monkeypatch, tmp_path):
-    (tmp_path / "tensorflow.py").write_text("raise ImportError('this TensorFlow is broken')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def test_env_says_why_tensorflow_fails(capsys, monkeypatch, broken_tensorflow):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     code, out, _ = run(capsys, "env")
     assert code == 0

@@ -20,6 +20,7 @@ import kerasps
 from kerasps.evaluator import sidecar as evaluator
 from kerasps.evaluator import training_end
 from kerasps.evaluator import watched as watched_checkpoints
+from support.matrix import with_matrix
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -153,8 +154,21 @@ def approximately(metrics):
     return pytest.approx(metrics, rel=1e-5)
 
 
-@pytest.mark.parametrize(("is_scaled", "has_slots"), [(False, False), (False, True), (True, False)])
-@pytest.mark.parametrize("kind", ["model.weights.h5", "model.keras", "both", "root"])
+KINDS = ["model.weights.h5", "model.keras", "both", "root"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_scaled", "has_slots"),
+    with_matrix(
+        [(kind, *of) for kind in KINDS for of in ((False, False), (False, True), (True, False))],
+        # Of each kind, the others are with and without slots, and scaled, in turn.
+        at_length=[
+            *(("model.weights.h5", False, False), ("model.keras", False, False)),
+            *(("both", False, True), ("both", True, False)),
+            *(("root", False, True), ("root", False, False)),
+        ],
+    ),
+)
 def test_every_kind_of_checkpoint_is_evaluated_whenever_it_is_written(
     directory, waiting, kind, is_scaled, has_slots
 ):

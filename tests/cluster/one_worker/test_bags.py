@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from support.compare import assert_equal, dataset, train_both
+from support.matrix import with_matrix
 from support.tables import WIDTH, compiled, is_table
 
 NUM_ROWS = 70
@@ -131,7 +132,18 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form",
+    with_matrix(
+        FORMS,
+        # Other combiners of the same look-ups.
+        at_length=[
+            *("ragged, keras.ops.sum", "ragged, segment mean", "ragged, segment sqrtn"),
+            *("sparse, sum", "sparse, sqrtn", "sparse, safe, fast"),
+            *("sparse, weights, sum", "sparse, weights, mean", "padded, einsum"),
+        ],
+    ),
+)
 def test_bag_is_read_by_rows_and_equals_plain_keras(strategy, sharded, form):
     sharded(2)
     inputs, pool = FORMS[form]

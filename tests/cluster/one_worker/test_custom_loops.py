@@ -13,6 +13,7 @@ from tensorflow.core.framework.dataset_options_pb2 import Options
 from kerasps import _compat
 from kerasps.errors import InputError, UnsupportedError
 from kerasps.inputs import quickly_deleted
+from support.matrix import with_matrix
 from support.optimizers import OPTIMIZERS
 
 NUM_ROWS, BATCH_SIZE, STEPS = 32, 8, 20
@@ -159,7 +160,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind", "num_shards"), CASES)
+# Each kind of loop, and of optimizer, and number of shards.
+NAMES = ["sgd", "adam", "adamw", "adamax", "adafactor", "nadam", "lion", "lamb", "loss_scale"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "num_shards"),
+    with_matrix(CASES, at_length=[case for case in CASES if case[0] not in NAMES]),
+)
 def test_one_worker_equals_a_plain_loop(strategy, sharded, name, kind, num_shards):
     sharded(num_shards, min_bytes=0)
     plain = train_plainly(OPTIMIZERS[name])
@@ -169,7 +177,7 @@ def test_one_worker_equals_a_plain_loop(strategy, sharded, name, kind, num_shard
 @pytest.mark.parametrize(
     "options",
     [
-        {"clipnorm": 0.05},
+        pytest.param({"clipnorm": 0.05}, marks=pytest.mark.matrix),
         {"global_clipnorm": 0.05},
         {"gradient_accumulation_steps": 4},
         {"use_ema": True, "weight_decay": 0.01},

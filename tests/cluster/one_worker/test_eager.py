@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import kerasps
 from support.compare import assert_equal, dataset, regression_data
+from support.matrix import with_matrix
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Steps of model", "ignore:Even though the `tf.config"
@@ -65,7 +66,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", with_matrix(OPTIMIZERS, at_length=["sgd", "loss_scale"]))
 def test_eager_steps_equal_plain_keras_on_shards(strategy, sharded, name):
     x, y = regression_data()
     x, y, ids = x[:72], y[:72], IDS[:72]

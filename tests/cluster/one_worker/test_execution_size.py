@@ -10,6 +10,7 @@ import tensorflow as tf
 from kerasps.training.sessions.session import Session
 from support.compare import assert_equal, regression_data, train_both
 from support.executions import sent_sizes
+from support.matrix import with_matrix
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ def test_longer_executions_train_as_plain_keras_does(strategy, sent):
 
 
 @pytest.mark.parametrize(
-    ("steps_per_execution", "sizes"), [(1, {1, 10}), (10, {1, 10}), (4, {1, 4, 8})]
+    ("steps_per_execution", "sizes"),
+    with_matrix([(1, {1, 10}), (10, {1, 10}), (4, {1, 4, 8})], at_length=[(10, {1, 10})]),
 )
 def test_what_is_left_of_the_data_is_done_as_plain_keras_does_it(
     strategy, sent, monkeypatch, steps_per_execution, sizes
@@ -108,7 +110,9 @@ def test_a_callback_that_is_told_of_each_batch_is(strategy, sent):
     assert set(sent) == {1}
 
 
-@pytest.mark.parametrize(("steps_per_execution", "part"), [(20, 10), (23, 8)])
+@pytest.mark.parametrize(
+    ("steps_per_execution", "part"), with_matrix([(20, 10), (23, 8)], at_length=[(20, 10)])
+)
 def test_executions_in_parts_train_as_plain_keras_does(strategy, sent, steps_per_execution, part):
     def make():
         return make_model(steps_per_execution)
@@ -151,7 +155,11 @@ def test_a_step_with_loops_is_done_in_a_loop(strategy, sent, regularizer):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so at each short end
-@pytest.mark.parametrize("is_known", [True, False], ids=["known length", "unknown length"])
+@pytest.mark.parametrize(
+    "is_known",
+    with_matrix([True, False], at_length=[True]),
+    ids=["known length", "unknown length"],
+)
 def test_a_progress_bar_counts_as_in_keras_where_executions_are_sent_in_parts(
     strategy, sent, is_known
 ):

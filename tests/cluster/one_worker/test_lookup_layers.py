@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from support.compare import assert_equal, train_both
+from support.matrix import with_matrix
 from support.tables import WIDTH, compiled, is_table
 
 WORDS = [f"word{i}" for i in range(60)]
@@ -68,7 +69,11 @@ def data_for(lookup):
 
 
 @pytest.mark.parametrize(
-    ("lookup", "num_shards"), [*((lookup, 3) for lookup in LOOKUPS), (text_vectorization, 1)]
+    ("lookup", "num_shards"),
+    with_matrix(
+        [*((lookup, 3) for lookup in LOOKUPS), (text_vectorization, 1)],
+        at_length=[(string_lookup, 3), (text_vectorization, 3)],
+    ),
 )
 def test_embedding_behind_a_lookup_equals_plain_keras(strategy, sharded, lookup, num_shards):
     sharded(num_shards)
@@ -92,7 +97,9 @@ def test_embedding_behind_a_lookup_equals_plain_keras(strategy, sharded, lookup,
         )
 
 
-@pytest.mark.parametrize("lookup", [string_lookup, text_vectorization])
+@pytest.mark.parametrize(
+    "lookup", with_matrix([string_lookup, text_vectorization], at_length=[string_lookup])
+)
 def test_model_with_a_lookup_is_saved_loaded_and_exported(strategy, sharded, lookup, tmp_path):
     sharded(2)
     with strategy.scope():

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import kerasps
 from support.compare import assert_equal, dataset, regression_data, train_both
+from support.matrix import with_matrix
 
 LAYERS = {
     "dense": lambda: [keras.Input((8,)), keras.layers.Dense(16, activation="relu")],
@@ -107,7 +108,9 @@ def sequential(layers, steps_per_execution=5, **compile_arguments):
     return model
 
 
-@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize(
+    "name", with_matrix(LAYERS, at_length=["dense", "conv", "layer_norm", "gru", "noise"])
+)
 def test_layer_equals_plain_keras(strategy, name):
     plain, ours = train_both(strategy, lambda: sequential(LAYERS[name]), regression_data())
     assert_equal(plain, ours)
@@ -361,7 +364,10 @@ def test_update_in_a_loop_is_refused_by_name(strategy):
         )
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "policy",
+    with_matrix(["mixed_bfloat16", "mixed_float16", "bfloat16"], at_length=["mixed_bfloat16"]),
+)
 def test_mixed_precision_equals_plain_keras(strategy, policy):
     def make():
         keras.config.set_dtype_policy(policy)
@@ -377,7 +383,10 @@ def test_mixed_precision_equals_plain_keras(strategy, policy):
     assert_equal(plain, ours, relative=1e-5 if policy != "bfloat16" else 1e-2)
 
 
-@pytest.mark.parametrize("name", ["dense", "conv", "batch_norm", "lstm", "dropout"])
+@pytest.mark.parametrize(
+    "name",
+    with_matrix(["dense", "conv", "batch_norm", "lstm", "dropout"], at_length=["dense", "conv"]),
+)
 def test_jit_compile_equals_plain_keras(strategy, name):
     plain, ours = train_both(
         strategy, lambda: sequential(LAYERS[name], jit_compile=True), regression_data()

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import kerasps
 from support.compare import assert_equal, regression_data, train_both
+from support.matrix import with_matrix
 from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS, RowRatios
 
 OPTIONS = {
@@ -52,7 +53,14 @@ def model_with(optimizer, steps_per_execution=1, **second):
 # 50 steps in executions of 7 end with one of a single step.
 @pytest.mark.parametrize(
     ("name", "steps_per_execution"),
-    [*((name, 7) for name in OPTIMIZERS), ("adam", 1), ("adafactor", 1), ("loss_scale", 1)],
+    with_matrix(
+        [*((name, 7) for name in OPTIMIZERS), ("adam", 1), ("adafactor", 1), ("loss_scale", 1)],
+        at_length=[
+            # Options of others that stay.
+            *(("nesterov", 7), ("rmsprop", 7), ("amsgrad", 7), ("adamw", 7)),
+            *(("adafactor", 1), ("loss_scale", 1)),
+        ],
+    ),
 )
 def test_optimizer_equals_plain_keras(strategy, name, steps_per_execution):
     before = model_with(OPTIMIZERS[name]()).get_weights()
@@ -73,9 +81,27 @@ OPTION_CASES = [
     for optimizer in OPTION_OPTIMIZERS
     if name.startswith("accumulation") or optimizer is OPTION_OPTIMIZERS[index % 2]
 ]
+# Accumulation without slots and with a scalar, and what else is with it once.
+ACCUMULATION = [
+    ("accumulation", keras.optimizers.SGD),
+    ("accumulation", keras.optimizers.Nadam),
+    ("accumulation_clipnorm", keras.optimizers.Adam),
+    ("accumulation_global_clipnorm", keras.optimizers.Nadam),
+    ("accumulation_ema_decay", keras.optimizers.Adam),
+]
 
 
-@pytest.mark.parametrize(("name", "optimizer"), OPTION_CASES)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    with_matrix(
+        OPTION_CASES,
+        at_length=[
+            case
+            for case in OPTION_CASES
+            if case[0].startswith("accumulation") and case not in ACCUMULATION
+        ],
+    ),
+)
 def test_option_equals_plain_keras(strategy, name, optimizer):
     options = {"learning_rate": 0.02, **OPTIONS[name]}
     plain, ours = train_both(
@@ -108,7 +134,10 @@ IN_SHARDS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "num_shards", "steps_per_execution"), IN_SHARDS)
+@pytest.mark.parametrize(
+    ("name", "num_shards", "steps_per_execution"),
+    [*IN_SHARDS[:-1], pytest.param(*IN_SHARDS[-1], marks=pytest.mark.matrix)],
+)
 def test_optimizer_that_couples_rows_equals_plain_keras_in_shards(
     strategy, sharded, name, num_shards, steps_per_execution
 ):
@@ -127,7 +156,7 @@ HALF_PRECISION = ("bfloat16", "mixed_float16")
     ("name", "policy"),
     [
         *((name, HALF_PRECISION[index % 2]) for index, name in enumerate(NOT_ELEMENTWISE)),
-        (NOT_ELEMENTWISE[0], HALF_PRECISION[1]),
+        pytest.param(NOT_ELEMENTWISE[0], HALF_PRECISION[1], marks=pytest.mark.matrix),
     ],
 )
 def test_optimizer_that_couples_rows_trains_in_half_precision_as_plain_keras(
@@ -238,7 +267,10 @@ if hasattr(keras.optimizers, "MultiOptimizer"):
     COUPLED["multi_optimizer"] = lambda: model_with(two_optimizers(), 5)
 
 
-@pytest.mark.parametrize("name", list(COUPLED))
+@pytest.mark.parametrize(
+    "name",
+    with_matrix(COUPLED, at_length=["min_max_norm", "accumulation_clipnorm", "ema", "loss_scale"]),
+)
 def test_what_couples_rows_equals_plain_keras_in_shards(strategy, sharded, name):
     sharded(3, SPLIT_FROM)
     plain, ours = train_both(strategy, COUPLED[name], regression_data())

@@ -129,7 +129,7 @@ def driven(make, callbacks, **arguments):
     [
         (every_kind, [], {}),
         (Subclassed, [Resets], {}),
-        (Subclassed, [], {"run_eagerly": True}),
+        pytest.param(Subclassed, [], {"run_eagerly": True}, marks=pytest.mark.matrix),
         (mixed, [], {"steps_per_execution": 2}),
     ],
     ids=["every kind", "reset by a callback", "eager", "mixed precision, several steps at once"],

@@ -14,6 +14,7 @@ from kerasps.variables import ParameterServerVariable, row_pools
 from kerasps.variables.names import NAMES
 from kerasps.variables.pooled_rows import PooledRows
 from support.compare import assert_equal, assert_identical, train_both
+from support.matrix import with_matrix
 from support.tables import EXACT, WIDTH, compiled
 
 HEIGHTS = [300, 40, 500, 7, 260, 90, 41]
@@ -82,8 +83,10 @@ def test_rows_of_another_table_are_out_of_range(strategy, bad):
         np.asarray(looked_up(tf.constant(rows)))
 
 
-@pytest.mark.parametrize("in_function", [False, True])
-@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize(
+    ("num_shards", "in_function"),
+    with_matrix([(1, False), (1, True), (3, False), (3, True)], at_length=[(1, True), (3, False)]),
+)
 def test_each_table_has_its_own_gradient(strategy, sharded, num_shards, in_function):
     sharded(num_shards)
     first, second, untouched = make_tables(strategy, [300, 40, 300])
@@ -251,10 +254,13 @@ def make_model(heights, optimizer, steps_per_execution):
 
 @pytest.mark.parametrize(
     ("optimizer", "num_shards", "num_apart", "steps_per_execution"),
-    [
-        *(("sgd", 1, 0, 1), ("adagrad", 1, 1, 10)),
-        *(("adagrad", 3, 1, 1), ("adam", 3, 0, 10)),
-    ],
+    with_matrix(
+        [
+            *(("sgd", 1, 0, 1), ("adagrad", 1, 1, 10), ("adagrad", 3, 1, 1)),
+            *(("adam", 3, 0, 5), ("adam", 3, 0, 10)),
+        ],
+        at_length=[("adagrad", 1, 1, 10), ("adam", 3, 0, 10)],
+    ),
 )
 def test_tables_in_runs_equal_plain_keras(
     strategy, sharded, monkeypatch, optimizer, num_shards, num_apart, steps_per_execution

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import tensorflow as tf
 
 from kerasps.variables.variable import ParameterServerVariable
 from support.compare import regression_data
+from support.matrix import with_matrix
 
 
 def make_model():
@@ -109,8 +112,16 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", list(CALLS))
-@pytest.mark.parametrize("in_scope", [False, True])
+@pytest.mark.parametrize(
+    ("name", "in_scope"),
+    with_matrix(
+        itertools.product(CALLS, [False, True]),
+        at_length=[
+            *(("evaluate", False), ("predict", True)),
+            *(("test_on_batch", True), ("predict_on_batch", False)),
+        ],
+    ),
+)
 def test_a_model_that_another_method_builds_is_trained_like_one_that_fit_builds(
     strategy, name, in_scope
 ):

@@ -11,6 +11,7 @@ import pytest
 import kerasps
 from kerasps.variables.placement import PlacementLedger
 from support.compare import assert_equal, dataset, regression_data, train_both
+from support.matrix import with_matrix
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +44,10 @@ def model_of(layers, optimizer="adam"):
 
 @pytest.mark.parametrize(
     ("layers", "optimizer"),
-    [
-        *((name, "adam") for name in MODELS),
-        *(("dense", name) for name in OPTIMIZERS),
-    ],
+    with_matrix(
+        [*((name, "adam") for name in MODELS), *(("dense", name) for name in OPTIMIZERS)],
+        at_length=[("dense", "adam")],
+    ),
 )
 def test_small_model_on_one_ps_equals_plain_keras(strategy, layers, optimizer):
     plain, ours = train_both(

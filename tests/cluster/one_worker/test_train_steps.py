@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from support.compare import FirstStep, assert_equal, assert_learned
+from support.matrix import with_matrix
 
 DATA = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
 
@@ -233,7 +234,16 @@ CASES = [(kind, 1, 2) for kind in MODELS] + [
 ]
 
 
-@pytest.mark.parametrize(("kind", "steps_per_execution", "num_shards"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "steps_per_execution", "num_shards"),
+    with_matrix(
+        CASES,
+        at_length=[
+            *(("clipped gan", 1, 2), ("gan, averages and decay", 1, 2), ("averaged, nadam", 1, 2)),
+            *(("wgan", 4, 1), ("averaged, scaled", 4, 1)),
+        ],
+    ),
+)
 def test_training_equals_plain_keras(strategy, sharded, kind, steps_per_execution, num_shards):
     sharded(num_shards, min_bytes=64)
     data = tf.data.Dataset.from_tensor_slices((DATA, DATA) if "averaged" in kind else DATA).batch(8)

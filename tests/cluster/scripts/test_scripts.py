@@ -12,6 +12,7 @@ import keras
 import pytest
 
 from support import scripts
+from support.matrix import with_matrix
 
 NAMES = sorted(path.stem for path in scripts.PLAIN.glob("*.py"))
 
@@ -40,8 +41,14 @@ SHARDED = {
 # What kerasps says, and plain Keras has no reason to.
 EXPECTED_WARNINGS = {"metric_learning": {"x, of type AnchorPositivePairs, lives in"}}
 
+# Others are of the same kind: `two_towers`, `gan` and `wasserstein_gan`, and of the last two there
+# are examples.
+AT_LENGTH = [
+    *("collaborative_filtering", "conditional_gan", "variational_autoencoder", "wide_and_deep"),
+]
 
-@pytest.mark.parametrize("name", NAMES)
+
+@pytest.mark.parametrize("name", with_matrix(NAMES, at_length=AT_LENGTH))
 def test_a_script_gives_what_it_gives_in_plain_keras(name, cluster, tmp_path):
     source = (scripts.PLAIN / f"{name}.py").read_text()
     plain = scripts.run(source, tmp_path / "plain")

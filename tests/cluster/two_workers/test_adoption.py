@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.variables.variable import ParameterServerVariable
+from support.matrix import with_matrix
 
 NUM_BATCHES = 40
 
@@ -92,8 +93,13 @@ def test_a_loss_and_a_global_with_state_count_every_batch(strategy):
     assert "/job:ps" in seen.device
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(
+    ("built", "wrapped"),
+    with_matrix(
+        [(False, False), (False, True), (True, False), (True, True)],
+        at_length=[(False, False), (True, False)],
+    ),
+)
 def test_an_optimizer_made_outside_is_adopted_with_its_slots(strategy, built, wrapped):
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
     model = keras.Sequential(make_layers())

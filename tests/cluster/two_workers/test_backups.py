@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.saving.backup_files import BackupDirectory
+from support.matrix import with_matrix
 from support.models import counting_model, ids_data
 from support.process_checks import wait_for
 
@@ -182,7 +183,10 @@ def test_a_backup_between_epochs_begins_with_the_next_one(pair, tmp_path, monkey
 
 
 @pytest.mark.filterwarnings("ignore:.*lives in this process")
-@pytest.mark.parametrize("data", [arrays, of_unknown_length, endless, py_dataset])
+@pytest.mark.parametrize(
+    "data",
+    with_matrix([arrays, of_unknown_length, endless, py_dataset], at_length=[arrays, py_dataset]),
+)
 def test_no_backup_is_made_where_nothing_was_done(pair, tmp_path, data):
     path = tmp_path / "backup"
     backup = keras.callbacks.BackupAndRestore(path, save_freq=False)

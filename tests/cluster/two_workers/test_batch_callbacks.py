@@ -17,6 +17,7 @@ from support.batch_callbacks import (
     rates_used,
     rows_model,
 )
+from support.matrix import with_matrix
 
 
 @pytest.mark.filterwarnings("ignore:.*lives in this process")
@@ -75,8 +76,10 @@ def test_a_callback_that_reads_leaves_no_worker_idle(strategy, ahead):
     assert seen[: 3 * len(one_each)] == one_each * 3
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    with_matrix([(1, 0.0), (1, 0.05), (2, 0.0), (2, 0.05)], at_length=[(1, 0.0), (2, 0.05)]),
+)
 def test_a_stop_lets_only_what_is_in_flight_end(strategy, size, seconds):
     model, told = rows_model(strategy, size), Told(seconds=seconds, stop_at=5)
     history = model.fit(**arrays(), epochs=3, verbose=0, callbacks=[told])

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from support.matrix import with_matrix
 from support.models import Batches, Examples
 
 WORDS = [f"word{i}" for i in range(40)]
@@ -41,7 +42,7 @@ def lookup_layer(vocabulary=WORDS):
     return keras.layers.StringLookup(vocabulary=vocabulary, num_oov_indices=0)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 7, 50])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 7, 50], at_length=[7]))
 def test_data_of_unknown_length_with_a_lookup_are_counted_to_their_end(
     strategy, steps_per_execution
 ):
@@ -110,8 +111,13 @@ def in_dataset(lookup):
     )
 
 
-@pytest.mark.parametrize("made_in_scope", [False, True])
-@pytest.mark.parametrize("given", ["dataset", "creator"])
+@pytest.mark.parametrize(
+    ("given", "made_in_scope"),
+    with_matrix(
+        [("dataset", False), ("dataset", True), ("creator", False), ("creator", True)],
+        at_length=[("dataset", True), ("creator", False)],
+    ),
+)
 def test_a_lookup_in_the_data_asks_a_copy(strategy, given, made_in_scope):
     with strategy.scope() if made_in_scope else tf.name_scope(""):
         lookup = lookup_layer()

@@ -11,6 +11,7 @@ import kerasps
 from kerasps.variables import row_pools
 from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.slots import slots_of
+from support.matrix import with_matrix
 from support.models import descending_model, prediction_itself, touches
 
 STEPS = 400
@@ -28,7 +29,11 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "steps_per_execution"), [*((name, 10) for name in OPTIMIZERS), ("adagrad", 1)]
+    ("name", "steps_per_execution"),
+    with_matrix(
+        [*((name, 10) for name in OPTIMIZERS), ("adagrad", 1)],
+        at_length=[("momentum", 10), ("adagrad", 10)],
+    ),
 )
 def test_no_update_of_a_row_is_lost(strategy, name, steps_per_execution):
     plain = descending_model(OPTIMIZERS[name](), steps_per_execution, NUM_ROWS, WIDTH)
