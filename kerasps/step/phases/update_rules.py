@@ -7,8 +7,8 @@ kinds, so a further update mode is a further class here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import tensorflow as tf
@@ -26,14 +26,15 @@ class UpdateRule(Protocol):
     """When the pushes of a step take effect.
 
     Attributes:
-        redoes: whether steps may have been applied on some ps before, and are not applied twice.
+        max_unrolled_steps: how many steps of an execution may be laid out one after the other; None
+            for any number.
         numbers_calls: whether a push says of which call of a function it is.
         waits: whether a step waits for those of other workers.
         num_backups: how many workers an update does not wait for.
     """
 
     @property
-    def redoes(self) -> bool: ...
+    def max_unrolled_steps(self) -> int | None: ...
 
     @property
     def numbers_calls(self) -> bool: ...
@@ -50,8 +51,16 @@ class UpdateRule(Protocol):
     def clock(self, device: str) -> Callable[[], tf.Tensor]:
         """Return what reads, on a ps, the number that a pull from it brings."""
 
-    def lane(self, lane: tf.Tensor, is_applied: tf.Tensor) -> tf.Tensor:
-        """Return the lane of a push, given whether its step was applied on the ps before."""
+    def lanes(
+        self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
+    ) -> dict[str, tf.Tensor]:
+        """Return the lane that the push of a step names to each ps, by its device.
+
+        Args:
+            devices: the devices of the ps.
+            lane: the lane of the worker.
+            are_applied: returns for each ps whether the step was applied there before.
+        """
 
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
         """Make room on a ps for what pushes bring. May be called again."""
@@ -94,28 +103,32 @@ class Immediate:
 
     fences: Fences
     numbers_calls: bool = False
-    redoes: bool = False
+    max_unrolled_steps: ClassVar[int | None] = None
     waits: ClassVar[bool] = False
     num_backups: ClassVar[int] = 0
 
     def redoing(self) -> Immediate:
-        return replace(self, redoes=True)
+        return ImmediateAgain(self.fences, self.numbers_calls)
 
     def clock(self, device: str) -> Callable[[], tf.Tensor]:
         table = self.fences.table(device)
         return lambda: read_clock(table.handle)
 
-    def lane(self, lane: tf.Tensor, is_applied: tf.Tensor) -> tf.Tensor:
-        return tf.where(is_applied, NO_LANE, lane)
+    def lanes(
+        self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
+    ) -> dict[str, tf.Tensor]:
+        return dict.fromkeys(devices, lane)
 
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
         self.fences.table(device)
 
+    # How a push is applied that says its lane.
+    _apply_once = staticmethod(apply_in_lane)
+
     def take_in(
         self, device: str, changes: DeviceChanges, message: PushMessage, places: RowPlaces
     ) -> None:
-        apply_once = apply_if_in_lane if self.redoes else apply_in_lane
-        apply_once(
+        self._apply_once(
             self.fences.table(device).handle,
             message.lane,
             message.clock,
@@ -137,6 +150,26 @@ class Immediate:
 
 
 @dataclass(frozen=True)
+class ImmediateAgain(Immediate):
+    """The rule of steps that may have been applied on some ps before (see `UpdateRule`).
+
+    To a ps that has applied it, a push names no lane, and changes nothing there.
+    """
+
+    # They are a few, and what counts is how long a worker takes to make their graph ready.
+    max_unrolled_steps: ClassVar[int | None] = 1
+    _apply_once = staticmethod(apply_if_in_lane)
+
+    def lanes(
+        self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
+    ) -> dict[str, tf.Tensor]:
+        return {
+            device: tf.where(is_applied, NO_LANE, lane)
+            for device, is_applied in zip(devices, are_applied(), strict=True)
+        }
+
+
+@dataclass(frozen=True)
 class Synchronous:
     """A push is set aside until those of all workers are there (see `UpdateRule`, `Joints`).
 
@@ -147,8 +180,8 @@ class Synchronous:
 
     fences: Fences
     joints: Joints
-    redoes: bool = False
     numbers_calls: ClassVar[bool] = False
+    max_unrolled_steps: ClassVar[int | None] = None
     waits: ClassVar[bool] = True
 
     @property
@@ -156,14 +189,15 @@ class Synchronous:
         return self.joints.num_backups
 
     def redoing(self) -> Synchronous:
-        return replace(self, redoes=True)
+        return SynchronousAgain(self.fences, self.joints)
 
     def clock(self, device: str) -> Callable[[], tf.Tensor]:
         return self.joints.on[device].read_number
 
-    def lane(self, lane: tf.Tensor, is_applied: tf.Tensor) -> tf.Tensor:
-        # To a joint a worker comes all the same: the others wait for it.
-        return tf.where(is_applied, -1 - lane, lane)
+    def lanes(
+        self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
+    ) -> dict[str, tf.Tensor]:
+        return dict.fromkeys(devices, lane)
 
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
         self.joints.on[device].hold(changes, specs)
@@ -185,3 +219,21 @@ class Synchronous:
 
     def leave(self, lane: int) -> None:
         self.joints.leave(lane)
+
+
+@dataclass(frozen=True)
+class SynchronousAgain(Synchronous):
+    """The rule of steps that may have been counted on some ps before (see `UpdateRule`).
+
+    To a joint a worker comes all the same, since the others wait for it; it brings nothing then.
+    """
+
+    max_unrolled_steps: ClassVar[int | None] = 1
+
+    def lanes(
+        self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
+    ) -> dict[str, tf.Tensor]:
+        return {
+            device: tf.where(is_applied, -1 - lane, lane)
+            for device, is_applied in zip(devices, are_applied(), strict=True)
+        }

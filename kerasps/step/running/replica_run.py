@@ -174,14 +174,15 @@ def run_in_graph(
             lambda: calls.ticket(plan.lookup_tables), CallTicket.spec()
         )
         ticket = CallTicket.from_tensor(packed, host.num_ps)
-    lanes = dict.fromkeys(plan.push.devices, ticket.lane)
-    if redone is not None:
-        sent = redone.next(graph, plan.push.devices)
-        with tf.device("/device:CPU:0"):
-            for device in lanes:
-                ps = ps_index(device)
-                is_applied = sent[ps] < ticket.applied[ps]
-                lanes[device] = plan.push.rule.lane(ticket.lane, is_applied)
+    devices = plan.push.devices
+
+    def are_applied() -> list[tf.Tensor]:
+        assert redone is not None  # no other rule asks
+        sent = redone.next(graph, devices)
+        return [sent[ps] < ticket.applied[ps] for ps in map(ps_index, devices)]
+
+    with tf.device("/device:CPU:0"):
+        lanes = plan.push.rule.lanes(devices, ticket.lane, are_applied)
     return method.result(_add_step(plan, method.batch, lanes, ticket.number))
 
 

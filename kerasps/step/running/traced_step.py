@@ -166,7 +166,7 @@ class TracedStep:
         *,
         checked: bool,
         runner: Runner,
-        redoes: bool = False,
+        is_redone: bool = False,
         devices: Sequence[str],
         replicas: int = 1,
     ) -> Any:
@@ -181,19 +181,19 @@ class TracedStep:
             checked: whether the data may end within the execution.
             runner: who runs it: a worker, which returns what the steps add up to or keeps it until
                 `collect`, or this process.
-            redoes: whether it goes by what the ticket says was applied before; others do all.
+            is_redone: whether it goes by what the ticket says was applied before; others do all.
             devices: the devices that compute, for which the step was traced (see `plans`).
             replicas: how many batches a step takes, each on a device of its own. What is left over
                 is taken one by one. `num_replicas` was asked before.
         """
         plan = self.plans.plan_for(min(replicas, num_steps), replicas, tuple(devices))
-        key = (source_spec, num_steps, checked, runner, redoes, id(plan))
+        key = (source_spec, num_steps, checked, runner, is_redone, id(plan))
         with self._lock:
             if key not in self._step_graphs:
                 spec = [self._element_spec] * num_steps if source_spec is None else source_spec
                 with optimizing(GraphOptimizer.LEAN):
                     built = build_step_graph(
-                        plan.redoing if redoes else plan,
+                        plan.redoing if is_redone else plan,
                         spec,
                         num_steps,
                         checked=checked,

@@ -172,13 +172,9 @@ class StepPlan:
 
     @cached_property
     def max_unrolled_steps(self) -> int:
-        """How many steps are laid out one after the other.
-
-        Steps that are done again are a few, and a worker has others to do: what counts is how long
-        it takes to make their graph ready.
-        """
-        if self.push.rule.redoes:
-            return 1
+        """How many steps are laid out one after the other."""
+        if self.push.rule.max_unrolled_steps is not None:
+            return self.push.rule.max_unrolled_steps
         operations = _num_operations(*self.phases)
         if self.overlaps:
             return max(1, min(MAX_OVERLAPPING_STEPS, MAX_OVERLAPPING_OPERATIONS // operations))

@@ -447,20 +447,16 @@ class _Step:
 
     def _lanes_at(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return the lane for each ps when `steps` batches of the execution are done."""
-        rule, lane = self.plan.push.rule, self._ticket.lane
-        if not rule.redoes:
-            return dict.fromkeys(self.plan.push.devices, lane)
-        size = self.plan.num_replicas
-        with tf.device("/device:CPU:0"):
-            done = tf.cast(steps, tf.int32)
+
+        def are_applied() -> list[tf.Tensor]:
+            size, done = self.plan.num_replicas, tf.cast(steps, tf.int32)
             if size > 1:  # batches that are left over are pushed one by one
                 done = done // size + done % size
-            return {
-                device: rule.lane(lane, done < applied)
-                for device, applied in zip(
-                    self.plan.push.devices, self._ticket.applied, strict=True
-                )
-            }
+            return [done < applied for applied in self._ticket.applied]
+
+        push = self.plan.push
+        with tf.device("/device:CPU:0"):
+            return push.rule.lanes(push.devices, self._ticket.lane, are_applied)
 
     def _rows_asked_for(self, step: StepContext) -> tf.Tensor:
         """Return how many rows of each of `StepPlan.table_shards` a step asks for."""

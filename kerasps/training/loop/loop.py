@@ -20,7 +20,7 @@ from kerasps.training.loop.execution_size import ExecutionSize, executions_at_on
 from kerasps.training.loop.position import CannotResumeError, LoopPosition
 from kerasps.training.loop.predictions import Predictions
 from kerasps.training.loop.step_numbers import StepNumbers
-from kerasps.training.sessions.dispatcher import EXECUTIONS_PER_WORKER
+from kerasps.training.sessions.session import EXECUTIONS_PER_WORKER
 
 # What steps add up to may stay on a worker for so long where no callback asks for it with each
 # execution. Should the worker be lost, it has to do the steps of this time again.

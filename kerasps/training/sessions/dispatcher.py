@@ -34,14 +34,11 @@ from kerasps.training.epoch.epoch_events import (
 from kerasps.training.epoch.epoch_state import EpochState
 from kerasps.training.sessions.channel import EpochChannel
 from kerasps.training.sessions.report_wait import ReportWait
-from kerasps.training.sessions.session import EXECUTIONS_AHEAD
+from kerasps.training.sessions.session import CollectingSession, ReturningSession
 from kerasps.training.sessions.session_flights import SessionFlights
 from kerasps.training.sessions.session_runner import SessionRunner
 from kerasps.training.sessions.worker_lanes import WorkerLanes
 from kerasps.variables.names import NAMES
-
-# Executions in flight per worker: those that it has, and one that is sent when one of them is done.
-EXECUTIONS_PER_WORKER = EXECUTIONS_AHEAD + 1
 
 
 class Dispatcher:
@@ -72,7 +69,7 @@ class Dispatcher:
         self._function = function
         self._inputs = inputs
         port = CoordinatorPort(host.coordinator)
-        keeps_totals = collect_interval > 0
+        kind = CollectingSession if collect_interval > 0 else ReturningSession
         max_ahead = None
         max_staleness = host.options.max_staleness
         if max_staleness and function.devices:
@@ -81,8 +78,7 @@ class Dispatcher:
             port.num_workers,
             # A worker that was lost before is not there to read its split of the input.
             lost=self._membership.absent_workers & {*range(port.num_workers)},
-            # Where each result is waited for, there is nothing to send ahead.
-            executions_ahead=EXECUTIONS_PER_WORKER if keeps_totals else 1,
+            executions_ahead=kind.executions_ahead,
             collect_interval=collect_interval,
             # Who changes nothing waits for nobody.
             admission=choose_admission(
@@ -104,7 +100,7 @@ class Dispatcher:
             function=function,
             inputs=inputs,
             lanes=lanes,
-            keeps_totals=keeps_totals,
+            kind=kind,
         )
         self._flights = SessionFlights(
             host,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ from kerasps import _compat
 from kerasps.inputs import Input, OpenDataset
 from kerasps.step import TracedStep
 from kerasps.step.tracing.runners import COLLECTING_WORKER, RETURNING_WORKER, Runner
-from kerasps.step.tracing.state import Ticket
+from kerasps.step.tracing.state import Header, Ticket
 from kerasps.training.epoch.epoch_events import (
     Collect,
     Event,
@@ -34,6 +34,8 @@ from kerasps.variables.names import CALLS
 
 # Executions that a worker has at a time: one runs, and the next is there when it ends.
 EXECUTIONS_AHEAD = 2
+# Executions in flight per worker: those that it has, and one that is sent when one of them is done.
+EXECUTIONS_PER_WORKER = EXECUTIONS_AHEAD + 1
 
 
 class WorkerSource:
@@ -88,7 +90,7 @@ class WorkerSource:
                 execution.num_steps,
                 checked=self._dataset.is_checked,
                 runner=runner,
-                redoes=bool(execution.applied),
+                is_redone=bool(execution.applied),
                 replicas=execution.replicas,
                 devices=self.devices,
             )
@@ -98,6 +100,9 @@ class WorkerSource:
 class Session:
     """Carries out commands on one worker, until it is told to end.
 
+    A kind of session says where the results of executions go: see `ReturningSession` and
+    `CollectingSession`.
+
     Thread: the worker's own, with operations going through `executor` to the worker's device.
 
     Args:
@@ -106,11 +111,17 @@ class Session:
         function: the step.
         inputs: the data.
         executor: the executor that operations go through, in the order in which they are made.
-        keeps_totals: whether results add up on the worker until they are collected.
         lanes: the lanes in which the workers push.
         post: brings an event to the epoch's state.
         on_success: called when executions are known to be done.
+
+    Attributes:
+        runner: makes the step graphs that it calls.
+        executions_ahead: how many executions a worker is given before the first is done.
     """
+
+    runner: ClassVar[Runner]
+    executions_ahead: ClassVar[int]
 
     def __init__(
         self,
@@ -120,7 +131,6 @@ class Session:
         inputs: Input,
         *,
         executor: Any,
-        keeps_totals: bool,
         lanes: WorkerLanes,
         post: Callable[[Event], None],
         on_success: Callable[[int], None],
@@ -130,8 +140,6 @@ class Session:
         self._function = function
         self._inputs = inputs
         self._executor = executor
-        self._keeps_totals = keeps_totals
-        self._runner = COLLECTING_WORKER if keeps_totals else RETURNING_WORKER
         self._lanes = lanes
         self._post = post
         self._on_success = on_success
@@ -194,17 +202,17 @@ class Session:
         self._function.give_ticket(self._handles, Ticket(lane, [0] * len(execution.applied)))
 
     def _run(self, execution: Execution) -> None:
-        graph = self._source.step_graph(self._function, execution, self._runner)
-        data = self._source.data_of(execution)
-        if self._keeps_totals:
-            self._num_running += 1
-            # Returns when there is room in the executor: the oldest but `EXECUTIONS_AHEAD` is done.
-            self._function.advance(graph, self._handles, data, execution.header)
-            self._report(EXECUTIONS_AHEAD)
-        else:
-            result = self._function.run(graph, self._handles, data, execution.header)
-            self._on_success(self._worker)
-            self._post(ResultReturned(self._worker, result.steps, result))
+        graph = self._source.step_graph(self._function, execution, self.runner)
+        self._call(graph, self._source.data_of(execution), execution.header)
+
+    def _call(
+        self,
+        graph: tf.types.experimental.ConcreteFunction,
+        data: tf.Tensor | Sequence[object],
+        header: Header,
+    ) -> None:
+        """Call a step graph, and see to its result."""
+        raise NotImplementedError
 
     def _collect(self) -> None:
         self._wait()
@@ -227,6 +235,42 @@ class Session:
             self._num_running = still_running
             self._on_success(self._worker)
             self._post(ExecutionsDone(self._worker, done, time.monotonic()))
+
+
+class ReturningSession(Session):
+    """A session in which each execution returns its result."""
+
+    runner = RETURNING_WORKER
+    # Where each result is waited for, there is nothing to send ahead.
+    executions_ahead = 1
+
+    def _call(
+        self,
+        graph: tf.types.experimental.ConcreteFunction,
+        data: tf.Tensor | Sequence[object],
+        header: Header,
+    ) -> None:
+        result = self._function.run(graph, self._handles, data, header)
+        self._on_success(self._worker)
+        self._post(ResultReturned(self._worker, result.steps, result))
+
+
+class CollectingSession(Session):
+    """A session in which results add up on the worker until they are collected."""
+
+    runner = COLLECTING_WORKER
+    executions_ahead = EXECUTIONS_PER_WORKER
+
+    def _call(
+        self,
+        graph: tf.types.experimental.ConcreteFunction,
+        data: tf.Tensor | Sequence[object],
+        header: Header,
+    ) -> None:
+        self._num_running += 1
+        # Returns when there is room in the executor: the oldest but `EXECUTIONS_AHEAD` is done.
+        self._function.advance(graph, self._handles, data, header)
+        self._report(EXECUTIONS_AHEAD)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class SessionRunner:
         function: the step that executions do.
         inputs: the data.
         lanes: the lanes in which the workers push.
-        keeps_totals: whether workers hold what executions add up to until it is asked for.
+        kind: the class of sessions, which says where results go.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SessionRunner:
         function: TracedStep,
         inputs: Input,
         lanes: WorkerLanes,
-        keeps_totals: bool,
+        kind: type[Session],
     ) -> None:
         self._host = host
         self._membership = host.membership
@@ -68,7 +68,7 @@ class SessionRunner:
         self._function = function
         self._inputs = inputs
         self._lanes = lanes
-        self._keeps_totals = keeps_totals
+        self._kind = kind
 
     def run(self, sources: dict[int, WorkerSource], sessions: Sessions) -> None:
         """Carry out the state's commands on one worker. Thread: that worker's, on its device.
@@ -101,15 +101,14 @@ class SessionRunner:
         executor: Any = None
         try:
             executor = _compat.new_executor(
-                self._keeps_totals, in_flight_nodes_limit=EXECUTIONS_AHEAD
+                self._kind.executions_ahead > 1, in_flight_nodes_limit=EXECUTIONS_AHEAD
             )
-            session = Session(
+            session = self._kind(
                 worker,
                 source,
                 self._function,
                 self._inputs,
                 executor=executor,
-                keeps_totals=self._keeps_totals,
                 lanes=self._lanes,
                 post=post,
                 on_success=self._failures.forget,
