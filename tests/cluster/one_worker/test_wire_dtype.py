@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from kerasps.step.records import specs
+from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.wire import WireRule
 
 THIRD = np.float32(1 / 3)
@@ -42,6 +43,8 @@ def model_of(strategy, monkeypatch):
 
     def make(*choices, steps_per_execution=2, num_tables=1):
         monkeypatch.setattr(strategy.extended, "wire_rule", WireRule(choices))
+        # On the same ps each time, whatever was made before.
+        monkeypatch.setattr(strategy.extended, "ledger", PlacementLedger(strategy.num_ps))
         with strategy.scope():
             ids = keras.Input((2,), dtype="int32")
             tables = [
