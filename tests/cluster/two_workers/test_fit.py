@@ -289,7 +289,8 @@ def test_placement_is_balanced_and_prints(strategy, monkeypatch):
     # Without what earlier tests have left, which Python collects when it likes.
     monkeypatch.setattr(strategy.extended, "ledger", PlacementLedger(2))
     with strategy.scope():
-        model = keras.Sequential([keras.Input((64,)), *[keras.layers.Dense(64) for _ in range(8)]])
+        layers = [keras.layers.Dense(300) for _ in range(8)]
+        model = keras.Sequential([keras.Input((300,)), *layers])
         model.compile("adam", "mse")
     before = strategy.placement()
     with strategy.scope():
