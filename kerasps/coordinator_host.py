@@ -19,7 +19,7 @@ from kerasps.cluster.members.membership import Membership
 from kerasps.inputs import Input, InputArguments, as_input
 from kerasps.step import Mode, TracedStep
 from kerasps.step.running.replica_run import run_in_graph
-from kerasps.strategy_arguments import Partitioner, StrategyOptions
+from kerasps.strategy_arguments import Partitioner, StrategyOptions, wire_choices
 from kerasps.training import Dispatching
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.scheduled import ScheduledCalls
@@ -84,7 +84,7 @@ class CoordinatorHost(BaseHost):
         )
         if options.sparse_updates == "lazy":  # else tables are updated as a whole
             self.extended.row_pools = RowPools(options.table_min_bytes)
-        self.extended.wire_rule = WireRule(options.wire_dtypes)
+        self.extended.wire_rule = WireRule(wire_choices(options.wire_dtype))
         return self.extended
 
     def begin(self) -> None:

@@ -28,7 +28,7 @@ from kerasps.strategy_arguments import (
     checked_staleness,
     checked_tables,
     checked_updates,
-    checked_wire_dtypes,
+    checked_wire_dtype,
 )
 from kerasps.training.contract.staleness import Staleness
 
@@ -166,7 +166,7 @@ class ParameterServerStrategy(BaseStrategy):
             update_mode=update_mode,
             num_backup_workers=num_backup_workers,
             worker_devices=checked_device_names(worker_devices),
-            wire_dtypes=checked_wire_dtypes(wire_dtype),
+            wire_dtype=checked_wire_dtype(wire_dtype),
         )
         options = checked_updates(checked_tables(options), len(description.jobs["worker"]))
         self._set_up(CoordinatorHost(description, options, resolver), resolver, connect_timeout)

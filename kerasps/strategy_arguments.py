@@ -36,8 +36,8 @@ class StrategyOptions:
         num_backup_workers: how many workers a synchronous update does not wait for.
         worker_devices: the names of the devices that compute on each worker; None for those that
             it has.
-        wire_dtypes: pairs of a part of a variable's path and the dtype in which such a variable
-            travels; None for its own.
+        wire_dtype: the dtype in which float32 variables travel, by parts of their paths, or for
+            all; None for their own.
     """
 
     variable_partitioner: Partitioner | None
@@ -49,7 +49,7 @@ class StrategyOptions:
     update_mode: UpdateMode = "async"
     num_backup_workers: int = 0
     worker_devices: tuple[str, ...] | None = None
-    wire_dtypes: tuple[tuple[str, WireDtype | None], ...] = ()
+    wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None = None
 
     def check_alike(self, expected: StrategyOptions) -> None:
         """Check that a further call of the constructor has the arguments of the first one.
@@ -121,17 +121,14 @@ def checked_staleness(max_staleness: object) -> int | None:
     )
 
 
-def checked_wire_dtypes(
+def checked_wire_dtype(
     wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None,
-) -> tuple[tuple[str, WireDtype | None], ...]:
-    """Return what says in which dtype variables travel, as pairs (see `StrategyOptions`).
+) -> WireDtype | dict[str, WireDtype | None] | None:
+    """Return what says in which dtype variables travel; a dictionary is copied.
 
     Raises TypeError or ValueError for what says nothing of the kind.
     """
-    if wire_dtype is None:
-        return ()
-    choices = tuple(wire_dtype.items()) if isinstance(wire_dtype, Mapping) else (("", wire_dtype),)
-    for part, dtype in choices:
+    for part, dtype in wire_choices(wire_dtype):
         if not isinstance(part, str) or not (dtype is None or isinstance(dtype, str)):
             raise TypeError(
                 "Argument `wire_dtype` must name dtypes. Expected: 'bfloat16', 'float16', None, or "
@@ -140,7 +137,16 @@ def checked_wire_dtypes(
             )
         if dtype is not None:
             checks.choice("wire_dtype", dtype, get_args(WireDtype))
-    return choices
+    return dict(wire_dtype) if isinstance(wire_dtype, Mapping) else wire_dtype
+
+
+def wire_choices(
+    wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None,
+) -> tuple[tuple[str, WireDtype | None], ...]:
+    """Return in which dtype variables travel, as pairs of a part of their paths and the dtype."""
+    if wire_dtype is None:
+        return ()
+    return tuple(wire_dtype.items()) if isinstance(wire_dtype, Mapping) else (("", wire_dtype),)
 
 
 def check_overlap(overlap: object) -> None:
