@@ -17,13 +17,17 @@ import tempfile
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import kerasps
 from kerasps.training.sessions.session_runner import SessionRunner
+from support.spread import spread
 
 NUM_EXAMPLES = 2000
 
@@ -323,6 +327,8 @@ def noted_session(*args):
 
 
 SessionRunner.run = noted_session
+# So that the ps that is killed holds some of the variables.
+spread()
 
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=0)

@@ -8,15 +8,22 @@ and then with another in its place.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-import kerasps
+sys.path.append(str(Path(__file__).parents[1]))
 
+import kerasps
+from support.spread import spread
+
+# So that the ps that is killed holds some of them.
+spread()
 x, y = np.ones([32, 8], "float32"), np.ones([32, 1], "float32")
 
 

@@ -20,6 +20,7 @@ from support import unit_gradients
 from support.compare import assert_equal, dataset, regression_data, train_both
 from support.models import counting_model
 from support.predicted_rows import INPUTS, check_predict, numbering_model
+from support.spread import spread
 from support.unit_gradients import compiled_unit_model
 
 HERE = Path(sys.argv[2])
@@ -181,6 +182,7 @@ def lasting():
 
     Each weight, and each row of the table, says how often it was updated.
     """
+    spread()
     strategy = kerasps.WorkerDrivenStrategy()
     numbers = IDS[:, None].astype("int32")
     model = compiled_unit_model(strategy, len(IDS), lambda: keras.optimizers.SGD(1.0), 1)
