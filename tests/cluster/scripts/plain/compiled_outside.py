@@ -27,7 +27,7 @@ model.compile(
 first = model.fit(images[:1440], targets[:1440], epochs=3, verbose=0)
 adam_steps = int(model.optimizer.iterations)
 model.compile(
-    keras.optimizers.SGD(0.02, momentum=0.9),
+    keras.optimizers.SGD(0.01, momentum=0.8),
     keras.losses.CategoricalCrossentropy(),
     metrics=["accuracy"],
 )
