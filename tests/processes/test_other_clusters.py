@@ -34,12 +34,30 @@ OTHERS = {
         "one_pass and not in_order and not unknown",
     ),
 }
+AT_LENGTH = {
+    name: (*OTHERS[name][:2], selection)
+    for name, selection in {
+        "dealt out in blocks over three ps": "bit_equal or several",
+        "dense updates on one ps": "lazy_update and (adam-1 or adam-3 or lion or ftrl)",
+    }.items()
+}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_same_holds_on_another_cluster(name):
-    choices, path, selection = OTHERS[name]
+    check(*OTHERS[name])
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", AT_LENGTH)
+def test_more_of_the_same_holds_on_another_cluster(name):
+    check(*AT_LENGTH[name])
+
+
+def check(choices, path, selection):
+    """Run the tests of a file that are selected, on a cluster of these choices."""
     # Not the parent's own settings of pytest and of pytest-xdist.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment |= {f"KERASPS_TEST_{key}": value for key, value in choices.items()}
