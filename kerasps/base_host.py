@@ -86,9 +86,13 @@ class BaseHost(abc.ABC):
     def leave(self) -> None:
         """Leave the cluster: this process ends."""
 
+    def note_closing(self) -> None:
+        """Note that the cluster is being closed, before its tasks end. May be called twice."""
+        return
+
     @abc.abstractmethod
     def close(self, disconnect: Callable[[], None]) -> None:
-        """Leave a cluster that is closed while this process goes on.
+        """Leave a cluster that is closed while this process goes on. Call after `note_closing`.
 
         Args:
             disconnect: makes TensorFlow forget the tasks.

@@ -126,7 +126,7 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
 
         atexit.register(self._before_tasks_end, None)
         if self._local_cluster is not None:
-            self._local_cluster.before_close(self._before_tasks_end)
+            self._local_cluster.before_close(self._before_tasks_end, self._note_closing)
             self._local_cluster.end_with_process()
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
@@ -134,6 +134,11 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
         self._num_workers = len(self._host.description.jobs["worker"])
         self._num_ps = self._host.num_ps
         self._host.connect(getattr(self._cluster_resolver, "rpc_layer", None))
+
+    def _note_closing(self, closed_by: str) -> None:
+        """Note that the cluster is being closed: what fails from here on fails for that reason."""
+        note_closed(closed_by)
+        self._host.note_closing()
 
     def _before_tasks_end(self, closed_by: str | None) -> None:
         """Leave the cluster, once.
@@ -150,7 +155,6 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
         if closed_by is None:
             self._host.leave()
         else:
-            note_closed(closed_by)
             self._host.close(functools.partial(self._disconnect, closed_by))
 
     def _disconnect(self, closed_by: str) -> None:

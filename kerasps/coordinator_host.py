@@ -112,9 +112,12 @@ class CoordinatorHost(BaseHost):
         """Watch the tasks no more: this process ends."""
         self.membership.stop()
 
+    def note_closing(self) -> None:
+        """Watch the tasks no more: they end on purpose."""
+        self.membership.close()
+
     def close(self, disconnect: Callable[[], None]) -> None:
         """End what workers do for this process, which goes on without them."""
-        self.membership.close()
         # Before calls are cancelled: tasks would be told to delete what these were to return.
         disconnect()
         self._port.close()

@@ -237,7 +237,16 @@ def in_flight():
     thread = threading.Thread(target=fit)
     thread.start()
     trains.wait()
-    os.kill(cluster.processes["worker", 1].pid, signal.SIGSTOP)
+    stopped = cluster.processes["worker", 1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    kill = stopped.kill
+
+    def kill_and_wait():
+        """Kill the worker, and let the calls that wait for it fail before the close goes on."""
+        kill()
+        time.sleep(0.5)
+
+    stopped.kill = kill_and_wait
     about_to_close()
     began = time.monotonic()
     cluster.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import socket
@@ -131,6 +132,7 @@ class LocalCluster:
         # by a TaskStartError.
         self._watch = TaskWatch(self._processes, budget, _print_death)
         self._ports: list[socket.socket] = []
+        self._notices: list[Callable[[str], None]] = []
         self._close_callbacks: list[Callable[[str], None]] = []
         self._owner = os.getpid()
         # How many `with` statements it is in.
@@ -273,13 +275,21 @@ class LocalCluster:
         self._watch.resume(("worker", index))
         return index
 
-    def before_close(self, callback: Callable[[str], None]) -> None:
-        """Have a function called once, before the tasks end; the last one that came first.
+    def before_close(
+        self, callback: Callable[[str], None], notice: Callable[[str], None] | None = None
+    ) -> None:
+        """Have functions called when the cluster is closed, before the tasks end.
 
         Args:
-            callback: given a clause that says what closes the cluster, and where.
+            callback: called once, the last one that came first. Tasks that do not answer are killed
+                before, so that it need not wait for them. Given a clause that says what closes the
+                cluster, and where.
+            notice: called before any task is killed, and again where `close` was interrupted.
+                Given the same clause.
         """
         self._close_callbacks.append(callback)
+        if notice is not None:
+            self._notices.append(notice)
 
     def end_with_process(self) -> None:
         """Keep the cluster until this process ends, then end it without a warning.
@@ -369,7 +379,11 @@ class LocalCluster:
         self._closed_by = self._closed_by or how
         if not self._close_callbacks:
             return self._end_all()
-        with without_lines_about_tasks(), silent_killed(self._processes, self._watch):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_lines_about_tasks())
+            for notice in self._notices:
+                notice(how)
+            stack.enter_context(silent_killed(self._processes, self._watch))
             try:
                 # Each is taken off the list first: a callback may close the cluster itself.
                 while self._close_callbacks:

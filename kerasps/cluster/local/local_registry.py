@@ -33,8 +33,10 @@ class LocalTasks(Protocol):
     def check_open(self) -> None:
         """Raise `ClusterClosedError` where it is closed."""
 
-    def before_close(self, callback: Callable[[str], None]) -> None:
-        """Have a function called once, before the tasks end."""
+    def before_close(
+        self, callback: Callable[[str], None], notice: Callable[[str], None] | None = None
+    ) -> None:
+        """Have functions called before the tasks end; `notice` before any is killed."""
 
     def end_with_process(self) -> None:
         """Keep it until this process ends."""
