@@ -24,6 +24,7 @@ from kerasps.strategy_arguments import (
     StrategyOptions,
     UpdateMode,
     WireDtype,
+    check_jit_compile_updates,
     check_overlap,
     checked_staleness,
     checked_tables,
@@ -101,6 +102,9 @@ class ParameterServerStrategy(BaseStrategy):
             variable's path: of `{"embedding": "bfloat16"}`, the first key that is a part of it;
             without one, and for None, a variable travels in float32. Counters, ids, metrics, and
             the states of layers and optimizers always travel as they are. Default: None.
+        jit_compile_updates: whether XLA compiles the updates of values of more than 256 KiB, for
+            one pass over value, gradient and slots. They take less than half the time, and differ
+            from plain Keras's in the last bits. SGD's need no XLA and are the same. Default True.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
@@ -113,8 +117,8 @@ class ParameterServerStrategy(BaseStrategy):
         ClusterClosedError: the cluster, or the one that this process was connected to, is closed.
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
-            `num_backup_workers` is not an integer, `overlap` not a bool, or `worker_devices` no
-            list of names; or `wire_dtype` names no dtypes.
+            `num_backup_workers` is not an integer, `overlap` or `jit_compile_updates` not a bool,
+            or `worker_devices` no list of names; or `wire_dtype` names no dtypes.
         ValueError: `shard_layout`, `sparse_updates`, `table_min_bytes`, `max_staleness`,
             `update_mode`, `num_backup_workers`, `wire_dtype` or `connect_timeout` is not one of its
             values, two of them do not go together, a worker has not all of `worker_devices`, or an
@@ -146,11 +150,13 @@ class ParameterServerStrategy(BaseStrategy):
         num_backup_workers: int = 0,
         worker_devices: Sequence[str] | None = None,
         wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None = None,
+        jit_compile_updates: bool = True,
         connect_timeout: float | None = None,
     ) -> None:
         _compat.check_backend()
         max_staleness = checked_staleness(max_staleness)
         check_overlap(overlap)
+        check_jit_compile_updates(jit_compile_updates)
         if cluster_resolver is None:
             require_chief(read_tf_config())
             cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -167,6 +173,7 @@ class ParameterServerStrategy(BaseStrategy):
             num_backup_workers=num_backup_workers,
             worker_devices=checked_device_names(worker_devices),
             wire_dtype=checked_wire_dtype(wire_dtype),
+            jit_compile_updates=jit_compile_updates,
         )
         options = checked_updates(checked_tables(options), len(description.jobs["worker"]))
         self._set_up(CoordinatorHost(description, options, resolver), resolver, connect_timeout)

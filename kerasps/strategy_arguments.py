@@ -38,6 +38,7 @@ class StrategyOptions:
             it has.
         wire_dtype: the dtype in which float32 variables travel, by parts of their paths, or for
             all; None for their own.
+        jit_compile_updates: whether XLA compiles the updates of large values.
     """
 
     variable_partitioner: Partitioner | None
@@ -50,6 +51,7 @@ class StrategyOptions:
     num_backup_workers: int = 0
     worker_devices: tuple[str, ...] | None = None
     wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None = None
+    jit_compile_updates: bool = True
 
     def check_alike(self, expected: StrategyOptions) -> None:
         """Check that a further call of the constructor has the arguments of the first one.
@@ -147,6 +149,16 @@ def wire_choices(
     if wire_dtype is None:
         return ()
     return tuple(wire_dtype.items()) if isinstance(wire_dtype, Mapping) else (("", wire_dtype),)
+
+
+def check_jit_compile_updates(jit_compile_updates: object) -> None:
+    """Check what says whether XLA compiles updates."""
+    if not isinstance(jit_compile_updates, bool):
+        raise TypeError(
+            "Argument `jit_compile_updates` must say whether XLA compiles the updates of large "
+            f"values. Expected: True or False. Received: {jit_compile_updates!r}. Leave it out, or "
+            "give False for updates that equal Keras's to the last bit."
+        )
 
 
 def check_overlap(overlap: object) -> None:

@@ -19,7 +19,13 @@ from kerasps.cluster.local.local_cluster import LocalCluster
 from kerasps.cluster.local.resolver import LocalClusterResolver
 from kerasps.errors import ClusterConfigError
 from kerasps.step.contract.inventory import DEFAULT_TABLE_MIN_BYTES
-from kerasps.strategy_arguments import Partitioner, ShardLayout, SparseUpdates, checked_tables
+from kerasps.strategy_arguments import (
+    Partitioner,
+    ShardLayout,
+    SparseUpdates,
+    check_jit_compile_updates,
+    checked_tables,
+)
 from kerasps.worker_driven.host import WorkerDrivenOptions, WorkerHost
 from kerasps.worker_driven.not_offered import NotOffered
 from kerasps.worker_driven.run import check_run
@@ -58,6 +64,7 @@ class WorkerDrivenStrategy(BaseStrategy):
         shard_layout: as for `ParameterServerStrategy`.
         sparse_updates: as for `ParameterServerStrategy`.
         table_min_bytes: as for `ParameterServerStrategy`.
+        jit_compile_updates: as for `ParameterServerStrategy`.
         run_id: a name that the workers of a run have in common. The ps may serve runs of other
             names at the same time. Default: the environment variable `KERASPS_RUN_ID`, else
             `"run"`.
@@ -73,7 +80,8 @@ class WorkerDrivenStrategy(BaseStrategy):
             not begin the run within `chief_timeout`.
         TaskStartError: this worker's port is in use.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called, or `table_min_bytes` is not an integer.
+        TypeError: `variable_partitioner` cannot be called, `table_min_bytes` is not an integer, or
+            `jit_compile_updates` not a bool.
         ValueError: an argument is not one of its values, or differs from that of the strategy which
             this process has already.
         UnsupportedError: the backend of Keras is not TensorFlow.
@@ -92,6 +100,7 @@ class WorkerDrivenStrategy(BaseStrategy):
         shard_layout: ShardLayout = "mod",
         sparse_updates: SparseUpdates = "lazy",
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
+        jit_compile_updates: bool = True,
         run_id: str | None = None,
         chief_timeout: float | None = None,
         connect_timeout: float | None = None,
@@ -110,11 +119,13 @@ class WorkerDrivenStrategy(BaseStrategy):
         if cluster.task_type not in ("chief", "worker"):
             raise _drives_no_steps(cluster)
         check_run(run_id, chief_timeout)
+        check_jit_compile_updates(jit_compile_updates)
         options = WorkerDrivenOptions(
             variable_partitioner=variable_partitioner,
             shard_layout=shard_layout,
             sparse_updates=sparse_updates,
             table_min_bytes=table_min_bytes,
+            jit_compile_updates=jit_compile_updates,
             run_id=run_id,
             chief_timeout=chief_timeout,
         )

@@ -17,9 +17,10 @@ from kerasps.step.phases.push_message import DeviceChanges, DeviceUpdate, PushMe
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.rows.groups import ShardRun
 from kerasps.step.rows.row_places import RowPlaces
+from kerasps.step.updates.compiled import CompiledUpdates
 from kerasps.step.updates.fused import FusedVariable
-from kerasps.step.updates.kernels import update_by_kernel
-from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, decay_and_update, finish
+from kerasps.step.updates.kernels import has_kernel, update_by_kernel
+from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable, Shard, entering, slots_of
 from kerasps.variables.pooled_rows import held_by
 
@@ -103,6 +104,7 @@ class OnDevice(UpdatePhase):
         optimizer: the `keras.optimizers.Optimizer`.
         scalars: its learning rate and shared state, as the worker sent them.
         shared: the variables of the shared state.
+        compiles: whether XLA compiles the updates of large values.
     """
 
     def __init__(
@@ -110,8 +112,11 @@ class OnDevice(UpdatePhase):
         optimizer: keras.optimizers.Optimizer,
         scalars: Scalars,
         shared: list[ParameterServerVariable],
+        *,
+        compiles: bool,
     ) -> None:
         super().__init__(optimizer, scalars, shared)
+        self._compiled = CompiledUpdates(self) if compiles else None
         self._index = 0
         self._rows: _Rows | None = None
         self._stand_ins: ByIdentity[ParameterServerVariable, tf.Variable] = ByIdentity()
@@ -138,6 +143,12 @@ class OnDevice(UpdatePhase):
                 rows.write()
         finally:
             self._index, self._rows = 0, None
+
+    def decay_and_update(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
+        make_update = super().decay_and_update
+        compiled = None if has_kernel(self.optimizer) else self._compiled
+        if compiled is None or not compiled.update(variable, gradient, make_update):
+            make_update(variable, gradient)
 
     def update(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
         if not update_by_kernel(self, variable, gradient):
@@ -191,15 +202,16 @@ def _apply_if_wanted(update: DeviceUpdate, message: UpdateMessage, places: RowPl
 
 def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
     """Do what follows clipping in `Optimizer.apply`, for the shards on this ps."""
-    phase = OnDevice(update.update.optimizer, message.scalars, update.update.shared)
+    optimizer, shared = update.update.optimizer, update.update.shared
+    phase = OnDevice(optimizer, message.scalars, shared, compiles=update.compiles)
     for fused, gradient in zip(update.fused, message.fused, strict=True):
         with entering(phase), phase.on_fused(fused):
-            decay_and_update(phase, fused.shards[0].variable, gradient)
+            phase.decay_and_update(fused.shards[0].variable, gradient)
     for group, gradient in zip(update.groups, message.groups, strict=True):
         shards = group.shards
         rows = _Rows(update.update.optimizer, group.runs, places)
         with entering(phase), phase.on(shards[0], rows):
-            decay_and_update(phase, shards[0].variable, gradient)
+            phase.decay_and_update(shards[0].variable, gradient)
     gradients = dict(zip(update.single, message.gradients, strict=True))
     coupling = {
         shard: (coupled, sent)

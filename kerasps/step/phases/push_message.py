@@ -80,6 +80,7 @@ class StepChanges:
         sparse_updates: the strategy's argument of that name.
         fused: the fused variables.
         groups: the groups of tables.
+        compiles: whether XLA compiles the updates of large values.
     """
 
     updates: Sequence[Update]
@@ -89,6 +90,7 @@ class StepChanges:
     sparse_updates: str
     fused: Sequence[FusedVariable]
     groups: Sequence[TableGroup] = ()
+    compiles: bool = True
 
     @property
     def devices(self) -> list[str]:
@@ -162,6 +164,7 @@ class DeviceUpdate:
         groups: likewise.
         single: the other shards that have a gradient.
         rest: all shards that are not in fused variables or groups.
+        compiles: whether XLA compiles the updates of large values.
     """
 
     def __init__(
@@ -182,6 +185,7 @@ class DeviceUpdate:
         self.groups = groups
         self.single = [shard for shard in with_gradient if shard not in as_one]
         self.rest = [shard for shard in changed if shard not in as_one]
+        self.compiles = changes.compiles
         self._number = number
         self._changes = changes
 

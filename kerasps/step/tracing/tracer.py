@@ -317,6 +317,7 @@ class Tracer:
             self._host.options.sparse_updates,
             fused.all,
             [group for own in rounds for group in own.groups],
+            self._host.options.jit_compile_updates,
         )
         pull, push = self._transfers(changes, rounds, self._update_rule(phase, changes, known))
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]

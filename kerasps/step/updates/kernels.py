@@ -18,6 +18,11 @@ from kerasps.variables import ParameterServerVariable
 _DTYPES = (tf.float32, tf.float64)
 
 
+def has_kernel(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Return whether a kernel may do the `update_step` of an optimizer."""
+    return type(optimizer).update_step is keras.optimizers.SGD.update_step
+
+
 def update_by_kernel(
     phase: UpdatePhase, variable: ParameterServerVariable, gradient: tf.Tensor
 ) -> bool:
@@ -34,7 +39,7 @@ def update_by_kernel(
         Whether it was done.
     """
     optimizer = phase.optimizer
-    if type(optimizer).update_step is not keras.optimizers.SGD.update_step:
+    if not has_kernel(optimizer):
         return False
     members = [variable]
     if optimizer.momentum:

@@ -23,7 +23,7 @@ _ELEMENTWISE_NAMES = """
     SquaredDifference StopGradient Sub Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy
     ZerosLike
 """
-_ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
+ELEMENTWISE = frozenset(_ELEMENTWISE_NAMES.split())
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum"])
 
 
@@ -194,7 +194,7 @@ class _RowPlan:
         if len(operation.outputs) > 1 or not any(sliced):
             return False
         rank = operation.outputs[0].shape.rank
-        if operation.type in _ELEMENTWISE:
+        if operation.type in ELEMENTWISE:
             # An operand of fewer axes has its first one elsewhere than the result.
             return all(
                 operand.shape.rank == rank

@@ -112,6 +112,11 @@ class UpdatePhase:
         """Add `value` to `variable`."""
         raise NotImplementedError
 
+    def decay_and_update(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
+        """Apply weight decay and `update_step` to `variable`. Call while the phase is entered."""
+        self.optimizer._apply_weight_decay([variable])
+        self.update(variable, gradient)
+
     def update(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
         """Do what `update_step` does to `variable`. Call while the phase is entered."""
         self.optimizer.update_step(gradient, variable, self.learning_rate)
@@ -162,14 +167,6 @@ class UpdatePhase:
             )
 
 
-def decay_and_update(
-    phase: UpdatePhase, variable: ParameterServerVariable, gradient: tf.Tensor
-) -> None:
-    """Apply weight decay and `update_step` to `variable`. Call while `phase` is entered."""
-    phase.optimizer._apply_weight_decay([variable])
-    phase.update(variable, gradient)
-
-
 def finish(
     phase: UpdatePhase,
     variable: ParameterServerVariable,
@@ -189,7 +186,7 @@ def finish(
         if gradient is not None and optimizer.gradient_accumulation_steps:
             _accumulate(phase, variable, gradient, clip_scale)
         elif gradient is not None:
-            decay_and_update(phase, variable, gradient)
+            phase.decay_and_update(variable, gradient)
         if optimizer.use_ema:
             _move_average(optimizer, variable)
         if gradient is not None and variable.constraint is not None:
@@ -212,7 +209,7 @@ def _accumulate(
     def update() -> None:
         mean = (gradient + accumulator) / steps
         mean = optimizer._clip_gradients([mean])[0] if clip_scale is None else mean * clip_scale
-        decay_and_update(phase, variable, mean)
+        phase.decay_and_update(variable, mean)
         # An operation, where `tf.zeros_like` would be a constant of the variable's size.
         accumulator.assign(tf.raw_ops.ZerosLike(x=gradient))
 
