@@ -30,6 +30,7 @@ from kerasps.cluster.description.cluster_description import ClusterDescription, 
 from kerasps.cluster.serving import leaving, renewal
 from kerasps.cluster.serving.bind import listening_on
 from kerasps.cluster.serving.first_context import open_first_context
+from kerasps.cluster.serving.freed_memory import keep_freed_memory
 from kerasps.cluster.serving.held_port import taken_over
 from kerasps.cluster.serving.listen_address import listen_address
 from kerasps.errors import ClusterConfigError, KeraspsError
@@ -87,6 +88,7 @@ def serve(
     """
     check_can_serve(description)
     listens_on = listen_address(description, bind)
+    keep_freed_memory()
     parent = os.getppid()
     woken = _handle_signals(can_leave=description.task_type == "worker" and leaving.can_leave())
     _name_process(f"{description.task_type}-{description.task_index}")
