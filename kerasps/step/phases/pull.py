@@ -23,6 +23,10 @@ from kerasps.step.updates.fused import FusedVariable
 from kerasps.variables import ParameterServerVariable, Shard, call_with, shards_in
 from kerasps.variables.pooled_rows import held_by
 
+# What is sent at a time of a large model, twice: enough that the network is never idle while the
+# worker says that it has arrived, for which it sends a message.
+PART_BYTES = 2**23
+
 _Requests = Mapping[ParameterServerVariable, RowRequest]
 
 
@@ -205,6 +209,7 @@ class DevicePull:
         waits = step.before_pull.get(self.device, [])
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
+        flats = self._in_order(flats)
         sizes = [tf.size(step.requests[own.group.tables[0]].ids_in(own)) for own in self.groups]
         reply = self.received.unpack_by_call(flats, sizes)
         if reply.clock is not None:
@@ -213,6 +218,23 @@ class DevicePull:
         for own, of_shards in zip(self._fused, reply.fused, strict=True):
             values.update(zip(own.shards, of_shards, strict=True))
         return values, dict(zip(self.groups, reply.rows, strict=True))
+
+    def _in_order(self, flats: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return tensors of the ps on the worker, where large ones arrive in their order.
+
+        TensorFlow would send all at a time, and the first would be there when the last is. So some
+        are sent, in two parts, and a further part when the first of them has arrived.
+        """
+        parts = self.received.in_parts(flats, PART_BYTES)
+        if len(parts) < 3:
+            return flats
+        arrived: list[list[tf.Tensor]] = []
+        for number, part in enumerate(parts):
+            if number >= 2:
+                with tf.device(self.device), tf.control_dependencies(arrived[number - 2]):
+                    part = [tf.identity(tensor) for tensor in part]
+            arrived.append([tf.identity(tensor) for tensor in part])
+        return [tensor for part in arrived for tensor in part]
 
 
 class RoundPull:

@@ -100,6 +100,21 @@ class Packing(Generic[_Record]):
     def _in(self, indices: Iterable[int]) -> list[tf.TensorSpec]:
         return [self._leaves[index] for index in indices]
 
+    def in_parts(self, flats: Sequence[_Tensor], num_bytes: int) -> list[list[_Tensor]]:
+        """Return the tensors that `pack` returns, in parts of at least so many bytes.
+
+        The flat ones are with the first of the large ones.
+        """
+        parts: list[list[_Tensor]] = [list(flats[: len(self._groups)])]
+        size = 0
+        for tensor, spec in zip(flats[len(self._groups) :], self._in(self._large), strict=True):
+            if size >= num_bytes:
+                parts.append([])
+                size = 0
+            parts[-1].append(tensor)
+            size += math.prod(spec.shape) * wire_dtype_of(spec).size
+        return parts
+
     def pack(self, record: _Record) -> list[tf.Tensor]:
         """Return the tensors that hold `record`, which has the shapes of the specs.
 

@@ -41,7 +41,7 @@ class _Compiled:
     """A compiled update.
 
     Attributes:
-        function: what does it; given the gradient.
+        function: what does it; given the gradient as it was sent.
         captures: what the function captured.
         held: what holds the values and the slots that it was traced with.
     """
@@ -87,20 +87,21 @@ class CompiledUpdates:
         ]
         if not _is_worth_it(held, gradient):
             return False
-        key = self._key(variable, held, gradient)
+        sent = _as_sent(gradient)
+        key = self._key(variable, held, sent)
         if key not in self._compiled:
-            self._compiled[key] = _traced(make_update, variable, gradient, held)
+            self._compiled[key] = _traced(make_update, variable, sent, held)
         compiled = self._compiled[key]
         if compiled is None:
             return False
         handles = {
             id(traced.handle): own.handle for traced, own in zip(compiled.held, held, strict=True)
         }
-        call_with(handles, compiled.function, compiled.captures, gradient)
+        call_with(handles, compiled.function, compiled.captures, sent)
         return True
 
     def _key(
-        self, variable: ParameterServerVariable, held: Sequence[tf.Variable], gradient: tf.Tensor
+        self, variable: ParameterServerVariable, held: Sequence[tf.Variable], sent: tf.Tensor
     ) -> Any:
         """Return what is equal for variables whose updates are one function."""
         optimizer: keras.optimizers.Optimizer = self._phase.optimizer
@@ -109,7 +110,7 @@ class CompiledUpdates:
         # What a function captures belongs to the graph that it was traced in.
         graph = tf.compat.v1.get_default_graph()
         own = None if has_uniform_updates(optimizer) else id(variable)
-        return id(graph), specs, gradient.dtype, decays, own
+        return id(graph), specs, sent.dtype, decays, own
 
 
 def _is_worth_it(held: Sequence[Any], gradient: tf.Tensor) -> bool:
@@ -123,19 +124,36 @@ def _is_worth_it(held: Sequence[Any], gradient: tf.Tensor) -> bool:
     return num_bytes > COMPILED_BYTES and dtypes <= {*_DTYPES} and is_on_cpu
 
 
+def _as_sent(gradient: tf.Tensor) -> tf.Tensor:
+    """Return a gradient in the dtype in which it was sent, for the update to convert it.
+
+    That is exact, and saves a pass.
+    """
+    if gradient.op.type == "Cast" and gradient.op.inputs[0].dtype in (tf.bfloat16, tf.float16):
+        return gradient.op.inputs[0]
+    return gradient
+
+
 def _traced(
     make_update: _MakeUpdate,
     variable: ParameterServerVariable,
-    gradient: tf.Tensor,
+    sent: tf.Tensor,
     held: Sequence[tf.Variable],
 ) -> _Compiled | None:
-    """Trace an update; return None where it has operations that may not be compiled."""
+    """Trace an update; return None where it has operations that may not be compiled.
 
-    def update(gradient: tf.Tensor) -> None:
-        make_update(variable, gradient)
+    Args:
+        make_update: makes it.
+        variable: what is updated.
+        sent: the gradient, in the dtype in which it was sent.
+        held: what holds the values and the slots.
+    """
+
+    def update(sent: tf.Tensor) -> None:
+        make_update(variable, tf.cast(sent, held[0].dtype))
 
     function = tf.function(update, autograph=False, jit_compile=True).get_concrete_function(
-        tf.TensorSpec(gradient.shape, gradient.dtype)
+        tf.TensorSpec(sent.shape, sent.dtype)
     )
     types = {operation.type for operation in function.graph.get_operations()}
     if not types <= _COMPILES:

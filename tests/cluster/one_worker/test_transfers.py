@@ -1,8 +1,9 @@
-"""How often a step crosses the network, as TensorFlow's profiler sees it on each task."""
+"""How often a step crosses the network, and when, as TensorFlow's profiler sees it on each task."""
 
 from __future__ import annotations
 
 import collections
+import re
 import threading
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import kerasps
+from kerasps.step.phases import pull
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +52,19 @@ def table_model():
     return model, np.ones((64, 8), "int32")
 
 
+def events_in(path):
+    """Yield the name of each event of a profile, and when it began and ended, in nanoseconds."""
+    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
+        for line in plane.lines:
+            for event in line.events:
+                began = line.timestamp_ns + event.offset_ps / 1e3
+                name = plane.event_metadata[event.metadata_id].name
+                yield name, began, began + event.duration_ps / 1e3
+
+
 def sends_per_execution(path):
     """Return how many tensors the task sent to others in each execution; None if it saw too few."""
-    space = xplane_pb2.XSpace.FromString(path.read_bytes())
-    names = collections.Counter(
-        plane.event_metadata[event.metadata_id].name
-        for plane in space.planes
-        for line in plane.lines
-        for event in line.events
-    )
+    names = collections.Counter(name for name, _, _ in events_in(path))
     # "_Send:_Send" is an eager copy, which no graph of a step makes.
     sends = {n: k for n, k in names.items() if n.endswith(":_Send") and n != "_Send:_Send"}
     num_executions = max(sends.values(), default=0)
@@ -126,3 +132,66 @@ def test_a_step_sends_each_ps_one_tensor_and_takes_one(
     of_ps = 1 + num_large
     assert sends["worker", 0] // STEPS == num_ps * of_ps
     assert sorted(count // STEPS for count in seen) == sorted([num_ps * of_ps] + [of_ps] * num_ps)
+
+
+def large_steps(path):
+    """Return of each step that a profile of a worker holds its products and sends of gradients.
+
+    These are lists of pairs: when each began and ended.
+    """
+    steps = collections.defaultdict(lambda: ([], []))
+    counts = collections.Counter()
+    for name, began, ended in sorted(events_in(path), key=lambda event: event[1]):
+        scope = re.match(r"compute_phase\w*(?=/)", name)
+        if scope and name.endswith((":_Send", "MatMul")):
+            counts[name] += 1  # the name comes back in each execution
+            own = steps[scope.group(), counts[name]]
+            own[name.endswith(":_Send")].append((began, ended))
+    return [own for own in steps.values() if len(own[0]) == NUM_PRODUCTS and own[1]]
+
+
+# Of four layers: forward, and backward for each weight and for each input but the first.
+NUM_PRODUCTS = 4 + 4 + 3
+
+
+def test_pull_compute_and_push_of_a_large_model_overlap(strategy, tmp_path, monkeypatch):
+    """The first layer computes before the last one is sent, and gradients leave before all are
+    known.
+    """
+    monkeypatch.setattr(pull, "PART_BYTES", 2**20)
+    width = 1024
+    with strategy.scope():
+        layers = [keras.layers.Dense(width, activation="relu") for _ in range(4)]
+        model = keras.Sequential([keras.Input((width,)), *layers])
+        model.compile("sgd", "mse", steps_per_execution=STEPS)
+    x = np.ones((256, width), "float32")
+    data = kerasps.DatasetCreator(lambda context: tf.data.Dataset.from_tensors((x, x)).repeat())
+
+    def work():
+        model.fit(data, steps_per_epoch=2 * STEPS, verbose=0)
+
+    work()
+    for duration_ms in (2_000, 16_000):
+        paths = profiled(strategy, work, tmp_path / str(duration_ms), duration_ms)
+        steps = large_steps(paths["worker", 0])
+        if len(steps) >= STEPS:
+            break
+    assert len(steps) >= STEPS
+    sent_by_ps = [
+        began
+        for task, path in paths.items()
+        if task[0] == "ps"
+        for name, began, _ in events_in(path)
+        if name.endswith(":_Send")
+    ]
+    begins = [min(began for began, _ in products) for products, _ in steps]
+    ends = [max(ended for _, ended in products) for products, _ in steps]
+    pulls = [
+        any(begin < sent < end for sent in sent_by_ps)
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    pushes = [
+        any(began < end for began, _ in sends) for (_, sends), end in zip(steps, ends, strict=True)
+    ]
+    assert np.mean(pulls) > 0.5
+    assert np.mean(pushes) > 0.5
