@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shutil
 import socket
@@ -19,6 +18,7 @@ from typing import Any
 from kerasps.checks import count, path, seconds
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.local.close_callbacks import CloseCallbacks
 from kerasps.cluster.local.local_registry import (
     check_is_wanted,
     check_may_start,
@@ -26,13 +26,11 @@ from kerasps.cluster.local.local_registry import (
     note_cluster,
     note_connected,
 )
-from kerasps.cluster.members.silent_tasks import silent_killed
 from kerasps.cluster.processes.callers import calling_line
 from kerasps.cluster.processes.local_environment import task_environment
 from kerasps.cluster.processes.logs import make_log_dir
 from kerasps.cluster.processes.process import TaskProcess
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
-from kerasps.cluster.processes.stderr_filter import without_lines_about_tasks
 from kerasps.cluster.processes.task_watch import Death, TaskWatch
 from kerasps.cluster.serving.ports import address_of, reserve_port
 from kerasps.errors import ClusterClosedError, TaskStartError
@@ -132,8 +130,7 @@ class LocalCluster:
         # by a TaskStartError.
         self._watch = TaskWatch(self._processes, budget, _print_death)
         self._ports: list[socket.socket] = []
-        self._notices: list[Callable[[str], None]] = []
-        self._close_callbacks: list[Callable[[str], None]] = []
+        self._close_callbacks = CloseCallbacks()
         self._owner = os.getpid()
         # How many `with` statements it is in.
         self._num_entered = 0
@@ -287,9 +284,7 @@ class LocalCluster:
             notice: called before any task is killed, and again where `close` was interrupted.
                 Given the same clause.
         """
-        self._close_callbacks.append(callback)
-        if notice is not None:
-            self._notices.append(notice)
+        self._close_callbacks.add(callback, notice)
 
     def end_with_process(self) -> None:
         """Keep the cluster until this process ends, then end it without a warning.
@@ -377,20 +372,7 @@ class LocalCluster:
         if os.getpid() != self._owner:
             return self._end_all()
         self._closed_by = self._closed_by or how
-        if not self._close_callbacks:
-            return self._end_all()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(without_lines_about_tasks())
-            for notice in self._notices:
-                notice(how)
-            stack.enter_context(silent_killed(self._processes, self._watch))
-            try:
-                # Each is taken off the list first: a callback may close the cluster itself.
-                while self._close_callbacks:
-                    self._close_callbacks.pop()(how)
-            finally:
-                died = self._end_all()
-        return died
+        return self._close_callbacks.run(how, self._processes, self._watch, self._end_all)
 
     def _end_all(self) -> list[TaskProcess]:
         """End all processes, free the ports and the logs, and return the tasks that had died.
