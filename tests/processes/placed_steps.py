@@ -28,6 +28,7 @@ OPTIONS = {
     "async": {},
     "sync": {"update_mode": "sync"},
     "overlap": {"overlap": True, "max_staleness": 8},
+    "wire": {"wire_dtype": "bfloat16"},
     "several": {"worker_devices": ["CPU:1", "CPU:2"]},
 }
 X = np.random.default_rng(0).normal(size=(256, 16)).astype("float32")
@@ -49,6 +50,15 @@ def wide_model(**options):
 def data():
     y = X[:, :1]
     return tf.data.Dataset.from_tensor_slices(((X, IDS), y)).batch(32, drop_remainder=True)
+
+
+def train_large_model(strategy):
+    """Train a model whose kernels travel by themselves."""
+    with strategy.scope():
+        layers = [keras.layers.Dense(512) for _ in range(2)]
+        model = keras.Sequential([keras.Input((16,)), *layers])
+        model.compile("adam", "mse", steps_per_execution=4)
+    model.fit(X, np.zeros((256, 512), "float32"), verbose=0)
 
 
 def use_all_methods(strategy):
@@ -106,11 +116,12 @@ def with_coordinator():
         cluster = kerasps.LocalCluster(num_workers=1, num_ps=2)
     with cluster:
         partitioner = Partitioner()
-        partitioner.chosen = kerasps.FixedShardsPartitioner(2, min_bytes=4096)
+        if MODE != "wire":
+            partitioner.chosen = kerasps.FixedShardsPartitioner(2, min_bytes=4096)
         strategy = kerasps.ParameterServerStrategy(
             cluster.cluster_resolver, partitioner, table_min_bytes=0, **options
         )
-        use_all_methods(strategy)
+        (train_large_model if MODE == "wire" else use_all_methods)(strategy)
     return {"devices": strategy.devices_of(0), "graphs": placed_graphs(FOLDER, "worker")}
 
 

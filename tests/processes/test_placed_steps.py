@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.placed import ACCELERATOR, CPU, OF_SCALARS
+from support.placed import ACCELERATOR, CPU, OF_SCALARS, conversions_on_accelerator
 from support.process_checks import run_and_report
 
 pytestmark = pytest.mark.timeout(280)
@@ -62,6 +62,15 @@ def test_steps_of_a_coordinator(mode, tmp_path):
         # A layer with a loop is a function of its own; so is what XLA compiles, which is a call.
         assert all("SigmoidGrad" in graph["compute"][ACCELERATOR] for graph in phases["compute"])
         assert phases["steps"][-1]["compute"][ACCELERATOR] == ["PartitionedCall"]
+
+
+def test_what_travels_in_16_bits_is_converted_on_the_device_that_computes(tmp_path):
+    """So that half the bytes go to a GPU, and come from it."""
+    phases = phases_of(run_and_report(SCRIPT, "wire", tmp_path, timeout_s=270))
+    assert phases["steps"][0]["others"] == ["Cast"]
+    # Of each step, the value and the gradient of the kernel that is not small.
+    conversions = conversions_on_accelerator(tmp_path, "steps")
+    assert conversions["bfloat16", "float"] == conversions["float", "bfloat16"] == STEPS
 
 
 def test_steps_on_several_devices(tmp_path):

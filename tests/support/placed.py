@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from google.protobuf import text_format
-from tensorflow.core.framework import graph_pb2
+from tensorflow.core.framework import graph_pb2, types_pb2
 
 from kerasps.step.phases.compute_phase import NAME_SCOPE
 
@@ -72,6 +72,21 @@ def placed_kinds(folder, kinds):
             if node.op in devices:
                 devices[node.op].add(node.device.rpartition("device:")[2])
     return {kind: sorted(found) for kind, found in devices.items()}
+
+
+def conversions_on_accelerator(folder, name):
+    """Return how many conversions the first graph of a function has, by their two dtypes."""
+    path = min(Path(folder).glob(f"__inference_{name}_*.main.before_partition.pbtxt"))
+    graph = graph_pb2.GraphDef()
+    text_format.Parse(path.read_text(), graph)
+    return collections.Counter(
+        tuple(
+            types_pb2.DataType.Name(node.attr[end].type).removeprefix("DT_").lower()
+            for end in ("SrcT", "DstT")
+        )
+        for node in graph.node
+        if node.op == "Cast" and node.device.endswith(ACCELERATOR)
+    )
 
 
 def _report(graph, job, *, is_phase):

@@ -211,7 +211,7 @@ class DevicePull:
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
         flats = self._in_order(flats)
         sizes = [tf.size(step.requests[own.group.tables[0]].ids_in(own)) for own in self.groups]
-        reply = self.received.unpack_by_call(flats, sizes)
+        reply = self.received.unpack_by_call(flats, sizes, step.device)
         if reply.clock is not None:
             step.clocks[self.device] = reply.clock
         values = dict(zip(self._dense, reply.dense, strict=True))

@@ -76,7 +76,8 @@ class DevicePush:
     def add_to(self, step: StepContext) -> None:
         """Send what the ps needs of what the step has worked out."""
         # The lock waits for them as the update does, and is not taken before they are there.
-        flats = brought_to(self.device, self.packing.pack_by_call(self._changes.select(step)))
+        packed = self.packing.pack_by_call(self._changes.select(step), step.device)
+        flats = brought_to(self.device, packed)
         messages = [step.messages[pull] for pull in self._pulls]
         graph = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from kerasps.cluster.description.worker_devices import FIRST_CPU
 from kerasps.step.contract.compute_messages import ComputeOutputs, InputNames, TableRows
 from kerasps.step.contract.inventory import ScratchKey
 from kerasps.step.records.identity import ByIdentity
@@ -96,6 +97,8 @@ class StepContext:
         lanes: the lane in which each ps is sent the step's push, by the device of the ps.
         number: the number of the call that the step is of, where pushes carry one.
         asked: what was asked for ahead of the step, by the round (see `PullPhase.ask_ahead`).
+        device: the short name of the device of the worker that converts large values and gradients
+            between the dtypes in which they travel and are computed.
 
     Attributes:
         pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
@@ -116,6 +119,7 @@ class StepContext:
         lanes: Mapping[str, tf.Tensor],
         number: tf.Tensor | None = None,
         asked: Mapping[Any, Any] | None = None,
+        device: str = FIRST_CPU,
     ) -> None:
         self.handles = self.pull_handles = handles
         self.before_pull: Mapping[str, list[tf.Operation]] = {}
@@ -124,6 +128,7 @@ class StepContext:
         self.number = number
         self.replicas = replicas
         self.asked = asked or {}
+        self.device = f"/device:{device}"
         self.requests: ByIdentity[ParameterServerVariable, RowRequest] = ByIdentity()
         self.messages: dict[Any, list[tf.Tensor]] = {}
         self.clocks: dict[str, tf.Tensor] = {}

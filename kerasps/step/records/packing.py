@@ -27,6 +27,7 @@ class WireSpec(tf.TensorSpec):
         dtype: its dtype, where it is sent and where it has arrived.
         wire_dtype: the dtype in which it travels. Default: its own.
         is_large: whether it travels by itself, and in no flat tensor. Its shape must be known.
+        is_part: whether it is part of a tensor that the worker cuts, or puts together, on its CPU.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class WireSpec(tf.TensorSpec):
         *,
         wire_dtype: tf.DType | None = None,
         is_large: bool = False,
+        is_part: bool = False,
     ) -> None:
         super().__init__(shape, dtype)
         self.wire_dtype = wire_dtype or tf.as_dtype(dtype)
         self.is_large = is_large
+        self.is_part = is_part
 
 
 class Packing(Generic[_Record]):
@@ -121,10 +124,13 @@ class Packing(Generic[_Record]):
         Raises ValueError where it has another structure.
         """
         tensors = self._tensors_of(record)
-        return self._laid_flat(tensors) + self._as_they_are(tensors)
+        return self._laid_flat(tensors) + self._as_they_are(tensors, None)
 
-    def _as_they_are(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return [tf.cast(tensors[i], wire_dtype_of(self._leaves[i])) for i in self._large]
+    def _as_they_are(self, tensors: Sequence[tf.Tensor], device: str | None) -> list[tf.Tensor]:
+        return [
+            _cast(tensors[i], wire_dtype_of(self._leaves[i]), self._leaves[i], device)
+            for i in self._large
+        ]
 
     def unpack(self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()) -> _Record:
         """Return the record that `pack` laid into `flats`.
@@ -146,8 +152,13 @@ class Packing(Generic[_Record]):
             tensors[index] = tensor
         return flats[:number], tensors
 
-    def _as_specified(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return [tf.cast(t, spec.dtype) for t, spec in zip(tensors, self._leaves, strict=True)]
+    def _as_specified(
+        self, tensors: Sequence[tf.Tensor], device: str | None = None
+    ) -> list[tf.Tensor]:
+        return [
+            _cast(tensor, spec.dtype, spec, device)
+            for tensor, spec in zip(tensors, self._leaves, strict=True)
+        ]
 
     def _cut(
         self,
@@ -165,25 +176,39 @@ class Packing(Generic[_Record]):
             for i, own in zip(indices, cut, strict=True):
                 tensors[i] = _from_carrier(own, self._leaves[i])
 
-    def pack_by_call(self, record: _Record) -> list[tf.Tensor]:
+    def pack_by_call(self, record: _Record, device: str | None = None) -> list[tf.Tensor]:
         """Return what `pack` does, by a call of a function that is traced once.
 
         In a graph that packs time and again, that is one operation each time and not a hundred.
+
+        Args:
+            record: as for `pack`.
+            device: where large tensors are converted that are no parts. Default: the current
+                device.
         """
         tensors = self._tensors_of(record)
         flats = list(self._pack_function(*(tensors[index] for index in self._small)))
         for flat, spec in zip(flats, self.carrier_specs, strict=False):
             flat.set_shape(spec.shape)
-        return flats + self._as_they_are(tensors)
+        return flats + self._as_they_are(tensors, device)
 
     def unpack_by_call(
-        self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()
+        self,
+        flats: Sequence[tf.Tensor],
+        lengths: Sequence[tf.Tensor] = (),
+        device: str | None = None,
     ) -> _Record:
-        """Return what `unpack` does, by a call of a function that is traced once."""
+        """Return what `unpack` does, by a call of a function that is traced once.
+
+        Args:
+            flats: as for `unpack`.
+            lengths: as for `unpack`.
+            device: as for `pack_by_call`.
+        """
         flats, tensors = self._without_large(flats)
         for index, tensor in zip(self._small, self._unpack_function(*flats, *lengths), strict=True):
             tensors[index] = tensor
-        return self._record_of(self._as_specified(tensors))
+        return self._record_of(self._as_specified(tensors, device))
 
     @functools.cached_property
     def _small(self) -> list[int]:
@@ -283,6 +308,14 @@ def _traced(function: Callable[..., list[tf.Tensor]], specs: Sequence[tf.TensorS
     # For no graph and no device in particular: what calls it says where it runs.
     with tf.init_scope(), tf.device(None):
         return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def _cast(tensor: tf.Tensor, dtype: tf.DType, spec: tf.TensorSpec, device: str | None) -> tf.Tensor:
+    """Return a tensor in a dtype, converted on `device` unless it is a part."""
+    if device is None or (isinstance(spec, WireSpec) and spec.is_part):
+        return tf.cast(tensor, dtype)
+    with tf.device(device):
+        return tf.cast(tensor, dtype)
 
 
 def wire_dtype_of(spec: tf.TensorSpec) -> tf.DType:

@@ -25,12 +25,12 @@ def rows_spec(table: ParameterServerVariable) -> tf.TensorSpec:
 
 def sent_state(shard: Shard) -> WireSpec:
     """Return the spec of a change of a shard of some state, as it is sent: in full."""
-    return _sent(shard.spec, shard.spec.dtype)
+    return _sent(shard, shard.spec.dtype)
 
 
 def sent_value(shard: Shard) -> WireSpec:
     """Return the spec of the value of a shard, or of its gradient, as it is sent."""
-    return _sent(shard.spec, shard.variable.wire_dtype)
+    return _sent(shard, shard.variable.wire_dtype)
 
 
 def sent_part(shard: Shard) -> WireSpec:
@@ -44,6 +44,9 @@ def sent_rows(table: ParameterServerVariable) -> WireSpec:
     return WireSpec(spec.shape, spec.dtype, wire_dtype=table.wire_dtype)
 
 
-def _sent(spec: tf.TensorSpec, wire_dtype: tf.DType | None) -> WireSpec:
+def _sent(shard: Shard, wire_dtype: tf.DType | None) -> WireSpec:
+    spec, is_part = shard.spec, shard.variable.sharding is not None
     is_large = spec.shape.num_elements() * spec.dtype.size > LARGE_BYTES
-    return WireSpec(spec.shape, spec.dtype, wire_dtype=wire_dtype, is_large=is_large)
+    return WireSpec(
+        spec.shape, spec.dtype, wire_dtype=wire_dtype, is_large=is_large, is_part=is_part
+    )

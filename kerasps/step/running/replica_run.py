@@ -209,7 +209,7 @@ def _step_outputs(
     if plan.draw is not None:
         start.update(zip(plan.seeds, plan.draw.add_to(handles), strict=True))
     replica = ReplicaInputs(scratch, plan.names[0], batch, start)
-    step = StepContext(handles, [replica], lanes, number)
+    step = StepContext(handles, [replica], lanes, number, device=plan.converts_on)
     for phase in plan.phases:
         phase.add_to(step)
     return step.outputs.predicted

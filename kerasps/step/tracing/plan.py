@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.cluster.description.worker_devices import FIRST_CPU
 from kerasps.runtime.devices import ps_index
 from kerasps.step.contract.compute_messages import InputNames
 from kerasps.step.contract.inventory import Inventory
@@ -96,6 +97,14 @@ class StepPlan:
     def num_replicas(self) -> int:
         """How many replicas a step has, each of which takes a batch."""
         return len(self.names)
+
+    @property
+    def converts_on(self) -> str:
+        """The short name of the device that converts what travels in another dtype.
+
+        A GPU that computes alone does: half the bytes go to it, and come from it.
+        """
+        return self.compute.device if self.num_replicas == 1 else FIRST_CPU
 
     @property
     def phases(self) -> list[StepPhase]:

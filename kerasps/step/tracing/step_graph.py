@@ -313,7 +313,7 @@ class _Step:
             )
         ]
         lanes = self._lanes_at(state.steps)
-        step = StepContext(self._handles, replicas, lanes, asked=asked)
+        step = StepContext(self._handles, replicas, lanes, asked=asked, device=plan.converts_on)
         if self.overlap is not None:
             self.overlap.before_pull(step)
         plan.pull.add_to(step)
