@@ -34,6 +34,7 @@ def measure(peer: str, width: int, options: argparse.Namespace) -> None:
 
     import keras
     import numpy as np
+    import tensorflow as tf
 
     import kerasps
 
@@ -49,10 +50,15 @@ def measure(peer: str, width: int, options: argparse.Namespace) -> None:
         layers = [keras.layers.Dense(width, activation="relu") for _ in range(NUM_LAYERS)]
         model = keras.Sequential([keras.Input((width,)), *layers])
         model.compile("adam", "mse", steps_per_execution=options.steps_per_execution)
+
+        def dataset(context: object = None) -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensor_slices((x, x)).repeat().batch(BATCH_SIZE)
+
+        data = kerasps.DatasetCreator(dataset) if peer == "kerasps" else dataset()
         times = []
         for _ in range(1 + options.epochs):
             began = time.monotonic()
-            model.fit(x, x, batch_size=BATCH_SIZE, verbose=0)
+            model.fit(data, steps_per_epoch=steps, verbose=0)
             times.append((time.monotonic() - began) / steps * 1e3)
     print(json.dumps(times[1:]))
 
