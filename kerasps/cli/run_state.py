@@ -1,4 +1,4 @@
-"""What `kerasps launch` knows of a run, and what it does next.
+"""The state of a run of `kerasps launch`, and its next actions.
 
 A class without processes, pipes and clocks: events go in, commands come out, one at a time. So any
 order of deaths can be played in a moment (`tests/unit/test_run_state.py`).

@@ -1,4 +1,4 @@
-"""What is called in place of the methods of `BackupAndRestore`."""
+"""The replacements of methods of `BackupAndRestore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is called in place of the methods of TensorFlow's `ClusterCoordinator`."""
+"""The replacements of methods of TensorFlow's `ClusterCoordinator`."""
 
 from __future__ import annotations
 

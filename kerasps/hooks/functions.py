@@ -1,4 +1,4 @@
-"""What is called in place of TensorFlow's functions: tracing, graphs, executors."""
+"""The replacements of TensorFlow's functions: tracing, graphs, executors."""
 
 from __future__ import annotations
 

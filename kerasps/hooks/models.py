@@ -1,4 +1,4 @@
-"""What is called in place of the methods of Keras's models, layers and trainers."""
+"""The replacements of methods of Keras's models, layers and trainers."""
 
 from __future__ import annotations
 

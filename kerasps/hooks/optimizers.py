@@ -1,4 +1,4 @@
-"""What is called in place of the methods of Keras's optimizers."""
+"""The replacements of methods of Keras's optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow and Keras keep for a thread, and how it is put back after an interrupt.
+"""The state that TensorFlow and Keras keep for a thread, restored after an interrupt.
 
 Ctrl-C can come up within the `finally` or the `__exit__` that should end a scope: then TensorFlow
 stays in graph mode, and whatever runs next fails ("numpy() is only available when eager execution

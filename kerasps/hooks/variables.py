@@ -1,4 +1,4 @@
-"""What is called in place of the methods of `keras.Variable`, and of what reads and watches one."""
+"""The replacements of methods of `keras.Variable`, and of functions that read or watch one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the order of a pass over the data follows from: its key, and what the next keys come from.
+"""The order of a pass over the data: its key, and the source of the next keys.
 
 All workers are given the key of a pass, so that they find the same elements in the same order.
 """

@@ -1,4 +1,4 @@
-"""What the loop needs to know of an input, and what a worker has open of it."""
+"""The interface of an input: to the loop, and to a worker that reads it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NextBatches:
 
 
 class Input(Protocol):
-    """What `fit`, `evaluate` or `predict` reads.
+    """The data of a `fit`, `evaluate` or `predict`.
 
     `num_batches` is the length of one pass in all, where it is known. `num_splits` is the number of
     workers where each reads a split by itself, and 0 where batches travel with executions, which

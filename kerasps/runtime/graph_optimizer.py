@@ -1,4 +1,4 @@
-"""How much of TensorFlow's optimizer of graphs (Grappler) is done to what tasks run.
+"""The choice of TensorFlow's graph optimizations (Grappler) for functions on tasks.
 
 Each task optimizes a function before it runs it for the first time, and tens of thousands of
 operations take it a second. So it is spared what changes nothing: passes that are about GPUs, where
@@ -19,7 +19,7 @@ from kerasps import _compat
 
 
 class GraphOptimizer(enum.Enum):
-    """What is done to functions.
+    """The optimizations of a function's graph.
 
     LEAN: all that may change how fast they are or, in the last bit, what they work out.
     OFF: nothing.

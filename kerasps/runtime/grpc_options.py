@@ -1,4 +1,4 @@
-"""How gRPC is to behave between tasks. Imports nothing of weight: a task's server does so first."""
+"""The gRPC options of connections between tasks. Imports nothing heavy: a server imports it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SETTINGS = 4
 
 
 class Answer(enum.Enum):
-    """What came of a question to an address."""
+    """The outcome of a question to an address."""
 
     SERVES = "a server of gRPC answers"
     REFUSES = "connection refused"

@@ -29,7 +29,7 @@ _READ_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Notice:
-    """What a coordinator says of a task, and when, on the monotonic clock of the machine."""
+    """A coordinator's notice about a task, with its time on the machine's monotonic clock."""
 
     what: What
     task_type: str

@@ -84,7 +84,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is written at once: some shards of one ps, or some rows of a large one.
+    """Values that are written at once: some shards of one ps, or some rows of a large one.
 
     Attributes:
         device: the device of the ps.

@@ -75,7 +75,7 @@ def create_storage(
 
 @dataclass(frozen=True)
 class _New:
-    """What all shards of a new variable have in common.
+    """The properties that all shards of a new variable have in common.
 
     Attributes:
         extended: where the strategy says what goes where.

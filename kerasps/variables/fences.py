@@ -178,7 +178,7 @@ class Fences:
 
 
 class _LaneCalls:
-    """What one ps is asked to do with lanes.
+    """The functions about lanes that one ps runs.
 
     Args:
         device: the device of the ps.

@@ -29,7 +29,7 @@ _NUM_GATES = 4
 
 
 class JointState(NamedTuple):
-    """What there is of the open joint of a ps: int64 scalars.
+    """The state of the open joint of a ps: int64 scalars.
 
     Attributes:
         number: its number: how many were completed before.
@@ -55,7 +55,7 @@ class JointState(NamedTuple):
 
 
 class Member(NamedTuple):
-    """What a table says to one lane: the state, and the lane's entry.
+    """The view of a table from one lane: the state, and the lane's entry.
 
     Attributes:
         state: the state of the open joint.

@@ -1,4 +1,4 @@
-"""What Keras's random initializers work out before they draw: their seed, and their scale.
+"""The seed and the scale that Keras's random initializers compute before they draw.
 
 The rules are Keras's own, written again: its functions are private.
 `tests/unit/test_keras_rules.py` compares the two.

@@ -42,7 +42,7 @@ TABLE_SIZE = _CLOCK + 1
 
 @dataclass(frozen=True)
 class LaneRecord:
-    """What a ps has noted of the pushes in one lane.
+    """The record that a ps keeps of the pushes in one lane.
 
     Attributes:
         applied: how many were applied; of numbered calls, see `split_entry`.

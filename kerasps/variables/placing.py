@@ -1,4 +1,4 @@
-"""Where variables go: by bytes, small ones together, and a slot beside its variable."""
+"""The placement of variables: by bytes, small ones together, and a slot beside its variable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Placing(threading.local):
-    """What this thread has said of the variables that it makes."""
+    """The options of the variables that this thread makes."""
 
     active = False
     device: str | None = None

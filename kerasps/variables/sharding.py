@@ -15,7 +15,7 @@ from kerasps.variables.tensor_like import TensorLike, new_value
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which rows (entries of the first axis) of a variable are in which shard.
+    """The assignment of rows (entries of the first axis) of a variable to shards.
 
     Args:
         num_rows: the rows of the variable.

@@ -1,4 +1,4 @@
-"""What stands in the place of a `tf.Variable` and has its value elsewhere."""
+"""Objects in the place of a `tf.Variable` whose value is elsewhere."""
 
 from __future__ import annotations
 

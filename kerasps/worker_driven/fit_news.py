@@ -1,4 +1,4 @@
-"""What the workers of a run tell each other while they are in the same `fit`."""
+"""The messages between the workers of a run while they are in the same `fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of one run share beside the model: who is chief, names, what is ready.
+"""The state that the processes of a run share beside the model: chief, names, readiness.
 
 A ps may outlive a run, with its variables, and another run may come. So all names on ps begin with
 those of the run: an id, which each process is given, and the number of the run of that id. The

@@ -1,4 +1,4 @@
-"""What `train_and_evaluate` is told: what to train on, what to evaluate on, and where."""
+"""The arguments of `train_and_evaluate`: training, evaluation, and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kerasps.worker_driven.strategy import WorkerDrivenStrategy
 @naming_moved(OF_TRAIN_SPEC)
 @dataclass(frozen=True)
 class TrainSpec:
-    """What workers train on, and how far.
+    """The data that workers train on, and the number of steps.
 
     ```python
     def input_fn(input_context):
@@ -67,7 +67,7 @@ class TrainSpec:
 @naming_moved(OF_EVAL_SPEC)
 @dataclass(frozen=True)
 class EvalSpec:
-    """What the evaluator evaluates checkpoints on, and what it exports.
+    """The data that the evaluator evaluates checkpoints on, and its exports.
 
     ```python
     eval_spec = kerasps.EvalSpec(
@@ -115,7 +115,7 @@ class EvalSpec:
 @naming_moved(OF_RUN_CONFIG)
 @dataclass(frozen=True)
 class RunConfig:
-    """Where a training keeps its files, how often it saves, and its strategy.
+    """The place of a training's files, the frequency of saves, and the strategy.
 
     ```python
     config = kerasps.RunConfig("run", save_checkpoints_steps=500)

@@ -1,4 +1,4 @@
-"""How many steps all workers of a run do together."""
+"""The number of steps that all workers of a run do together."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class ClusterResolver(Protocol):
-    """What a strategy asks a `tf.distribute.cluster_resolver.ClusterResolver`, for type checkers.
+    """The part of `tf.distribute.cluster_resolver.ClusterResolver` that a strategy uses.
 
     TensorFlow's resolvers have it, and so may a class of another scheduler:
 

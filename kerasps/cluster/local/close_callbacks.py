@@ -1,4 +1,4 @@
-"""What a `LocalCluster` calls when it is closed, before its tasks end."""
+"""The functions that a `LocalCluster` calls when it is closed, before its tasks end."""
 
 from __future__ import annotations
 

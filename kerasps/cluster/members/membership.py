@@ -30,7 +30,7 @@ WorkerStatus = Literal["there", "does not answer", "lost", "is about to leave", 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known of a worker.
+    """The status of a worker.
 
     ```python
     for worker in strategy.workers():
@@ -52,7 +52,7 @@ class WorkerInfo:
 
 
 class Membership:
-    """Who is there of a cluster's workers and ps, from when it is connected on.
+    """The status of a cluster's workers and ps, from the connection on.
 
     It starts the threads that poll the tasks and update TensorFlow's cluster, answers who is there,
     and takes note of calls that failed. Thread: any.

@@ -1,4 +1,4 @@
-"""Which tasks are there: what is known of each, as a state without threads and TensorFlow.
+"""The status of each task, as a state machine without threads and TensorFlow.
 
 `MemberPoll` asks the tasks, and `Membership` hears of failures. `SharedPresence` brings both here
 as events, one at a time, and does what follows from what comes back. Times are seconds of a clock
@@ -19,7 +19,7 @@ Task = tuple[str, int]
 
 
 class Status(enum.Enum):
-    """What is known of a task."""
+    """The status of a task."""
 
     THERE = "there"
     HUNG = "does not answer"
@@ -72,7 +72,7 @@ class Noticed:
 
 
 class Presence:
-    """What is known of each worker and ps.
+    """The status of each worker and ps.
 
     Args:
         addresses: the `"host:port"` of each task.

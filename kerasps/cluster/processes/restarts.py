@@ -1,4 +1,4 @@
-"""How often a task may be started again, and after which pause. A class without clocks."""
+"""The number of restarts of a task and the pauses before them, without clocks."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def listening_on(
 
 
 class _Redirection:
-    """What is made of binds to all addresses: one of a single address, where there is one."""
+    """Turns binds to all addresses into binds to a single address, where there is one."""
 
     def __init__(self, address: str | None, port: int, *, is_held: bool) -> None:
         self._port = struct.pack("!H", port)

@@ -1,4 +1,4 @@
-"""How much freed memory a task keeps for later.
+"""Makes a task keep freed memory for its next steps.
 
 A step of a large model receives and works out tensors of many MiB, and frees them. The C library
 gives such blocks back to the kernel, which has to clear every page of the next ones: a fifth of the

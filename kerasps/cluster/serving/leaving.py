@@ -1,4 +1,4 @@
-"""How a worker leaves that was told to (SIGTERM): it finishes what it does, and then goes.
+"""Lets a worker that gets SIGTERM finish its work before it ends.
 
 The worker takes no new connections from then on, and keeps those that it has. That is how the
 coordinator, which asks every task time and again whether it is there, learns of it: it gives the

@@ -1,4 +1,4 @@
-"""What a look-up finds in a table, and what becomes of its gradient.
+"""The rows that a look-up finds in a table, and their gradient.
 
 The rows that look-ups find are taken for all tables of a group at once, before the step computes
 (`RowRequest.find`). In the step each look-up is an input; a gradient tape is told that it follows

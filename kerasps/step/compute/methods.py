@@ -1,4 +1,4 @@
-"""What a step calls: a method of a model, as `fit` does, or a function of the user's own loop."""
+"""The method that a step calls: of a model, as in `fit`, or a function of a custom loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kerasps.variables.slots import optimizers_of
 
 
 class Method(Protocol):
-    """What a `Tracer` traces."""
+    """A method that a `Tracer` traces."""
 
     @property
     def name(self) -> str:

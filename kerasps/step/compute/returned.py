@@ -1,4 +1,4 @@
-"""What a method of a model returned in a trace, and which of it are results of metrics."""
+"""The values that a method of a model returned in a trace, and those that are metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a method of a model returned in a trace.
+    """The values that a method of a model returned in a trace.
 
     Attributes:
         log_names: the names of the scalars in logs.
@@ -64,7 +64,7 @@ class Returned:
 
 
 class Results:
-    """What metrics returned: from a tensor, or variable, to the metric whose result it is."""
+    """The results of metrics: from a tensor, or variable, to the metric that returned it."""
 
     def __init__(self) -> None:
         self._results: dict[int, tuple[Any, MetricResult]] = {}

@@ -30,7 +30,7 @@ from kerasps.variables.slots import check_optimizer, shared_state
 
 
 class RecordingPhase(Protocol):
-    """What the recorder needs of the phase that traces the step."""
+    """The part of the tracing phase that the recorder uses."""
 
     @property
     def inventory(self) -> Inventory:
@@ -87,7 +87,7 @@ class _Ahead(UpdatePhase):
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What an optimizer handed to `_backend_update_step`."""
+    """The arguments of `_backend_update_step`."""
 
     gradients: list[Any]
     trainable: list[ParameterServerVariable]
@@ -96,7 +96,7 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class _Pending:
-    """Where the tensors of an update lie that was applied inside a condition.
+    """The places of the tensors of an update that was applied inside a condition.
 
     `keys` has the structure of the update's tensors. They are read when the step is over.
     """

@@ -1,4 +1,4 @@
-"""What a step does with the value of a variable, which it may have asked for to look rows up in it.
+"""The uses of a variable's value in a step, which may all be look-ups of rows.
 
 `tf.nn.embedding_lookup_sparse(table.value, ids, None)` names the whole value and wants rows of it.
 So the tensor that stands for a value knows its variable: `tf.gather`, and what looks rows up by it,

@@ -1,4 +1,4 @@
-"""What goes into the compute phase and what comes out of it, as records with named fields."""
+"""The inputs and outputs of the compute phase, as records with named fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kerasps.variables import ParameterServerVariable
 
 
 class TableRows(NamedTuple):
-    """What a table is in one step: the rows that the step asks for, each once.
+    """A table in one step: the rows that the step asks for, each once.
 
     Attributes:
         rows: of shape `[num_rows_asked_for] + table.shape[1:]`.
@@ -119,7 +119,7 @@ class InputNames:
 
 
 class ComputeOutputs(NamedTuple):
-    """What the compute phase's graph returns.
+    """The outputs of the compute phase's graph.
 
     Attributes:
         metrics: the new states of metrics.

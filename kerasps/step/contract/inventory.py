@@ -32,7 +32,7 @@ _READ_AGAIN = "the step reads it again after an update of it"
 
 @dataclass(frozen=True)
 class ScratchKey:
-    """What is kept in a scratch resource: a value of a variable, or a tensor of an update.
+    """The key of a scratch resource, which holds a variable's value or a tensor of an update.
 
     Attributes:
         kind: "value" of a variable as the step has it; "base", that value without what the step
@@ -48,7 +48,7 @@ class ScratchKey:
 
 
 class Inventory:
-    """What the traces of a step have met so far; each can only add to it.
+    """The variables that the traces of a step have met so far; each can only add to it.
 
     Args:
         table_min_bytes: variables of fewer bytes are never tables: to bring one whole, with all

@@ -111,7 +111,7 @@ class _Rows:
 
 
 class _Aside:
-    """What the pushes to the open joint of one ps have brought.
+    """The values that the pushes to the open joint of one ps have brought.
 
     Args:
         changes: what the step changes there.

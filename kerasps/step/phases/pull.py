@@ -75,7 +75,7 @@ class PullMessage(NamedTuple):
 
 
 class SentRequests(NamedTuple):
-    """What one step asks for in one round, sent.
+    """The requests of one step in one round, sent.
 
     Attributes:
         requests: the rows, of each group.
@@ -88,7 +88,7 @@ class SentRequests(NamedTuple):
 
 
 class PullReply(NamedTuple):
-    """What one ps hands out; holds tensors or their specs.
+    """The reply of one ps to a pull; holds tensors or their specs.
 
     Attributes:
         fused: the values of each fused variable: one tensor where it is sent, a list with one for

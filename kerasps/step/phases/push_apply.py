@@ -1,4 +1,4 @@
-"""What a ps does with a push: the optimizer's own `update_step`, beside its slots.
+"""The application of a push on a ps: the optimizer's own `update_step`, beside its slots.
 
 It runs on each shard of a variable by itself: on the whole shard, or, of a table that the step read
 by rows, on these rows of the variable and its slots. What it treats alike, it is shown as one.

@@ -1,4 +1,4 @@
-"""What a push to one ps says: planned at trace time, selected from what a step has worked out.
+"""The message of a push to one ps: planned at trace time, filled from a step's outputs.
 
 `push_apply.py` carries it out on the ps, and `push.py` has it travel.
 """
@@ -26,7 +26,7 @@ from kerasps.variables import ParameterServerVariable, Shard, shards_in
 
 
 class UpdateMessage(NamedTuple):
-    """What one ps is sent of an `Update`; holds tensors or their specs.
+    """The part of an `Update` that one ps is sent; holds tensors or their specs.
 
     Attributes:
         scalars: the learning rate and shared state.
@@ -48,7 +48,7 @@ class UpdateMessage(NamedTuple):
 
 
 class PushMessage(NamedTuple):
-    """What one ps is sent of a step; holds tensors or their specs.
+    """The part of a step that one ps is sent; holds tensors or their specs.
 
     Attributes:
         updates: what is sent of each update.
@@ -70,7 +70,7 @@ class PushMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class StepChanges:
-    """What a step changes on the ps tasks.
+    """The changes that a step makes on the ps tasks.
 
     Attributes:
         updates: what the optimizers want applied, in order.
@@ -148,7 +148,7 @@ class StepChanges:
 
 
 class DeviceUpdate:
-    """What an `Update` changes on one ps.
+    """The changes that an `Update` makes on one ps.
 
     Args:
         number: which update of the step it is.
@@ -288,7 +288,7 @@ class DeviceUpdate:
 
 @dataclass(frozen=True)
 class DeviceChanges:
-    """What a step changes on one ps.
+    """The changes that a step makes on one ps.
 
     Attributes:
         device: the device of the ps.

@@ -1,4 +1,4 @@
-"""What a step of a custom loop draws from its seed generators: from a ps, which counts."""
+"""The seeds that a step of a custom loop draws, from a ps, which counts them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def batch_inputs(names: Sequence[InputNames], batches: Sequence[object]) -> dict
 
 
 class ReplicaInputs:
-    """What one replica of a step starts from, in a step graph.
+    """The inputs of one replica of a step, in a step graph.
 
     Args:
         scratch: the handles of the scratch resources.

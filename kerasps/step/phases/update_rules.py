@@ -1,4 +1,4 @@
-"""When a push takes effect on its ps: at once, or jointly with those of other workers.
+"""The rules by which a push takes effect: at once, or jointly with those of other workers.
 
 A rule is chosen when a step is traced. The phases and the step graph ask it and know none of its
 kinds, so a further update mode is a further class here.
@@ -23,7 +23,7 @@ from kerasps.variables.lane_table import NO_LANE, apply_if_in_lane, apply_in_lan
 
 
 class UpdateRule(Protocol):
-    """When the pushes of a step take effect.
+    """The rule by which the pushes of a step take effect.
 
     Attributes:
         max_unrolled_steps: how many steps of an execution may be laid out one after the other; None

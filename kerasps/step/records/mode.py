@@ -1,4 +1,4 @@
-"""What tells `fit`, `evaluate` and `predict` apart."""
+"""The differences between `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mode:
-    """What tells `fit`, `evaluate` and `predict` apart.
+    """The properties in which `fit`, `evaluate` and `predict` differ.
 
     Args:
         name: the word in the names of callbacks: `on_<name>_batch_end`.

@@ -138,7 +138,7 @@ class ShardRun:
 
 @dataclass(frozen=True)
 class GroupShard:
-    """What one ps holds of a group: the `index`-th shard of each of its tables."""
+    """The shards of a group on one ps: the `index`-th shard of each of its tables."""
 
     group: TableGroup
     index: int

@@ -1,4 +1,4 @@
-"""Which rows on a ps a step has asked for, there."""
+"""The places of the rows that a step has asked for, on a ps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step asks for of a group of tables: each different row once, shard by shard.
+"""The rows that a step asks for of a group of tables: each different one once, by shard.
 
 It is worked out on the worker, with as many operations for a group of many tables as for one table:
 all ids become rows of the group's row space (see `groups.py`).
@@ -21,7 +21,7 @@ from kerasps.variables.sharding import from_start
 
 
 class LookupIds(NamedTuple):
-    """What a look-up wants.
+    """The ids of a look-up.
 
     Attributes:
         ids: integers of any shape.

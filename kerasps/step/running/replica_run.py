@@ -31,7 +31,7 @@ from kerasps.variables import LookupTables, ParameterServerVariable, anonymous_h
 
 
 class CallTicket(NamedTuple):
-    """What the pushes of one call of a function carry; holds numbers, or tensors of them.
+    """The ticket that the pushes of one call carry; holds numbers, or tensors of them.
 
     Attributes:
         lane: the lane in which the worker pushes (see `variables.Fences`).
@@ -61,7 +61,7 @@ class CallTicket(NamedTuple):
 
 
 class Calls(Protocol):
-    """What is known of the function that this thread traces, or calls."""
+    """The record of the function that this thread traces, or calls."""
 
     @property
     def redone(self) -> PushCounts | None:
@@ -91,7 +91,7 @@ class Calls(Protocol):
 
 
 class PushCounts:
-    """How many pushes a call has sent each ps, in the graph of a function that does it again.
+    """The number of pushes that a call has sent each ps, in the graph of one that repeats it.
 
     Args:
         num_ps: the number of ps.

@@ -1,4 +1,4 @@
-"""What is known of how long a step takes."""
+"""The time that a step takes, as measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class StepTiming:
-    """How often a step was done and how long it takes a worker, as whoever drives it has noted.
+    """The number of times that a step was done and the time that it takes a worker.
 
     Attributes:
         epochs: the epochs that were begun.

@@ -35,7 +35,7 @@ from kerasps.variables import ParameterServerVariable
 
 @dataclass(frozen=True)
 class ExecutionResult:
-    """What one or more executions on a worker brought back.
+    """The results of one or more executions on a worker.
 
     Attributes:
         steps: how many steps were done.

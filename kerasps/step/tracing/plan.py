@@ -41,7 +41,7 @@ MAX_OVERLAPPING_OPERATIONS = 12000
 
 @dataclass(frozen=True)
 class ExecutionLimits:
-    """How many steps an execution may have.
+    """The limits of the number of steps in an execution.
 
     Attributes:
         steps: the most steps; None where there is no limit. Steps that predict are not looped, and

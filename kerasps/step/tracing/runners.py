@@ -1,4 +1,4 @@
-"""Who runs an execution: where its ticket comes from, and where its state goes."""
+"""The ways to run an execution: the source of its ticket, and the target of its state."""
 
 from __future__ import annotations
 

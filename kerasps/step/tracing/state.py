@@ -1,4 +1,4 @@
-"""What an execution is given and what it returns: its header, and the state that its steps add to.
+"""The inputs and outputs of an execution: its header, and the state that its steps add to.
 
 The state goes from step to step. It starts at zero and is returned; or it is added to what the
 worker holds from the executions before (`WorkerVariables`), which spares the coordinator a fetch
@@ -23,7 +23,7 @@ _MAX_SEED = 2**31 - 1
 
 
 class Header(NamedTuple):
-    """What the coordinator sends with an execution: which steps of the training these are.
+    """The header that the coordinator sends with an execution: its steps in the training.
 
     Attributes:
         first_step: the global number of the first step.
@@ -68,7 +68,7 @@ class Header(NamedTuple):
 
 
 class StepState(NamedTuple):
-    """What goes from step to step; holds tensors, arrays or their specs.
+    """The state that goes from step to step; holds tensors, arrays or their specs.
 
     Attributes:
         steps: how many steps were done.
@@ -99,7 +99,7 @@ class StepState(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """What a worker needs to know to have its pushes applied; holds numbers, or tensors of them.
+    """The ticket with which a ps applies a worker's pushes; holds numbers, or tensors of them.
 
     Attributes:
         lane: the lane in which it pushes (see `variables.Fences`).
@@ -122,7 +122,7 @@ class Ticket(NamedTuple):
 
 
 class WorkerVariables:
-    """What a worker keeps from execution to execution, from when it is made ready.
+    """The variables that a worker keeps from execution to execution, once it is made ready.
 
     That is its ticket, and its totals: the state of all steps since it was last collected. They are
     resources without names, which the coordinator has handles of. A worker that is made ready again

@@ -24,7 +24,7 @@ from kerasps.variables import ParameterServerVariable, anonymous_handle
 
 
 class StepResult(NamedTuple):
-    """What comes out of one step, or of several.
+    """The result of one step, or of several.
 
     Attributes:
         state: the state after it.
@@ -37,7 +37,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the batches of an execution are laid out in steps.
+    """The layout of an execution's batches in steps.
 
     Attributes:
         spec: of an iterator (`tf.data.IteratorSpec`), or of a list of batches.

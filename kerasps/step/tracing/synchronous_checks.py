@@ -1,4 +1,4 @@
-"""What steps cannot do where updates are synchronous, and what is said of it."""
+"""The checks of steps for operations that synchronous updates do not support."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class TableTraffic:
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """What each step moves.
+    """The bytes and rows that each step moves.
 
     Attributes:
         dense_read: the bytes of dense variables that each ps hands out.

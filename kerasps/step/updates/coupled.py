@@ -33,7 +33,7 @@ from kerasps.variables import ParameterServerVariable, Shard
 
 
 class Sent(NamedTuple):
-    """What the worker sends of the whole of a variable, for the update of its shards.
+    """The values that the worker sends of a whole variable, for the update of its shards.
 
     Holds tensors or their specs.
 

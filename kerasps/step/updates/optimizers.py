@@ -1,4 +1,4 @@
-"""Which updates of a Keras optimizer may be done element by element, or row by row."""
+"""The updates of Keras optimizers that may be done by element, or by row."""
 
 from __future__ import annotations
 

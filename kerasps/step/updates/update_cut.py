@@ -1,4 +1,4 @@
-"""Where the graph of an update is cut: what each ps works out, and what the worker sends for it."""
+"""The cut through the graph of an update: one part for each ps, and one for the worker."""
 
 from __future__ import annotations
 

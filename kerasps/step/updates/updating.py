@@ -22,7 +22,7 @@ from kerasps.variables.tensor_like import TensorLike
 
 
 class Scalars(NamedTuple):
-    """What an update needs beside the gradient, and which the worker sends to every ps.
+    """The scalars that an update needs beside the gradient; the worker sends them to every ps.
 
     Holds tensors, their specs, or their names in a graph.
 
@@ -39,7 +39,7 @@ class Scalars(NamedTuple):
 
 
 class Values(Protocol):
-    """Where the values of some variables are while an update works on them."""
+    """The values of some variables while an update works on them."""
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return the value as it stands."""

@@ -1,4 +1,4 @@
-"""What callbacks of Keras know from epoch to epoch, and would have forgotten in a new process."""
+"""The state of Keras callbacks, which a new process would not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of calls on workers whose cluster is closed."""
+"""The end of calls on workers whose cluster is closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kerasps.runtime.connected import check_not_closed, closed_error
 
 
 class ClosedCallError(ClusterClosedError, tf.errors.CancelledError):
-    """What a scheduled function ends in when the cluster is closed before it is done.
+    """The error of a scheduled function that is not done when the cluster is closed.
 
     A cancelled call, since TensorFlow logs each error of a call but this kind.
     """

@@ -88,7 +88,7 @@ class _WorkerLanes:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a closure is made of.
+    """The parts of a closure.
 
     Attributes:
         constructor: TensorFlow's constructor.

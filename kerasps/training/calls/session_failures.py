@@ -1,4 +1,4 @@
-"""What to do about a session that failed: whether its worker is lost, or what it does is wrong."""
+"""The decision about a session that failed: its worker is lost, or its work is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_READ = "Unable to parse request"
 
 
 class Verdict(enum.Enum):
-    """What is to become of a session that failed."""
+    """The decision about a session that failed."""
 
     WORKER_IS_AWAY = "it goes on when the worker is back"
     TRY_AGAIN = "it is started again at once"

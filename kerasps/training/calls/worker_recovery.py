@@ -1,4 +1,4 @@
-"""What becomes of a call that fails in a worker's thread of TensorFlow's `ClusterCoordinator`.
+"""The recovery of a call that fails in a worker's thread of a `ClusterCoordinator`.
 
 TensorFlow's own handler takes lost workers back when all of them can be reached again, some ten
 seconds after. This one stands in its place. It leaves the question who is there to `Membership`,

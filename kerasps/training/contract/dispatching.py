@@ -1,4 +1,4 @@
-"""What the loop needs of whatever has executions done: by workers, or in this process."""
+"""The interface of objects that run executions: on workers, or in this process."""
 
 from __future__ import annotations
 

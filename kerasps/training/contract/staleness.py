@@ -1,4 +1,4 @@
-"""How stale the updates of a training are: what the ps have counted, as a report per worker."""
+"""The staleness of a training's updates, as the ps have counted it, by worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kerasps.variables.placement import text_table
 
 @dataclass(frozen=True)
 class WorkerStaleness:
-    """How stale the pushes of one worker were.
+    """The staleness of one worker's pushes.
 
     The staleness of a push is the number of other pushes that its ps has applied since the worker
     began to pull for the step. A step pushes once to each ps that holds something of the model.
@@ -42,7 +42,7 @@ class WorkerStaleness:
 
 
 class Staleness(Sequence[WorkerStaleness]):
-    """How stale the pushes of every worker were, a `WorkerStaleness` each; prints as a histogram.
+    """The staleness of every worker's pushes, a `WorkerStaleness` each; prints as a histogram.
 
     Workers stand in the order of their indices; one that has pushed nothing is left out.
 

@@ -1,4 +1,4 @@
-"""What `EpochState` is told, and what it asks for: events, commands, and executions."""
+"""The events and the commands of `EpochState`, and executions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Execution:
 
 
 class SplitPosition(NamedTuple):
-    """Where the reading of a split of the input stands, or of a part of one.
+    """The position of the reading of a split of the input, or of a part of one.
 
     Attributes:
         source: the split of the input.
@@ -196,7 +196,7 @@ class ResultReturned:
 
 @dataclass(frozen=True)
 class ResultCollected:
-    """What all done executions of a worker add up to was fetched, at time `at`."""
+    """The sum of all done executions of a worker was fetched, at time `at`."""
 
     worker: int
     steps: int

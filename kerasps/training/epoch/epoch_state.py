@@ -1,4 +1,4 @@
-"""What an epoch knows, as a state machine: events in, commands out, no TensorFlow and no threads.
+"""The state machine of an epoch: events in, commands out, no TensorFlow and no threads.
 
 An *execution* is the order to do so-and-so many steps. It waits in a queue, is sent to a worker,
 is done there, and its result is fetched, alone or added up with those of others. Whatever happens

@@ -10,7 +10,7 @@ from kerasps.training.epoch.worker_state import WorkerState, WorkerStatus
 
 
 class EpochWorkers:
-    """What is known of the workers, and which split each of them reads.
+    """The state of the workers, and the split that each of them reads.
 
     Anybody may ask. `EpochState` and its `Dealer` alone change it.
 

@@ -1,4 +1,4 @@
-"""Which splits of an input are read, by whom and how far. Pure bookkeeping, without threads.
+"""The splits of an input: their readers and positions. Bookkeeping without threads.
 
 A split can be divided: another worker then reads what is its second half from there on. The half is
 a split of the ledger's own, with a number behind those of the input's.
@@ -20,7 +20,7 @@ _MAX_SKIPPED = 3
 
 
 class SplitStatus(enum.Enum):
-    """Where one split of the input stands in the current pass."""
+    """The position of one split of the input in the current pass."""
 
     RESERVED = "its own worker is expected to read it"
     TAKEN = "a worker reads it"

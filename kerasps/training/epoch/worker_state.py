@@ -1,4 +1,4 @@
-"""What `EpochState` knows of one worker."""
+"""The state of one worker in an `EpochState`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kerasps.training.epoch.epoch_events import Execution
 
 
 class WorkerStatus(enum.Enum):
-    """What a worker does, as far as that is known."""
+    """The status of a worker in an epoch."""
 
     AWAITED = "its session has not begun"
     OPENING = "it was told to open a split"
@@ -22,7 +22,7 @@ class WorkerStatus(enum.Enum):
 
 @dataclass
 class WorkerState:
-    """What is known of one worker."""
+    """The state of one worker."""
 
     status: WorkerStatus = WorkerStatus.AWAITED
     split: int | None = None

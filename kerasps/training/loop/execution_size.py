@@ -1,4 +1,4 @@
-"""How many steps a loop sends as one execution.
+"""The number of steps that a loop sends as one execution.
 
 An execution costs a coordinator, a worker and a ps some 2.5 ms beside its steps. Where no callback
 is told of each, several are as good as one: each step still pulls and pushes for itself. So steps

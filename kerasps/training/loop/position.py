@@ -1,4 +1,4 @@
-"""Where a training stands: what a backup holds beside the variables on the ps."""
+"""The position of a training: the content of a backup beside the variables on the ps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 @dataclass(frozen=True, eq=False)
 class LoopPosition:
-    """Where the loop stands, when nothing is in flight and all results are counted.
+    """The position of the loop, when nothing is in flight and all results are counted.
 
     Attributes:
         steps: the steps of the epoch that are counted.
@@ -48,7 +48,7 @@ class LoopPosition:
 
 @dataclass(frozen=True, eq=False)
 class Position:
-    """Where `fit` stands.
+    """The position of `fit`.
 
     Attributes:
         epoch: the number of the epoch that goes on, or that is to begin.

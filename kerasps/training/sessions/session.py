@@ -1,4 +1,4 @@
-"""What a worker's thread on the coordinator does within a flight: it carries out commands."""
+"""The work of a worker's thread on the coordinator in a flight: it carries out commands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXECUTIONS_PER_WORKER = EXECUTIONS_AHEAD + 1
 
 
 class WorkerSource:
-    """What one worker has open, from session to session.
+    """The iterators that one worker has open, from session to session.
 
     Thread: that of the worker's session.
     """
