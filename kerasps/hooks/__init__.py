@@ -1,7 +1,7 @@
 """Patches of Keras and TensorFlow, all of them, which are installed with the first strategy.
 
 Contract: importing this package patches nothing. `install` goes through one table, `PATCHES`, which
-also feeds `docs/how_it_works.md` and the canary. A model outside the scope takes Keras's own way
+also feeds the `README.md` here and the canary. A model outside the scope takes Keras's own way
 throughout: each function hands on to the original unless the strategy of this process is concerned.
 """
 

@@ -247,9 +247,9 @@ def test_what_is_to_be_patched_and_gone_is_an_error_with_the_versions():
 
 
 def test_the_docs_hold_the_table_of_patches():
-    page = (CHECKOUT / "docs" / "how_it_works.md").read_text()
+    page = (CHECKOUT / "kerasps" / "hooks" / "README.md").read_text()
     table = as_markdown(PATCHES)
-    assert table in page, f"Replace the table in docs/how_it_works.md by:\n\n{table}"
+    assert table in page, f"Replace the table in kerasps/hooks/README.md by:\n\n{table}"
 
 
 def test_nothing_is_patched_but_from_the_table():
