@@ -7,7 +7,6 @@ import zlib
 import pytest
 
 from kerasps.step.records import specs
-from kerasps.step.updates import compiled
 from kerasps.variables import row_pools
 from kerasps.variables.row_pools import RowPools
 from support.spread import keep_spread
@@ -43,10 +42,3 @@ def large_values(request, monkeypatch):
     """Has values travel as they are in about every third test, by its name, however small."""
     if zlib.crc32(request.node.name.encode()) % 3 == 0:
         monkeypatch.setattr(specs, "LARGE_BYTES", 32)
-
-
-@pytest.fixture(autouse=True)
-def compiled_updates(request, monkeypatch):
-    """Has updates compiled in about every sixth test, by its name, however small their values."""
-    if zlib.crc32(request.node.name.encode()) % 6 == 3:
-        monkeypatch.setattr(compiled, "COMPILED_BYTES", 32)

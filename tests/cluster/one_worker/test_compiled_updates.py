@@ -18,11 +18,6 @@ from support.spread import keep_spread
 KERNELS = ["sgd", "momentum", "nesterov"]
 
 
-@pytest.fixture(autouse=True)
-def compiled_updates():
-    """Is as each test asks for it."""
-
-
 @pytest.fixture
 def traced(monkeypatch):
     """Has all values count as large; returns a list that takes what becomes of each update."""
