@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kerasps.step.records import specs
-from kerasps.step.updates import compiled
 from kerasps.variables import placement
 
 
 def spread() -> None:
     """From now on, treat each variable as a large one, however small.
 
-    It goes to the ps with the fewest bytes, travels by itself, and XLA compiles its update.
+    It goes to the ps with the fewest bytes, and travels by itself.
     """
     placement.SMALL_BYTES = -1
     specs.LARGE_BYTES = 32
-    compiled.COMPILED_BYTES = 32
 
 
 def keep_spread(monkeypatch: pytest.MonkeyPatch) -> None:

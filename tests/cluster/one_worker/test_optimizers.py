@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import kerasps
-from kerasps.step.updates import compiled
 from support.compare import assert_equal, regression_data, train_both
 from support.matrix import with_matrix
 from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS, RowRatios
-
-
-@pytest.fixture(autouse=True)
-def compiled_updates(request, monkeypatch):
-    """Has XLA compile updates in about every third test, by its name, however small the values."""
-    if zlib.crc32(request.node.name.encode()) % 3 == 0:
-        monkeypatch.setattr(compiled, "COMPILED_BYTES", 32)
-
 
 OPTIONS = {
     "clipnorm": {"clipnorm": 0.05},
