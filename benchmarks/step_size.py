@@ -93,7 +93,7 @@ def main() -> int:
             times[peer, width] += json.loads(done.stdout.splitlines()[-1])
             median = statistics.median(times[peer, width])
             print(f"{peer}, width {width}: {median:.2f} ms", file=sys.stderr, flush=True)
-    print_table(options.widths, {case: statistics.median(own) for case, own in times.items()})
+    print_table(options.widths, {case: statistics.median(each) for case, each in times.items()})
     return 0
 
 
@@ -106,9 +106,9 @@ def print_table(widths: list[int], medians: dict[tuple[str, int], float]) -> Non
     more = [medians["kerasps", width] - medians["plain", width] for width in widths]
     sizes = [megabytes(width) for width in widths]
     slope, start = np.polyfit(sizes, more, 1)
-    for width, size, own in zip(widths, sizes, more, strict=True):
+    for width, size, extra in zip(widths, sizes, more, strict=True):
         both = f"{medians['plain', width]:.2f} | {medians['kerasps', width]:.2f}"
-        print(f"| {width} | {size:.1f} | {both} | {own:.2f} | {start + slope * size:.2f} |")
+        print(f"| {width} | {size:.1f} | {both} | {extra:.2f} | {start + slope * size:.2f} |")
     print(f"\nMore than plain Keras: {start:.2f} ms + {slope:.2f} ms x MB of weights.")
 
 

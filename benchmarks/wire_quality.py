@@ -61,9 +61,9 @@ def train(name: str, wire_dtype: str, seed: int, workers: int) -> None:
     import kerasps
 
     build, batch_size = MODELS[name]
-    own = None if wire_dtype == "float32" else wire_dtype
+    argument = None if wire_dtype == "float32" else wire_dtype
     with kerasps.LocalCluster(num_workers=workers, num_ps=1) as cluster:
-        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, wire_dtype=own)
+        strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, wire_dtype=argument)
         keras.utils.set_random_seed(seed)
         with strategy.scope():
             model, x, y, epochs = build(keras)

@@ -103,8 +103,9 @@ class ParameterServerStrategy(BaseStrategy):
             without one, and for None, a variable travels in float32. Counters, ids, metrics, and
             the states of layers and optimizers always travel as they are. Default: None.
         jit_compile_updates: whether XLA compiles the updates of values of more than 256 KiB, for
-            one pass over value, gradient and slots. They take less than half the time, and differ
-            from plain Keras's in the last bits. SGD's need no XLA and are the same. Default True.
+            fewer passes over value, gradient and slots. From 1 MiB on they take half the time or
+            less. They differ from plain Keras's in the last bits. SGD's need no XLA and are the
+            same. Default True.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 

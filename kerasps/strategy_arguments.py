@@ -156,8 +156,9 @@ def check_jit_compile_updates(jit_compile_updates: object) -> None:
     if not isinstance(jit_compile_updates, bool):
         raise TypeError(
             "Argument `jit_compile_updates` must say whether XLA compiles the updates of large "
-            f"values. Expected: True or False. Received: {jit_compile_updates!r}. Leave it out, or "
-            "give False for updates that equal Keras's to the last bit."
+            "values. Expected: True or False. Received: "
+            f"jit_compile_updates={jit_compile_updates!r}. Leave it out, or give False for updates "
+            "that equal Keras's to the last bit."
         )
 
 

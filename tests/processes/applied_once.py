@@ -115,7 +115,7 @@ parser.add_argument("--num-shards", type=int, default=2, help="1: small variable
 options = parser.parse_args()
 if options.num_shards > 1:
     spread()
-    compiled.COMPILED_BYTES = 0  # gradients are whole numbers: no bit is lost
+    compiled.COMPILED_BYTES = 0  # XLA compiles the updates of Adagrad
 chance = random.Random(options.seed)
 report = {"problems": [], "calls": collections.Counter(), "kills": 0}
 with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:

@@ -1,8 +1,8 @@
 """Makes a task keep freed memory for its next steps.
 
 A step of a large model receives and works out tensors of many MiB, and frees them. The C library
-gives such blocks back to the kernel, which has to clear every page of the next ones: a fifth of the
-time of a step with 67 MB of weights. So tasks keep what they have freed, up to a limit.
+gives such blocks back to the kernel, which has to clear every page of the next ones: a seventh of
+the time of a step with 67 MB of weights. So tasks keep what they have freed, up to a limit.
 """
 
 from __future__ import annotations

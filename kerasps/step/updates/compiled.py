@@ -1,8 +1,8 @@
-"""The updates of large values, compiled by XLA: one pass over the values and their slots.
+"""The updates of large values, compiled by XLA: fewer passes over the values and their slots.
 
 Keras's `update_step` is a row of operations, each of which reads and writes all values: of Adam
-twelve. XLA makes one loop of them. Its results differ from theirs in the last bits, since it may
-round once where they round twice.
+twelve. XLA makes a loop for each value or slot that changes, three of Adam. Its results differ from
+theirs in the last bits, since it may round once where they round twice.
 
 Compiled are updates of elementwise operations alone, for which XLA has code whatever an optimizer
 makes of them. The others are done operation by operation.
@@ -95,7 +95,8 @@ class CompiledUpdates:
         if compiled is None:
             return False
         handles = {
-            id(traced.handle): own.handle for traced, own in zip(compiled.held, held, strict=True)
+            id(traced.handle): other.handle
+            for traced, other in zip(compiled.held, held, strict=True)
         }
         call_with(handles, compiled.function, compiled.captures, sent)
         return True
@@ -109,8 +110,8 @@ class CompiledUpdates:
         specs = tuple((tuple(one.shape), one.dtype) for one in held)
         # What a function captures belongs to the graph that it was traced in.
         graph = tf.compat.v1.get_default_graph()
-        own = None if has_uniform_updates(optimizer) else id(variable)
-        return id(graph), specs, sent.dtype, decays, own
+        alone = None if has_uniform_updates(optimizer) else id(variable)
+        return id(graph), specs, sent.dtype, decays, alone
 
 
 def _is_worth_it(held: Sequence[Any], gradient: tf.Tensor) -> bool:

@@ -3,7 +3,7 @@
 Keras's `update_step` is a row of operations, each of which reads and writes all values. A kernel
 reads and writes each value once. Used are those that give the same bits as Keras's operations: SGD,
 plain, with momentum, and with Nesterov momentum. The kernels of Adam do not: they work out
-`1 - beta_2` in float32, where 0.001 becomes 0.00100005.
+`1 - beta_2` in float32, where 0.001 becomes 0.000999987.
 """
 
 from __future__ import annotations

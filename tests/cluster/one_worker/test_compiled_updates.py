@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kerasps.step.updates import compiled
+from kerasps.step.updates import compiled, fused
 from support.compare import assert_equal, regression_data, train_both
 from support.matrix import with_matrix
 from support.optimizers import NOT_ELEMENTWISE, OPTIMIZERS
@@ -98,11 +98,13 @@ def test_updates_with_a_kernel_or_other_operations_are_not_compiled(strategy, tr
 
 def test_large_variables_of_one_shape_share_a_function(strategy, traced, monkeypatch):
     keep_spread(monkeypatch)
-    train_both(strategy, lambda: model_with("adam", num_equal=4), regression_data())
-    # Two ps, and four shapes: a kernel of 8 x 12, kernels of 12 x 12, one of 12 x 1, and biases of
-    # 12; a bias of one is in a shape of its own.
+    monkeypatch.setattr(fused, "SMALL_BYTES", -1)  # each variable is updated by itself
+    plain, ours = train_both(strategy, lambda: model_with("adam", num_equal=8), regression_data())
+    # On two ps, of 20 variables in 5 shapes: 8 x 12, 12 x 12, 12 x 1, 12 and 1.
+    assert len(ours.trainable_variables) == 20
     assert len(traced) <= 2 * 5
     assert None not in traced
+    assert_equal(plain, ours, relative=ROUNDED)
 
 
 def test_with_the_argument_false_all_bits_are_keras_own(strategy, traced, monkeypatch):

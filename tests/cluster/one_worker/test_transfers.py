@@ -145,9 +145,9 @@ def large_steps(path):
         scope = re.match(r"compute_phase\w*(?=/)", name)
         if scope and name.endswith((":_Send", "MatMul")):
             counts[name] += 1  # the name comes back in each execution
-            own = steps[scope.group(), counts[name]]
-            own[name.endswith(":_Send")].append((began, ended))
-    return [own for own in steps.values() if len(own[0]) == NUM_PRODUCTS and own[1]]
+            step = steps[scope.group(), counts[name]]
+            step[name.endswith(":_Send")].append((began, ended))
+    return [step for step in steps.values() if len(step[0]) == NUM_PRODUCTS and step[1]]
 
 
 # Of four layers: forward, and backward for each weight and for each input but the first.
