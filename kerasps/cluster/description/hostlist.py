@@ -20,7 +20,7 @@ def expand_hostlist(text: str) -> list[str]:
             _expand_ranges(ranges) if ranges else [plain] for ranges, plain in _PARTS.findall(entry)
         ]
         names += ["".join(parts) for parts in itertools.product(*choices)]
-    if not names or text.count("[") != text.count("]"):
+    if not all(names) or not names or text.count("[") != text.count("]"):
         raise ValueError(f"no list of hosts: {text!r}")
     return names
 
