@@ -112,7 +112,8 @@ class Hosts:
         self._call(host, "ip", "address", "add", f"{SUBNET}.{number}/24", "dev", "eth0")
         self._call(host, "ip", "link", "set", "eth0", "up")
         self._call(host, "ip", "link", "set", "lo", "up")
-        self._call(host, "hostname", name)
+        # As Kubernetes does, whose names have a domain behind the pod's.
+        self._call(host, "hostname", name.partition(".")[0])
         self._call(host, "mount", "--bind", str(self._table), "/etc/hosts")
 
     def _inside(self, where: _Namespaces, uts: bool = True) -> list[str]:
