@@ -304,9 +304,9 @@ def test_a_train_job_fits_its_runtime():
 def test_the_image_has_what_it_copies_and_no_root():
     for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE):
         assert all((CHECKOUT / source).exists() for source in line.split())
-    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     extra = re.search(r'gpu\) extra="\[(\w+)\]"', DOCKERFILE).group(1)
-    assert extra in extras["optional-dependencies"]
+    assert extra in project["optional-dependencies"]
     instructions = re.findall(r"^[A-Z]+", DOCKERFILE, re.MULTILINE)
     assert instructions.index("USER") > max(
         number for number, instruction in enumerate(instructions) if instruction == "RUN"
@@ -318,9 +318,7 @@ def test_the_batch_script_asks_for_as_many_tasks_as_it_explains():
     text = SBATCH.read_text()
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", str(SBATCH)], check=True)
-    chiefs, num_ps, num_workers = map(
-        int, re.search(r"here (\d+), (\d+) and (\d+)", text).groups()
-    )
+    chiefs, num_ps, num_workers = map(int, re.search(r"here (\d+), (\d+) and (\d+)", text).groups())
     ntasks = int(re.search(r"^#SBATCH --ntasks=(\d+)$", text, re.MULTILINE).group(1))
     assert ntasks == chiefs + num_ps + num_workers
     assert f"NUM_PS=${{NUM_PS:-{num_ps}}}" in text
@@ -328,3 +326,42 @@ def test_the_batch_script_asks_for_as_many_tasks_as_it_explains():
     command = shlex.split(command.replace('"$NUM_PS"', str(num_ps)).replace('"$@"', "train.py"))
     options = options_of(command)
     assert (options.num_ps, options.script) == (num_ps, "train.py")
+
+
+def blocks(language):
+    text = (CHECKOUT / "docs" / "deploy.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def documented_commands():
+    for block in blocks("bash"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            # Variables of one command.
+            yield [word for n, word in enumerate(words) if n or not re.match(r"[A-Z]+=", word)]
+
+
+@pytest.mark.parametrize("words", [*documented_commands()], ids=" ".join)
+def test_a_command_of_the_page_is_one(words):
+    if words[0] == "kerasps":
+        _parser().parse_args(words[1:])
+    for word in words:
+        if word.startswith("deploy/"):
+            assert (CHECKOUT / word).exists()
+        if word.startswith("train-"):
+            assert word == "train-script" or word == jobset_of("overlays/cpu")[0]
+
+
+def test_the_number_of_ps_is_worked_out_as_the_page_says(capsys):
+    (example,), (output,) = blocks("python"), blocks("")
+    exec(compile(example, "docs/deploy.md", "exec"), {})
+    assert capsys.readouterr().out == output
+
+
+def test_the_table_of_overlays_is_that_of_the_overlays():
+    text = (CHECKOUT / "docs" / "deploy.md").read_text()
+    for run in OVERLAYS[1:]:
+        (row,) = re.findall(rf"^\| `deploy/kubernetes/{run}` \|(.*)\|$", text, re.MULTILINE)
+        counts = tuple(int(re.match(r" (\d+)", cell).group(1)) for cell in row.split("|"))
+        num_workers, num_ps = RUN_OF[run]
+        assert counts == (1, num_ps, num_workers)
