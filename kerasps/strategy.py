@@ -14,7 +14,7 @@ from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.description.worker_devices import checked_device_names
 from kerasps.cluster.local.cluster_resolver import as_resolver, check_cluster_resolver
 from kerasps.cluster.local.local_cluster import LocalCluster
-from kerasps.cluster.local.resolver import with_jobs_renamed
+from kerasps.cluster.local.resolver import resolver_of_tf_config, with_jobs_renamed
 from kerasps.cluster.members.membership import WorkerInfo
 from kerasps.coordinator_host import CoordinatorHost
 from kerasps.runtime.connected import check_not_closed
@@ -161,8 +161,7 @@ class ParameterServerStrategy(BaseStrategy):
         check_overlap(overlap)
         check_jit_compile_updates(jit_compile_updates)
         if cluster_resolver is None:
-            require_chief(read_tf_config())
-            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            cluster_resolver = resolver_of_tf_config(require_chief(read_tf_config()))
         resolver = as_resolver(cluster_resolver)
         description = check_cluster_resolver(resolver)
         resolver = with_jobs_renamed(resolver)

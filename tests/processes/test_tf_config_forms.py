@@ -1,7 +1,9 @@
-"""A training whose TF_CONFIG names its chief `master` and lists an evaluator."""
+"""Trainings with a TF_CONFIG in the forms of schedulers."""
 
 import subprocess
 import sys
+
+import pytest
 
 SCRIPT = """
 import json, os
@@ -10,9 +12,15 @@ import kerasps
 cluster = kerasps.LocalCluster(1, 1)
 config = cluster.tf_config
 jobs = dict(config["cluster"])
-jobs["master"] = jobs.pop("chief")
-jobs["evaluator"] = ["127.0.0.1:1"]
-os.environ["TF_CONFIG"] = json.dumps({"cluster": jobs, "task": {"type": "master", "index": 0}})
+chief = jobs.pop("chief")
+if FORM == "master":
+    jobs |= {"master": chief, "evaluator": ["127.0.0.1:1"]}
+    task = {"type": "master", "index": 0}
+else:
+    jobs["worker"] = chief + jobs["worker"]
+    task = {"type": "worker", "index": 0}
+    os.environ["KERASPS_CHIEF"] = "worker:0"
+os.environ["TF_CONFIG"] = json.dumps({"cluster": jobs, "task": task})
 strategy = kerasps.ParameterServerStrategy()
 assert sorted(strategy.description.jobs) == ["chief", "ps", "worker"]
 with strategy.scope():
@@ -25,9 +33,11 @@ cluster.close()
 """
 
 
-def test_master_and_a_listed_evaluator_train():
+@pytest.mark.parametrize("form", ["master", "no_chief"])
+def test_a_form_trains(form):
+    script = f"FORM = {form!r}{SCRIPT}"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "trained on 1 worker" in done.stdout

@@ -59,19 +59,19 @@ FORMS = {
     ),
     "Azure ML without a chief, its first worker": (
         config(WITHOUT_CHIEF, "worker"),
-        {"chief": "worker:0"},
+        {"KERASPS_CHIEF": "worker:0"},
         ("chief", 0),
         {"chief": ["w0:1"], "worker": ["w1:1"], "ps": PS},
     ),
     "Azure ML without a chief, another worker": (
         config(WITHOUT_CHIEF, "worker", 1),
-        {"chief": "worker:0"},
+        {"KERASPS_CHIEF": "worker:0"},
         ("worker", 0),
         {"chief": ["w0:1"], "worker": ["w1:1"], "ps": PS},
     ),
     "a worker before the one that is the chief": (
         config(WITHOUT_CHIEF, "worker", 0),
-        {"chief": "worker:1"},
+        {"KERASPS_CHIEF": "worker:1"},
         ("worker", 0),
         {"chief": ["w1:1"], "worker": ["w0:1"], "ps": PS},
     ),
@@ -80,9 +80,11 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_form_gives_the_task_and_all_jobs(name):
-    text, arguments, task, jobs = FORMS[name]
-    description = read_tf_config(text, **arguments)
+def test_a_form_gives_the_task_and_all_jobs(name, monkeypatch):
+    text, variables, task, jobs = FORMS[name]
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    description = read_tf_config(text)
     assert (description.task_type, description.task_index) == task
     assert description.jobs == {job: tuple(tasks) for job, tasks in jobs.items()}
 
@@ -119,13 +121,17 @@ REFUSED = {
     "Ray lists workers alone": (config({"worker": WORKERS}, "worker"), {}, "add ps tasks"),
     "a chief and a master": (config({"master": ["m:1"], **JOBS}, "chief"), {}, "older name"),
     "no chief": (config(WITHOUT_CHIEF, "worker"), {}, "has no chief"),
-    "--chief where there is one": (
+    "KERASPS_CHIEF where there is one": (
         config(JOBS, "worker"),
-        {"chief": "worker:0"},
+        {"KERASPS_CHIEF": "worker:0"},
         "cluster that has a chief",
     ),
-    "--chief of no worker": (config(WITHOUT_CHIEF, "ps"), {"chief": "worker:2"}, "N from 0 to 1"),
-    "--chief of a ps": (config(WITHOUT_CHIEF, "ps"), {"chief": "ps:0"}, "worker:N"),
+    "KERASPS_CHIEF of no worker": (
+        config(WITHOUT_CHIEF, "ps"),
+        {"KERASPS_CHIEF": "worker:2"},
+        "N from 0 to 1",
+    ),
+    "KERASPS_CHIEF of a ps": (config(WITHOUT_CHIEF, "ps"), {"KERASPS_CHIEF": "ps:0"}, "worker:N"),
     "an index of a dynamic worker": (
         config({"worker": {"x": "w:1"}, "ps": PS}, "worker"),
         {"may_be_sparse": True},
@@ -140,7 +146,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_refused_with_the_setting(name):
+def test_what_cannot_work_is_refused_with_the_setting(name, monkeypatch):
     text, arguments, words = REFUSED[name]
+    if "KERASPS_CHIEF" in arguments:
+        monkeypatch.setenv("KERASPS_CHIEF", arguments["KERASPS_CHIEF"])
+        arguments = {}
     with pytest.raises(ClusterConfigError, match=words):
         read_tf_config(text, **arguments)

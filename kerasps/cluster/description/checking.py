@@ -21,7 +21,8 @@ from kerasps.runtime.addresses import split_address
 _ADD_CHIEF = (
     'Add "chief": ["host:port"] to the cluster in every task: the address of the machine that runs '
     "the script, and a free port there. (Where each worker runs the script, by a "
-    "`kerasps.WorkerDrivenStrategy`, no chief is needed.) "
+    "`kerasps.WorkerDrivenStrategy`, no chief is needed.) Or set KERASPS_CHIEF=worker:0 in every "
+    "task, and the first worker is the chief. "
 )
 
 
@@ -109,16 +110,11 @@ def checked_jobs(
 
 def _advice_without(job: str, cluster: Mapping[str, object]) -> str:
     """Return the setting of a scheduler that leaves a job out; empty where none is known."""
-    if not any(cluster.get(other) for other in TASK_TYPES):
-        return (
-            "TFJob gives a chief no tasks where `enableDynamicWorker: true` is set: remove that "
-            "setting, or give the chief a TF_CONFIG that lists all tasks. "
-        )
     if job == "ps" and set(cluster) <= {"worker", "chief"}:
         return (
             "Ray's TensorflowTrainer and schedulers of MultiWorkerMirroredStrategy list workers "
             "alone: add ps tasks in the scheduler's job (TFJob: `tfReplicaSpecs.PS`; Azure ML: "
-            "`parameter_server_count`), or start the nodes with `kerasps run --hosts`. "
+            "`parameter_server_count`). "
         )
     return ""
 
@@ -223,6 +219,6 @@ def reject(
 def _advice(source: str) -> str:
     if source == "TF_CONFIG":
         return "Correct TF_CONFIG; `kerasps env` checks it."
-    if source.startswith("--") or source.isupper() or " " in source:
+    if source.isupper():  # another environment variable
         return f"Correct {source}."
     return "Correct the cluster resolver."

@@ -17,12 +17,12 @@ from kerasps.runtime.addresses import MAX_DIGITS
 MASTER = "master"
 
 
-def named_as_here(job: Any) -> Any:
+def named_as_here(job: object) -> Any:
     """Return the name of a job, or of a task's type, in this library's words."""
     return "chief" if job == MASTER else job
 
 
-def with_names_of_here(cluster: Any, *, source: str) -> Any:
+def with_names_of_here(cluster: object, *, source: str) -> Any:
     """Return the jobs of a cluster with `master` as the chief, and without evaluators.
 
     Args:
@@ -47,13 +47,13 @@ def with_names_of_here(cluster: Any, *, source: str) -> Any:
     return jobs
 
 
-def is_sparse(cluster: Any) -> bool:
+def is_sparse(cluster: object) -> bool:
     """Return whether a cluster names only the tasks that one task has to know."""
     return isinstance(cluster, Mapping) and isinstance(cluster.get("worker"), Mapping)
 
 
 def without_gaps_left_out(
-    cluster: Mapping[str, Any], task_type: str, task_index: Any, *, source: str
+    cluster: Mapping[str, object], task_type: str, task_index: object, *, source: str
 ) -> dict[str, Any]:
     """Return a sparse specification as lists, with `""` for each task that it leaves out.
 
@@ -70,8 +70,9 @@ def without_gaps_left_out(
         ClusterConfigError: an index in it is none.
     """
     jobs = dict(cluster)
-    workers = {}
-    for index, address in cluster["worker"].items():
+    workers: dict[int, object] = {}
+    listed = cluster["worker"]
+    for index, address in listed.items() if isinstance(listed, Mapping) else ():
         text = str(index)
         if not re.fullmatch(r"[0-9]{1,6}", text):
             reject(
@@ -96,8 +97,8 @@ def without_gaps_left_out(
 
 
 def with_worker_as_chief(
-    cluster: Mapping[str, Any], task_type: str, task_index: int, chief: str, *, source: str
-) -> tuple[dict[str, Any], str, int]:
+    cluster: Mapping[str, object], task_type: str, task_index: object, chief: str
+) -> tuple[dict[str, Any], str, object]:
     """Make one worker of a cluster without a chief the chief, in all tasks alike.
 
     The workers behind it move up by one, as `tf.estimator` had it for worker 0.
@@ -107,7 +108,6 @@ def with_worker_as_chief(
         task_type: the job of this task.
         task_index: its index there.
         chief: `"worker:0"`, or another worker.
-        source: where it comes from, for the message.
 
     Returns:
         The cluster with a chief, and this task's job and index in it.
@@ -115,29 +115,28 @@ def with_worker_as_chief(
     Raises:
         ClusterConfigError: `chief` names no worker, or there is a chief already.
     """
-    workers = cluster.get("worker")
     job, _, number = chief.partition(":")
-    is_index = bool(re.fullmatch(r"[0-9]{1,6}", number))
-    listed = list(workers) if isinstance(workers, (list, tuple)) else []
-    if job != "worker" or not is_index or int(number) >= len(listed):
+    listed = cluster.get("worker") if isinstance(cluster, Mapping) else None
+    workers = list(listed) if isinstance(listed, (list, tuple)) else []
+    if job != "worker" or not re.fullmatch(r"[0-9]{1,6}", number) or int(number) >= len(workers):
         reject(
-            "Option --chief names no worker of the cluster",
-            f"worker:N with N from 0 to {len(listed) - 1}",
+            "KERASPS_CHIEF names no worker of the cluster",
+            f"worker:N with N from 0 to {len(workers) - 1}",
             repr(chief),
-            source="--chief",
+            source="KERASPS_CHIEF",
         )
     if cluster.get("chief"):
         reject(
-            "Option --chief is given for a cluster that has a chief",
-            f"no such option, since {source} names the chief",
-            f"--chief {chief}, and chief {cluster['chief']}",
-            source="--chief",
+            "KERASPS_CHIEF is set for a cluster that has a chief",
+            "no such variable, since TF_CONFIG lists the chief",
+            f"KERASPS_CHIEF={chief}, and chief {cluster['chief']}",
+            source="KERASPS_CHIEF",
         )
     place = int(number)
-    others = [address for index, address in enumerate(listed) if index != place]
-    jobs = {**cluster, "chief": [listed[place]], "worker": others}
+    others = [address for index, address in enumerate(workers) if index != place]
+    jobs = {**cluster, "chief": [workers[place]], "worker": others}
     if task_type == "worker" and task_index == place:
         return jobs, "chief", 0
-    if task_type == "worker" and task_index > place:
+    if task_type == "worker" and isinstance(task_index, int) and task_index > place:
         return jobs, "worker", task_index - 1
     return jobs, task_type, task_index

@@ -24,14 +24,17 @@ _EXAMPLE = (
 )
 
 
+# Names the worker that is the chief, where TF_CONFIG lists none.
+CHIEF_VARIABLE = "KERASPS_CHIEF"
+
+
 def read_tf_config(
-    text: str | None = None,
-    *,
-    needs_chief: bool = True,
-    may_be_sparse: bool = False,
-    chief: str | None = None,
+    text: str | None = None, *, needs_chief: bool = True, may_be_sparse: bool = False
 ) -> ClusterDescription:
     """Read TF_CONFIG and check it.
+
+    Where it lists no chief, the environment variable KERASPS_CHIEF may name the worker that is the
+    chief: `"worker:0"`. It must be the same in all tasks.
 
     Args:
         text: the JSON text. None (default) reads the environment variable TF_CONFIG.
@@ -39,7 +42,6 @@ def read_tf_config(
             its own steps.
         may_be_sparse: whether it may leave out the addresses of other tasks, as TFJob does for
             dynamic workers. Default False: a chief must know all.
-        chief: the worker to make the chief of a cluster that has none: `"worker:0"`. Default None.
 
     Returns:
         The cluster, and this process's place in it.
@@ -49,42 +51,20 @@ def read_tf_config(
             training can use.
     """
     config = _content(text)
-    cluster = config.get("cluster")
-    if not cluster and not is_chief_of_dynamic_workers(config):
-        reject(
-            "TF_CONFIG has no cluster",
-            'a "cluster" entry that lists the addresses of chief, worker and ps tasks',
-            config,
-        )
-    task = config.get("task")
-    if not isinstance(task, dict) or "type" not in task:
-        reject(
-            "TF_CONFIG does not say which task this is",
-            'a "task" entry like {"type": "chief", "index": 0}',
-            task,
-        )
-    if config.get("rpc_layer") not in (None, "grpc"):
-        reject(
-            "The rpc_layer in TF_CONFIG is none that tasks speak",
-            '"grpc", or no such entry',
-            repr(config["rpc_layer"]),
-        )
-    index = task.get("index", 0)
+    task = _task_of(config)
+    cluster = with_names_of_here(config.get("cluster"), source="TF_CONFIG")
+    task_type, index = named_as_here(task["type"]), task.get("index", 0)
     if isinstance(index, str) and index.isdecimal() and len(index) < MAX_DIGITS:
         # Schedulers fill the index in from an environment variable, which leaves it in quotes;
         # TensorFlow accepts that too.
         index = int(index)
-    cluster = with_names_of_here(cluster, source="TF_CONFIG")
-    task_type = named_as_here(task["type"])
-    if may_be_sparse and is_sparse(cluster):
+    may_be_sparse = may_be_sparse and is_sparse(cluster)
+    chief = os.environ.get(CHIEF_VARIABLE)
+    if may_be_sparse:
         cluster = without_gaps_left_out(cluster, task_type, index, source="TF_CONFIG")
         needs_chief = False
-    else:
-        may_be_sparse = False
-    if chief is not None:
-        cluster, task_type, index = with_worker_as_chief(
-            cluster, task_type, index, chief, source="TF_CONFIG"
-        )
+    elif chief:
+        cluster, task_type, index = with_worker_as_chief(cluster, task_type, index, chief)
     description = checked_cluster(
         cluster,
         task_type,
@@ -103,14 +83,42 @@ def read_tf_config(
     return description
 
 
-def is_chief_of_dynamic_workers(config: dict[str, Any]) -> bool:
-    """Return whether this is what TFJob gives the chief of dynamic workers: no tasks at all."""
-    task = config.get("task")
-    return (
-        config.get("cluster") == {}
-        and isinstance(task, dict)
-        and named_as_here(task.get("type")) == "chief"
-    )
+def _task_of(config: dict[str, object]) -> dict[str, Any]:
+    """Return the entry of this task.
+
+    Raises:
+        ClusterConfigError: there is none, or the cluster or the protocol is none.
+    """
+    cluster, task = config.get("cluster"), config.get("task")
+    is_chief = isinstance(task, dict) and task.get("type") in ("chief", "master")
+    is_empty = isinstance(cluster, dict) and not any(cluster.values())
+    if is_chief and is_empty and "cluster" in config:
+        reject(
+            "The cluster in TF_CONFIG has no tasks",
+            "all chief, worker and ps tasks, since this is the chief",
+            cluster,
+            advice="TFJob writes this where `enableDynamicWorker: true` is set: remove that "
+            "setting, or give the chief a TF_CONFIG that lists all tasks. ",
+        )
+    if not cluster:
+        reject(
+            "TF_CONFIG has no cluster",
+            'a "cluster" entry that lists the addresses of chief, worker and ps tasks',
+            config,
+        )
+    if not isinstance(task, dict) or "type" not in task:
+        reject(
+            "TF_CONFIG does not say which task this is",
+            'a "task" entry like {"type": "chief", "index": 0}',
+            task,
+        )
+    if config.get("rpc_layer") not in (None, "grpc"):
+        reject(
+            "The rpc_layer in TF_CONFIG is none that tasks speak",
+            '"grpc", or no such entry',
+            repr(config["rpc_layer"]),
+        )
+    return task
 
 
 def _content(text: str | None) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import tensorflow as tf
 
-from kerasps.cluster.description.cluster_description import EVALUATOR
+from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
 from kerasps.cluster.description.forms import MASTER, named_as_here, with_names_of_here
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
 from kerasps.cluster.local.local_registry import LocalTasks
 
 
@@ -44,16 +46,16 @@ class RenamedJobsResolver(tf.distribute.cluster_resolver.ClusterResolver):
         given: the other resolver, which is asked anew each time.
     """
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: ClusterResolver) -> None:
         super().__init__()
-        self._given = given
+        self._given: Any = given
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
         """Return the tasks as they are now."""
         spec = self._given.cluster_spec().as_dict()
         return tf.train.ClusterSpec(with_names_of_here(spec, source=type(self._given).__name__))
 
-    def master(self, *args: Any, **kwargs: Any) -> Any:
+    def master(self, *args: object, **kwargs: object) -> Any:
         """Return what the other resolver returns."""
         return self._given.master(*args, **kwargs)
 
@@ -77,3 +79,20 @@ def with_jobs_renamed(resolver: ClusterResolver) -> ClusterResolver:
     """Return a resolver as TensorFlow takes it: the same one, unless a job has to be renamed."""
     jobs = resolver.cluster_spec().as_dict()
     return RenamedJobsResolver(resolver) if {MASTER, EVALUATOR} & set(jobs) else resolver
+
+
+def resolver_of_tf_config(description: ClusterDescription) -> ClusterResolver:
+    """Return the cluster resolver of TF_CONFIG.
+
+    Args:
+        description: the cluster, as it was read from TF_CONFIG.
+    """
+    resolvers = tf.distribute.cluster_resolver
+    if os.environ.get(CHIEF_VARIABLE):  # TensorFlow's resolver would find no chief
+        spec = tf.train.ClusterSpec(description.as_cluster_spec())
+        found: ClusterResolver = resolvers.SimpleClusterResolver(
+            spec, task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+    else:
+        found = resolvers.TFConfigClusterResolver()
+    return found
