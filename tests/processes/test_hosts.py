@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -184,7 +185,8 @@ def test_a_host_that_was_cut_off_takes_part_again(make_run):
     small = SmallRun(make_run)
     small.run.wait_for_epoch(1)
     small.hosts.cut("worker-0")
-    wait_for(lambda: "counts as lost" in small.run.logs(), what="the loss to be noticed")
+    is_noticed = re.compile(r"worker 0 at \S+ (is lost|has not answered)").search
+    wait_for(lambda: is_noticed(small.run.logs()), what="the loss to be noticed")
     begun = len(small.run.events("epoch"))
     assert begun < small.epochs
     small.hosts.heal("worker-0")

@@ -21,7 +21,7 @@ from pathlib import Path
 SUBNET = "10.77.0"
 # Entering the user's namespace, of those who are not root, is entering with the rights in it.
 OF_USER = ("--user", "--map-root-user")
-PROGRAMS = ("ip", "mount", "nsenter", "unshare")
+PROGRAMS = ("env", "ip", "mount", "nsenter", "unshare")
 
 
 class HostsNotAllowedError(Exception):
@@ -139,9 +139,11 @@ class Hosts:
         """Return the IPv4 address of a host."""
         return self._addresses[host]
 
-    def run(self, host: str, command: list[str], **options) -> subprocess.Popen:
-        """Start a command on a host; `options` are those of `subprocess.Popen`."""
-        return subprocess.Popen([*self._inside(self._hosts[host]), *command], **options)
+    def run(self, host: str, command: list[str], cwd: object = None, **options) -> subprocess.Popen:
+        """Start a command on a host; `cwd` and `options` are those of `subprocess.Popen`."""
+        # Who enters a namespace of mounts is at its root.
+        there = ["env", f"--chdir={Path.cwd() if cwd is None else cwd}"]
+        return subprocess.Popen([*self._inside(self._hosts[host]), *there, *command], **options)
 
     def cut(self, host: str) -> None:
         """Take the host off the network: from now on nothing reaches it or leaves it."""
