@@ -61,6 +61,7 @@ LATE = {
     ("cli.main", "kerasps.cli.launch"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
+    ("cli.run", "kerasps.cli"): "as above",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
 }

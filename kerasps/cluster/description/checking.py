@@ -219,6 +219,6 @@ def reject(
 def _advice(source: str) -> str:
     if source == "TF_CONFIG":
         return "Correct TF_CONFIG; `kerasps env` checks it."
-    if source.isupper():  # another environment variable
+    if source.isupper() or source.startswith("--"):  # another environment variable, or an option
         return f"Correct {source}."
     return "Correct the cluster resolver."

@@ -161,6 +161,20 @@ def by_rank(hosts: Sequence[str], rank: int, sizes: Sizes, *, source: str) -> Cl
     Raises:
         ClusterConfigError: there are too few nodes, or more than the tasks that are asked for.
     """
+    jobs = split_by_rank(hosts, sizes, source=source)
+    first_worker = 1 + len(jobs["ps"])
+    if rank == 0:
+        return checked_cluster(jobs, "chief", 0, source=source)
+    if rank < first_worker:
+        return checked_cluster(jobs, "ps", rank - 1, source=source)
+    return checked_cluster(jobs, "worker", rank - first_worker, source=source)
+
+
+def split_by_rank(hosts: Sequence[str], sizes: Sizes, *, source: str) -> dict[str, list[str]]:
+    """Return the jobs of nodes in a row: the chief, the ps, and then the workers.
+
+    Args and errors are those of `by_rank`.
+    """
     first_worker = 1 + sizes.num_ps
     num_workers = len(hosts) - first_worker
     wanted = sizes.num_workers
@@ -173,12 +187,8 @@ def by_rank(hosts: Sequence[str], rank: int, sizes: Sizes, *, source: str) -> Cl
             source=source,
             advice="Ask the scheduler for more tasks, or set --num-ps and --num-workers. ",
         )
-    jobs = {"chief": hosts[:1], "ps": hosts[1:first_worker], "worker": hosts[first_worker:]}
-    if rank == 0:
-        return checked_cluster(jobs, "chief", 0, source=source)
-    if rank < first_worker:
-        return checked_cluster(jobs, "ps", rank - 1, source=source)
-    return checked_cluster(jobs, "worker", rank - first_worker, source=source)
+    ps, workers = hosts[1:first_worker], hosts[first_worker:]
+    return {"chief": list(hosts[:1]), "ps": list(ps), "worker": list(workers)}
 
 
 def _slurm_ports(variables: Mapping[str, str], sizes: Sizes) -> Sequence[int]:
