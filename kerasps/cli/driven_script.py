@@ -60,9 +60,12 @@ class DrivenScript:
                 self._signal(signal.SIGINT)
             code = self._poll()
             if code is not None:
-                if not self._is_restarted(code, received, watch):
-                    return self._code_of(code, watch)
-                continue
+                if self._is_restarted(code, received, watch):
+                    continue
+                code = self._code_of(code, watch)
+                if code == 0 and watch is not None:
+                    code = _wait_for_end_of_run(watch, received)
+                return code
             if watch is not None and self._kill_at is None and watch.is_over() and watch.exit_code:
                 self._signal(signal.SIGTERM)
                 self._kill_at = time.monotonic() + _END_GRACE_S
@@ -129,3 +132,14 @@ class DrivenScript:
     def _signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+
+def _wait_for_end_of_run(watch: RunEndWatch, received: list[signal.Signals]) -> int:
+    """Wait for the others, once the script has ended well; return the exit code of the run."""
+    watch.ended_with = 0
+    before = len(received)
+    while not watch.is_over():
+        if len(received) > before:
+            return 128 + received[-1]
+        time.sleep(_POLL_INTERVAL_S)
+    return watch.exit_code or 0

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,24 +14,24 @@ from typing import NoReturn
 from kerasps.cli.driven_script import DrivenScript
 from kerasps.cli.run_state import RunState
 from kerasps.cli.script_run import ScriptRun, script_environment
+from kerasps.cli.served_task import chief_of, end_of_run, say_as, serve_task
 from kerasps.cli.signals import FORWARDED, Signals, signal_handlers
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.members.reachability import CONNECT_TIMEOUT_VARIABLE
 from kerasps.cluster.processes.process import end_with_parent
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
-from kerasps.cluster.server import serve
 from kerasps.cluster.serving.listen_address import (
     BIND_VARIABLE,
     is_known,
     leads_elsewhere,
     listen_address,
 )
-from kerasps.cluster.serving.renewal import AfterTheEnd, End, start_anew
 from kerasps.cluster.serving.run_end import (
     CODE_OF_LOST,
+    RunEndAnnouncer,
     RunEndWatch,
-    announce_run_end,
 )
+from kerasps.errors import ClusterConfigError
 from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
 from kerasps.runtime.addresses import split_address
 
@@ -43,9 +42,7 @@ _POLL_INTERVAL_S = 0.05
 # The name service of a scheduler learns of a task, and of its new address, a while after its start.
 _RENAME_S = 60.0
 _RESOLVE_INTERVAL_S = 0.5
-# How long ps serve the workers that are still at work when the chief is done.
-_LINGER_S = 600.0
-_CHIEF = ("chief", 0)
+NAME = "kerasps run"
 
 
 @dataclass(frozen=True)
@@ -71,81 +68,29 @@ class NodeOptions:
 
 def say(text: str) -> None:
     """Print a line of this command."""
-    print(f"kerasps run: {text}", file=sys.stderr, flush=True)
+    say_as(NAME, text)
 
 
-def chief_of(description: ClusterDescription) -> tuple[tuple[str, int], str] | None:
-    """Return the task that is the chief, and its address; None where that is not known."""
-    addresses = description.addresses
-    for task in (_CHIEF, ("worker", 0)):
-        if task in addresses and not description.is_sparse:
-            return task, addresses[task]
-    return None
-
-
-def serve_task(description: ClusterDescription, options: NodeOptions) -> NoReturn:
+def serve(description: ClusterDescription, options: NodeOptions) -> NoReturn:
     """Serve a ps or worker until the run ends, and end with its exit code."""
     wait_for_name(description, options)
-    task = f"{description.task_type} {description.task_index}"
-
-    def ready(port: int, address: str | None) -> None:
-        say(f"{task} listens on port {port} of {address or 'every network interface'}")
-
-    def coordinator_gone(port: int) -> NoReturn:
-        say(f"the coordinator is gone; {task} starts anew, without what it held for it")
-        start_anew(port)
-
-    serve(
-        description,
-        bind=options.bind,
-        on_ready=ready,
-        on_coordinator_gone=coordinator_gone if "chief" in description.jobs else None,
-        until=_run_end(description, options),
-        signal_sets_code=True,
-    )
-
-
-def _run_end(description: ClusterDescription, options: NodeOptions) -> End | None:
-    """Return the watch that ends a served task with the run."""
     chief = chief_of(description)
+    until = None
     if chief is None:
         say("the addresses given do not include the chief's, so this task serves until a signal")
-        return None
-    watch = watch_of(description, chief[1], options.start_timeout)
-    if options.mode == "coordinator":
-        return watch
-    return _AfterWorkers(str(description.address), watch)
-
-
-def watch_of(description: ClusterDescription, chief: str, timeout_s: float) -> RunEndWatch:
-    """Return the watch of a served task for the end of its run.
-
-    Args:
-        description: the cluster, as this task sees it.
-        chief: the `"host:port"` of the chief.
-        timeout_s: the seconds for which nobody listens there, after which the task gives up.
-    """
-    return RunEndWatch(
-        chief,
-        (description.task_type, description.task_index),
-        port=split_address(str(description.address))[1],
-        timeout_s=timeout_s,
-        say=say,
+    else:
+        until = end_of_run(
+            NAME, description, chief[1], options.mode, timeout_s=options.start_timeout
+        )
+    serve_task(
+        description,
+        name=NAME,
+        bind=options.bind,
+        mode=options.mode,
+        until=until,
+        begins_anew=True,
+        signal_sets_code=True,
     )
-
-
-class _AfterWorkers(AfterTheEnd):
-    """The end of a ps whose workers drive their own steps, and may end after the chief."""
-
-    def __init__(self, address: str, watch: RunEndWatch) -> None:
-        super().__init__(address, watch.is_over, linger_s=_LINGER_S)
-        self._watch = watch
-
-    def is_over(self) -> bool:
-        is_over = super().is_over()
-        self.exit_code = self._watch.exit_code
-        # Where the run has failed, the workers have nothing to do either.
-        return is_over or bool(self.exit_code)
 
 
 def train(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
@@ -155,15 +100,12 @@ def train(command: Sequence[str], description: ClusterDescription, options: Node
         wait_for_name(description, options)
         # At once: tasks that are told nothing begin anew.
         state = RunState(options.max_restarts, code_of_lost=CODE_OF_LOST, death_grace_s=0.0)
-        with ScriptRun(
-            command, description, state, "kerasps run", _script_variables(options)
-        ) as run:
+        with ScriptRun(command, description, state, NAME, _script_variables(options)) as run:
             code = run.until_the_end(received)
             if signal.SIGINT in received and code != 0:
                 code = 128 + signal.SIGINT
             run.end_forks_of_script()
-        _announce(description, options, code, received)
-    return code
+        return _announce(description, options, code, received)
 
 
 def _script_variables(options: NodeOptions) -> dict[str, str]:
@@ -180,28 +122,34 @@ def _announce(
     options: NodeOptions,
     code: int,
     received: list[signal.Signals],
-) -> None:
-    """Tell the tasks that the run has ended. A signal from here on cuts it short."""
+) -> int:
+    """Tell the tasks that the run has ended, and return its exit code.
+
+    A signal from here on cuts it short.
+    """
     this = (description.task_type, description.task_index)
-    served = [
+    others = [
         task for task in description.addresses if task != this and task[0] in ("worker", "ps")
     ]
+    drivers = [task for task in others if task[0] == "worker" and options.mode == "worker"]
     before = len(received)
     try:
-        missing = announce_run_end(
+        announcer = RunEndAnnouncer(
             listen_address(description, options.bind),
             split_address(str(description.address))[1],
             code,
-            served,
-            timeout_s=_ANNOUNCE_S,
-            is_hurried=lambda: len(received) > before,
+            others,
+            waits_for=drivers,
         )
-    except (OSError, ValueError) as exc:
+    except (OSError, ClusterConfigError) as exc:
         say(f"the tasks cannot be told that the run has ended: {exc}")
-        return
+        return code
+    with announcer:
+        missing = announcer.finish(_ANNOUNCE_S, is_hurried=lambda: len(received) > before)
     if missing:
         names = ", ".join(f"{job} {index}" for job, index in sorted(missing))
-        say(f"not reached by the end of the run: {names}")
+        say(f"not there when the run has ended: {names}")
+    return announcer.code
 
 
 def drive(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
@@ -221,9 +169,7 @@ def drive(command: Sequence[str], description: ClusterDescription, options: Node
             watch = RunEndWatch(chief[1], task, timeout_s=options.start_timeout, say=say)
         with DrivenScript(command, env, options.max_restarts, say) as script:
             code = script.until_the_end(received, watch)
-        if is_chief:
-            _announce(description, options, code, received)
-    return code
+        return _announce(description, options, code, received) if is_chief else code
 
 
 def evaluate(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,8 @@ from kerasps.errors import ClusterConfigError
 
 DEFAULT_PORT = 2222
 _HOSTS = "--hosts"
+# Between jobs: a semicolon, or a space before the next name.
+_JOBS = re.compile(r"\s*;\s*|\s+(?=\w+\s*=)")
 _FORMS = (
     '"chief=h0;ps=h1,h2;worker=h3,h4", the same as JSON, or the list "h0,h1,h2,h3,h4": the chief, '
     "then the ps, then the workers"
@@ -112,12 +114,14 @@ def find_role(options: RoleOptions, variables: Mapping[str, str], hostname: str)
             source=_HOSTS,
             advice=f"Give {_HOSTS} {_FORMS}. ",
         )
-    for found, source in (
-        (from_vertex(variables, sizes), "from CLUSTER_SPEC, as Vertex AI sets it"),
-        (from_jobset(variables, sizes, hostname), "from JobSet's variables"),
-        (from_slurm(variables, sizes), "from Slurm's variables"),
-        (from_sagemaker(variables, sizes), "from SM_HOSTS, as SageMaker sets it"),
-    ):
+    platforms: Sequence[tuple[Callable[[], ClusterDescription | None], str]] = (
+        (lambda: from_vertex(variables, sizes), "from CLUSTER_SPEC, as Vertex AI sets it"),
+        (lambda: from_jobset(variables, sizes, hostname), "from JobSet's variables"),
+        (lambda: from_slurm(variables, sizes), "from Slurm's variables"),
+        (lambda: from_sagemaker(variables, sizes), "from SM_HOSTS, as SageMaker sets it"),
+    )
+    for find, source in platforms:
+        found = find()
         if found is not None:
             return Role(found, source)
     raise ClusterConfigError(
@@ -175,7 +179,7 @@ def _parsed(text: str) -> dict[str, list[str]] | list[str]:
             listed = json.loads(stripped)
             return {job: _listed(hosts) for job, hosts in listed.items()}
         if "=" in stripped:
-            pairs = [part.partition("=") for part in re.split(r"[;\s]+", stripped) if part]
+            pairs = [part.partition("=") for part in _JOBS.split(stripped) if part]
             if len({job for job, _, _ in pairs}) < len(pairs) or not all(e for _, e, _ in pairs):
                 raise ValueError("a job without hosts, or twice")
             return {job.strip(): _listed(hosts) for job, _, hosts in pairs}

@@ -212,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     description = role.description
     drives = description.task_type == "worker" and mode == "worker"
     if description.task_type in ("ps", "worker") and not drives:
-        node.serve_task(description, options)
+        node.serve(description, options)
     evaluator = args.evaluator or os.environ.get("KERASPS_EVALUATOR")
     command = [args.script, *args.args]
     if description.task_type == EVALUATOR and evaluator:

@@ -61,7 +61,7 @@ def serve(
     bind: str | None = None,
     on_ready: Callable[[int, str | None], None] | None = None,
     watch_parent: bool = False,
-    on_coordinator_gone: Callable[[int], NoReturn] | None = None,
+    on_coordinator_gone: Callable[[int], int] | None = None,
     until: renewal.End | None = None,
     signal_sets_code: bool = False,
 ) -> NoReturn:
@@ -80,7 +80,8 @@ def serve(
             listens on, None for all.
         watch_parent: exit also when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called with the port when the coordinator that this task served has
-            ended, or was killed. None (default) leaves what it made on the task, for ten minutes.
+            ended, or was killed; returns the exit code, if it returns. None (default) leaves what
+            it made on the task, for ten minutes.
         until: says when to end without a signal, and with which exit code. Default None: never.
         signal_sets_code: whether the exit code is 128 + N where signal N ended it. Default False.
 
@@ -112,7 +113,7 @@ def serve(
         leaving.leave(port)
         _exit(128 + signal.SIGTERM if signal_sets_code else 0)
     if over is not None and over is coordinator and on_coordinator_gone is not None:
-        on_coordinator_gone(port)
+        _exit(on_coordinator_gone(port))
     _exit(over.exit_code or 0 if over is not None else 0)
 
 

@@ -18,6 +18,8 @@ from kerasps.cluster.description.cluster_description import (
 from kerasps.errors import ClusterConfigError
 from kerasps.runtime.addresses import split_address
 
+# Sources of descriptions: schedulers whose variables are read.
+SLURM, JOBSET = "Slurm", "JobSet"
 _ADD_CHIEF = (
     'Add "chief": ["host:port"] to the cluster in every task: the address of the machine that runs '
     "the script, and a free port there. (Where each worker runs the script, by a "
@@ -221,4 +223,6 @@ def _advice(source: str) -> str:
         return "Correct TF_CONFIG; `kerasps env` checks it."
     if source.isupper() or source.startswith("--"):  # another environment variable, or an option
         return f"Correct {source}."
+    if source in (SLURM, JOBSET):
+        return f"Correct what {source} is asked for."
     return "Correct the cluster resolver."

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kerasps.cluster.description.checking import checked_cluster, reject
+from kerasps.cluster.description.checking import JOBSET, SLURM, checked_cluster, reject
 from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
 from kerasps.cluster.description.hostlist import expand_hostlist, expand_repeated
 
@@ -72,7 +72,7 @@ def from_jobset(
     pod = _POD.fullmatch(hostname.partition(".")[0])
     if "JOB_COMPLETION_INDEX" not in variables or pod is None:
         return None
-    source = "JobSet"
+    source = JOBSET
     if sizes.num_workers is None:
         reject(
             "JobSet does not say how many workers there are",
@@ -102,7 +102,7 @@ def from_slurm(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescription
     """Return the cluster of a step of Slurm: rank 0 is the chief, then come the ps."""
     if "SLURM_STEP_NODELIST" not in variables or "SLURM_PROCID" not in variables:
         return None
-    source = "SLURM"
+    source = SLURM
     try:
         rank = int(variables["SLURM_PROCID"])
         num_tasks = int(variables["SLURM_STEP_NUM_TASKS"])
