@@ -11,7 +11,7 @@ from kerasps.cli.signals import FORWARDED, Signals
 from kerasps.cluster.processes.process import describe_exit_code, end_with_parent
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.serving.run_end import CODE_OF_LOST, RunEndWatch
-from kerasps.runtime.supervision import SupervisorPipe
+from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, SupervisorPipe
 
 _POLL_INTERVAL_S = 0.05
 _END_GRACE_S = 10.0
@@ -41,6 +41,8 @@ class DrivenScript:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: SupervisorPipe | None = None
         self._has_lost_ps = False
+        # Until when the script waits for the chief to begin the run, by what it has said.
+        self._waits_until = 0.0
         self._kill_at: float | None = None
 
     def until_the_end(self, received: list[signal.Signals], watch: RunEndWatch | None) -> int:
@@ -66,9 +68,8 @@ class DrivenScript:
                 if code == 0 and watch is not None:
                     code = _wait_for_end_of_run(watch, received)
                 return code
-            if watch is not None and self._kill_at is None and watch.is_over() and watch.exit_code:
-                self._signal(signal.SIGTERM)
-                self._kill_at = time.monotonic() + _END_GRACE_S
+            if watch is not None and self._kill_at is None:
+                self._look_at_end_of_run(watch)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._signal(signal.SIGKILL)
             time.sleep(_POLL_INTERVAL_S)
@@ -98,10 +99,20 @@ class DrivenScript:
     def _poll(self) -> int | None:
         code = None if self._process is None else self._process.poll()
         notices = [] if self._pipe is None else self._pipe.read()
-        self._has_lost_ps |= any(
-            notice.task_type == "ps" and notice.what != "hung" for notice in notices
-        )
+        for notice in notices:
+            self._has_lost_ps |= notice.task_type == "ps" and notice.what != "hung"
+            if notice.task_type == "worker" and notice.what == "absent":
+                self._waits_until = notice.time + 3 * TELL_ABSENT_EVERY_S
         return code
+
+    def _look_at_end_of_run(self, watch: RunEndWatch) -> None:
+        """End the script where the run has failed, or has ended before the script took part."""
+        waits = time.monotonic() < self._waits_until
+        # As if it had ended: there is nothing left for it to do.
+        watch.ended_with = 0 if waits else None
+        if watch.is_over() and (watch.exit_code or waits):
+            self._signal(signal.SIGTERM)
+            self._kill_at = time.monotonic() + _END_GRACE_S
 
     def _is_restarted(
         self, code: int, received: list[signal.Signals], watch: RunEndWatch | None
@@ -123,8 +134,8 @@ class DrivenScript:
         return True
 
     def _code_of(self, code: int, watch: RunEndWatch | None) -> int:
-        if watch is not None and watch.exit_code:
-            return watch.exit_code
+        if watch is not None and self._kill_at is not None:
+            return watch.exit_code or 0
         if code > 0 and self._has_lost_ps:
             return CODE_OF_LOST
         return 128 - code if code < 0 else code

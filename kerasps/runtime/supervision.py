@@ -21,6 +21,8 @@ from typing import Literal
 # may do without it. "absent": it was waited for at the start, and did not come in time.
 What = Literal["lost", "hung", "absent"]
 _WHATS: dict[str, What] = {"lost": "lost", "hung": "hung", "absent": "absent"}
+# How often a worker that drives its own steps says that it waits for the chief.
+TELL_ABSENT_EVERY_S = 1.0
 # The pipe as "descriptor:inode:process", where the last is the supervisor's id. A process that the
 # script starts inherits the variable; it has another parent, and may have another file there.
 SUPERVISOR_FD = "KERASPS_SUPERVISOR_FD"
