@@ -132,7 +132,7 @@ def kerasps_run(*arguments):
 
 
 class SmallRun:
-    """A chief, a ps and a worker or two, each of which is told its role and all hosts."""
+    """A chief, a ps and a worker or two, each of which is told all hosts."""
 
     def __init__(self, make_run, *, num_workers=1, spare=0, options=(), epochs=6):
         workers = [f"worker-{index}" for index in range(num_workers)]
@@ -144,10 +144,9 @@ class SmallRun:
             self.start(name)
 
     def start(self, name, on=None):
-        role, _, index = name.partition("-")
+        # The same command on each: a host finds itself by its name.
         script = [str(TRAINING), str(self.run.folder), str(self.epochs), str(STEPS)]
-        place = ["--role", role, "--index", index or "0"]
-        self.run.start(name, kerasps_run(*place, *self._options, *script), on=on)
+        self.run.start(name, kerasps_run(*self._options, *script), on=on)
 
     def check_done(self, *names):
         """Each step was done once, and all tasks of these names end well."""
