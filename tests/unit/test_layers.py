@@ -59,8 +59,8 @@ LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
     ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
     ("cli.main", "kerasps.cli.launch"): "as above",
-    ("cli.main", "kerasps.cluster.server"): "as above",
-    ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
+    ("cli.serve", "kerasps.cli.served_task"): "as above",
+    ("cli.run", "kerasps.cli"): "as above",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
 }
