@@ -201,7 +201,7 @@ def test_the_others_go_on_without_a_host_that_is_gone(make_run):
 
 
 def test_a_run_ends_when_the_host_of_a_ps_is_gone(make_run):
-    small = SmallRun(make_run, options=["--start-timeout", "15"], epochs=1000)
+    small = SmallRun(make_run, options=["--start-timeout", "25"], epochs=1000)
     small.run.wait_for_epoch(1)
     small.run.lose("ps-0")
     codes = small.run.codes()
