@@ -38,9 +38,6 @@ class PooledRows(TensorLike):
             from the other. By these a GradientTape knows them from others.
     """
 
-    # What this process assigns outside of steps is written.
-    takes_values = True
-
     def __init__(
         self, holder: NamedVariable, rows: range, pool: RowPool, *, trainable: bool, name: str
     ) -> None:
@@ -73,6 +70,11 @@ class PooledRows(TensorLike):
         return _compat.ResourceVariable(
             trainable=self.trainable, shape=holder.shape, dtype=holder.dtype, handle=handle
         )
+
+    @property
+    def takes_values(self) -> bool:
+        """Whether what this process assigns outside of steps is written."""
+        return self.holder.takes_values
 
     @property
     def name(self) -> str:
