@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import keras
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow as tf
 from kerasps.base_host import BaseHost
 from kerasps.coordinator_host import CoordinatorHost
 from kerasps.inputs import Input
+from kerasps.plan.errors import FirstStepReached
 from kerasps.step import Mode, TracedStep
 
 
@@ -27,27 +29,23 @@ class FirstStep:
         data: the data, or the batches of a method on one batch.
     """
 
-    host: PlannedHost
+    host: CoordinatorHost
     model: keras.Model
     mode: Mode
     function: TracedStep
     data: Input | Sequence[object]
 
 
-class FirstStepReached(BaseException):
-    """Ends a script at its first step. It is no `Exception`, which a script may handle."""
-
-
 class PlannedHost(CoordinatorHost):
     """The host of a strategy in a dry run; see `CoordinatorHost`.
 
     Attributes:
-        made: the hosts that were made, of strategies that were.
-        first_step: the first step of the script; None until it is reached.
+        num_made: how many strategies the script has made.
+        at_first_step: called with the first step, before the script ends there.
     """
 
-    made: list[PlannedHost] = []
-    first_step: FirstStep | None = None
+    num_made: ClassVar[int] = 0
+    at_first_step: ClassVar[Callable[[FirstStep], None]]
     why_no_eager_steps = (
         "A model that is compiled with `run_eagerly=True` runs its steps in the coordinator's "
         "process, and workers have nothing to do. Expected: a model whose steps run on workers. "
@@ -66,7 +64,7 @@ class PlannedHost(CoordinatorHost):
         """Begin without tasks to watch."""
         BaseHost.begin(self)
         self.membership = self.make_membership()
-        PlannedHost.made.append(self)
+        PlannedHost.num_made += 1
 
     def leave(self) -> None:
         """Leave nothing."""
@@ -78,5 +76,5 @@ class PlannedHost(CoordinatorHost):
         self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
     ) -> None:
         """End the script here."""
-        PlannedHost.first_step = FirstStep(self, model, mode, function, data)
+        PlannedHost.at_first_step(FirstStep(self, model, mode, function, data))
         raise FirstStepReached
