@@ -238,7 +238,9 @@ def _refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
     """End the process: there are arguments that `parser` does not know."""
     like = difflib.get_close_matches(others[0].partition("=")[0], _options_of(parser), 1)
     hint = f" Did you mean {like[0]}?" if like else ""
-    script = " Options of the script go behind it." if parser.prog.endswith(("launch", "plan")) else ""
+    script = (
+        " Options of the script go behind it." if parser.prog.endswith(("launch", "plan")) else ""
+    )
     parser.error(
         f"unrecognized arguments: {' '.join(others)}. Expected: those that `{parser.prog} --help` "
         f"lists.{hint}{script}"
@@ -299,7 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
-    _add_plan(commands)
+    _add_plan(commands.add_parser)
     _add_serve(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
@@ -383,8 +385,8 @@ def _add_script(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_plan(commands: Any) -> None:
-    plan: argparse.ArgumentParser = commands.add_parser(
+def _add_plan(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    plan = add_parser(
         "plan",
         help="say what a training would need, without running it",
         usage="kerasps plan [options] script.py [args ...]",

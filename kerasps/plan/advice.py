@@ -49,7 +49,7 @@ def advice_for(
         found += _wire_dtype(plan)
     if not overlaps:
         found += _steps_per_execution(plan)
-    return tuple([*found, *_feeding(plan)])
+    return (*found, *_feeding(plan))
 
 
 def memory_of_machine() -> int:
@@ -183,4 +183,3 @@ def _feeding(plan: Plan) -> Iterator[Advice]:
             f"Read the data in a `kerasps.DatasetCreator`: each batch{of_size} is read in this "
             f"process and sent to one of {plan.num_workers} workers.",
         )
-

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
 from kerasps.plan.host import FirstStep
 from kerasps.plan.report import (
@@ -26,6 +27,7 @@ from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.tracing.plan import StepPlan
 from kerasps.variables import ParameterServerVariable, shards_in, slots_of
 from kerasps.variables.placement import TaskPlacement
+from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.slots import optimizers_of
 
 # In a message, an id takes so many bytes; so does the count of those of a table.
@@ -45,7 +47,7 @@ def plan_of(first: FirstStep, script: str, sample_batches: int) -> Plan:
     sample = take_sample(first.data, plan, sample_batches)
     measured = _Measured(first, plan, sample)
     optimizer = getattr(first.model, "optimizer", None)
-    is_on_batch = isinstance(first.data, (list, tuple))
+    is_on_batch = isinstance(first.data, Sequence)
     name = "fit" if first.mode is TRAIN else first.mode.name.replace("test", "evaluate")
     return Plan(
         script=script,
@@ -164,7 +166,9 @@ class _Measured:
             shape=tuple(int(size) for size in variable.shape),
             dtype=str(variable.dtype),
             num_bytes=sum(_bytes(shard) for shard in variable.shards),
-            slot_bytes=sum(_bytes(s) for slot in self._slots.get(variable, []) for s in slot.shards),
+            slot_bytes=sum(
+                _bytes(s) for slot in self._slots.get(variable, []) for s in slot.shards
+            ),
             read=self._read(variable),
             ids_per_step=mean(ids),
             rows_per_step=mean(sum(rows.values())) if rows else None,
@@ -206,7 +210,7 @@ def _on_ps(variables: Iterable[object]) -> list[ParameterServerVariable]:
     ]
 
 
-def _bytes(storage: Any) -> int:
+def _bytes(storage: tf.Variable | PooledRows) -> int:
     """Return the bytes of a `tf.Variable`, or of what holds a shard."""
     return int(math.prod(storage.shape) * storage.dtype.size)
 

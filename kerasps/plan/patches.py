@@ -8,12 +8,14 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.central_storage import CentralStorageStrategy
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 from kerasps.plan.errors import PlanError
 from kerasps.runtime.dry_run import HereInstead, here_instead
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.pooled_rows import PooledRows
+from kerasps.worker_driven import WorkerDrivenStrategy
 
 _FIT_ONLY = (
     "`kerasps plan` plans `model.fit`, `evaluate`, `predict` and the methods on one batch, of a "
@@ -21,7 +23,7 @@ _FIT_ONLY = (
 )
 
 
-def device(original: Original, self: object, name: Any) -> Any:
+def device(original: Original, self: object, name: object) -> Any:
     """`Context.device`: use a device of this process for one of a task that is not there."""
     text = name.to_string() if isinstance(name, tf.DeviceSpec) else getattr(name, "name", name)
     if text is None:
@@ -33,39 +35,46 @@ def device(original: Original, self: object, name: Any) -> Any:
     return HereInstead(ps, original(self, here))
 
 
-def read_variable(original: Original, self: NamedVariable, *args: Any, **kwargs: Any) -> Any:
+def read_variable(original: Original, self: NamedVariable, *args: object, **kwargs: object) -> Any:
     """`NamedVariable._read_variable_op`: read zeros where a large variable has no value."""
     if tf.executing_eagerly() and _has_no_value(self):
         return tf.zeros(self.shape, self.dtype)
     return original(self, *args, **kwargs)
 
 
-def read_rows(original: Original, self: NamedVariable, indices: Any, name: Any = None) -> Any:
+def read_rows(
+    original: Original, self: NamedVariable, indices: object, name: str | None = None
+) -> Any:
     """`NamedVariable.sparse_read`: read rows of zeros where a large variable has no value."""
     if tf.executing_eagerly() and _has_no_value(self):
         return tf.zeros([*tf.convert_to_tensor(indices).shape, *self.shape[1:]], self.dtype)
     return original(self, indices, name)
 
 
-def read_pooled(original: Original, self: PooledRows, view: Any, places: Any) -> Any:
+def read_pooled(original: Original, self: PooledRows, view: object, places: object) -> Any:
     """`PooledRows._read`: read rows of zeros: tables that share a storage have no values."""
     if tf.executing_eagerly():
         return tf.zeros([*tf.convert_to_tensor(places).shape, *self.shape[1:]], self.dtype)
     return original(self, view, places)
 
 
-def write_pooled(original: Original, self: PooledRows, value: Any, *args: Any, **kw: Any) -> Any:
+def write_pooled(
+    original: Original, self: PooledRows, value: object, *args: object, **kw: object
+) -> Any:
     """`PooledRows.assign`: leave tables that share a storage without values."""
     return self if tf.executing_eagerly() else original(self, value, *args, **kw)
 
 
-def _has_no_value(variable: NamedVariable) -> bool:
-    return not variable.takes_values and not bool(
-        tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
-    )
+def _has_no_value(variable: object) -> bool:
+    # What is hooked is TensorFlow's: it is called of other variables too.
+    if not isinstance(variable, NamedVariable) or variable.takes_values:
+        return False
+    return not bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
-def make_function(original: Original, self: keras.Model, *args: Any, **kwargs: Any) -> NoReturn:
+def make_function(
+    original: Original, self: keras.Model, *args: object, **kwargs: object
+) -> NoReturn:
     """`TensorFlowTrainer.make_train_function` and its siblings: run no step of plain Keras."""
     raise PlanError(
         f"The script runs steps of model '{self.name}', which no ParameterServerStrategy trains: "
@@ -79,12 +88,21 @@ def _strategy_of(model: keras.Model) -> str:
     return "no strategy" if strategy is None else f"a {type(strategy).__name__}"
 
 
-def make_coordinator(original: Original, cls: type, *args: Any, **kwargs: Any) -> NoReturn:
+def make_coordinator(original: Original, cls: type, *args: object, **kwargs: object) -> NoReturn:
     """`ClusterCoordinator.__new__`: a custom loop schedules functions, which run on workers."""
     raise PlanError(
         f"The script has a training loop of its own, whose functions run on workers. {_FIT_ONLY} "
         "Expected: a script that calls one of them. Received: a `ClusterCoordinator`. Write a "
         "script that makes the same model, compiles it and calls `fit`."
+    )
+
+
+def make_other(original: Original, self: object, *args: object, **kwargs: object) -> NoReturn:
+    """The constructors of other strategies than the one that is planned."""
+    raise PlanError(
+        f"The script makes a {type(self).__name__}. {_FIT_ONLY} Expected: a "
+        f"`kerasps.ParameterServerStrategy`. Received: a {type(self).__name__}. Make the former "
+        "where the training is to be planned."
     )
 
 
@@ -100,6 +118,8 @@ PATCHES: tuple[Patch, ...] = (
           "a dry run runs no steps", KERAS),
     Patch(tf.distribute.coordinator.ClusterCoordinator, "__new__", make_coordinator,
           "a dry run runs no steps", TENSORFLOW),
+    Patch(WorkerDrivenStrategy, "__init__", make_other, "a dry run has no tasks", KERAS),
+    Patch(CentralStorageStrategy, "__init__", make_other, "a dry run runs no steps", KERAS),
     Patch(NamedVariable, "_read_variable_op", read_variable, "large values are left out",
           TENSORFLOW),
     Patch(NamedVariable, "sparse_read", read_rows, "large values are left out", TENSORFLOW),

@@ -58,18 +58,26 @@ def plan(
         The exit code: 0 with a plan, 1 without one.
     """
     _prepare(num_workers, num_ps)
-    plans: list[Plan] = []
+    plans: list[Plan | Exception] = []
 
     def measure(first: FirstStep) -> None:
-        plans.append(_advised(plan_of(first, script, sample_batches), first))
+        if plans:  # a script that handles whatever ends it
+            return
+        try:
+            plans.append(_advised(plan_of(first, script, sample_batches), first))
+        except Exception as exc:  # which a script may handle
+            plans.append(exc)
 
     PlannedHost.at_first_step = measure
     out = _own_stdout() if as_json else sys.stdout
     error = _run(script, args)
-    if not plans:
-        print(f"kerasps plan: error: {error}", file=sys.stderr, flush=True)
+    found = plans[0] if plans else PlanError(error)
+    if isinstance(found, Exception):
+        traceback.print_exception(found)
+        found = PlanError("The first step cannot be measured. This is a defect: please report it.")
+    if isinstance(found, PlanError):
+        print(f"kerasps plan: error: {found}", file=sys.stderr, flush=True)
         return 1
-    (found,) = plans[:1]
     found = _noted(found, num_workers, num_ps)
     if as_json:
         print(json.dumps(found.as_dict(), indent=2), file=out, flush=True)
@@ -124,12 +132,11 @@ def _code_of(exc: SystemExit) -> object:
 
 
 def _advice() -> str:
-    made = "It made a ParameterServerStrategy, and" if PlannedHost.num_made else "It made"
-    what = "called no method that does." if PlannedHost.num_made else "no ParameterServerStrategy."
+    received = "such a strategy, and no such call" if PlannedHost.num_made else "no such strategy"
     return (
         "Expected: a script that makes a `kerasps.ParameterServerStrategy`, makes and compiles a "
         "model in its scope, and calls `fit`, `evaluate`, `predict` or `train_on_batch`. Received: "
-        f"{made} {what} Give the script the arguments with which it trains."
+        f"{received}. Give the script the arguments with which it trains."
     )
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from kerasps.errors import InputError
 from kerasps.inputs import Input
+from kerasps.runtime.errors import translated_errors
 from kerasps.step.phases.step_context import batch_inputs
 from kerasps.step.records.packing import leaves_of
 from kerasps.step.rows.row_requests import Asked
@@ -65,9 +67,10 @@ def take_sample(
     reader = _Reader(lambda: _batches(data), limit)
     for batch in reader.until(time.monotonic() + seconds):
         try:
-            rows, ids = _asked_for(plan, batch)
-        except tf.errors.OpError as exc:
-            sample.unknown = f"Ids of a batch could not be worked out: {exc.message}"
+            with translated_errors(None):
+                rows, ids = _asked_for(plan, batch)
+        except (InputError, tf.errors.OpError) as exc:
+            sample.unknown = f"A step with batch {sample.num_batches} would fail: {exc}"
             break
         sample.num_batches += 1
         sample.num_bytes += sum(_bytes_of(tensor) for tensor in leaves_of(batch))
@@ -100,7 +103,7 @@ class _Reader:
         is_over: whether all was read that is wanted, or that there is.
     """
 
-    def __init__(self, batches: Callable[[], Iterator[Any]], limit: int) -> None:
+    def __init__(self, batches: Callable[[], Iterator[object]], limit: int) -> None:
         self._batches = batches
         self._limit = limit
         self._read: list[Any] = []
@@ -135,13 +138,14 @@ class _Reader:
 
 
 def _batches(data: Input | Sequence[object]) -> Iterator[Any]:
-    """Yield the batches that the first worker would read."""
-    if isinstance(data, (list, tuple)):
+    """Yield the batches that the first worker would read, then those of the second, and so on."""
+    if isinstance(data, Sequence):
         yield from data
         return
     data.start_pass(0, must_end=False)
     if not data.sends_batches:
-        yield from data.open(0, 0).iterator or ()
+        for split in range(data.num_splits):
+            yield from data.open(split, 0).iterator or ()
         return
     while batches := data.next_batches(1).batches:
         yield from batches

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kerasps.plan.report import Plan, PSPlan, VariablePlan
-from kerasps.plan.words import count, num_bytes
+from kerasps.plan.words import count, num_bytes, times
 
 # More variables than a screen has lines are summed up in the last.
 MAX_VARIABLES = 20
@@ -34,7 +34,10 @@ def print_plan(plan: Plan, console: Console) -> None:
     for line in (*_lines(plan), *plan.notes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print()
-    console.print("What would help:" if plan.advice else "Nothing to change.", highlight=False)
+    nothing = (
+        "Nothing to change, as far as is known." if plan.sample.unknown else "Nothing to change."
+    )
+    console.print("What would help:" if plan.advice else nothing, highlight=False)
     for advice in plan.advice:
         console.print(f"- {advice.text}", markup=False, highlight=False, soft_wrap=True)
 
@@ -43,10 +46,7 @@ def _table(title: str, columns: Iterable[str], texts: Iterable[str] = ()) -> Tab
     table = Table(title=title, title_justify="left", title_style="bold")
     of_text = set(texts)
     for column in columns:
-        is_text = column in of_text
-        table.add_column(
-            column, justify="left" if is_text else "right", overflow="fold" if is_text else "fold"
-        )
+        table.add_column(column, justify="left" if column in of_text else "right", overflow="fold")
     return table
 
 
@@ -130,18 +130,23 @@ def _lines(plan: Plan) -> list[str]:
     step, memory, sample = plan.step, plan.worker_memory, plan.sample
     moved = (
         f"A step pulls {num_bytes(step.pulled_bytes)} and pushes {num_bytes(step.pushed_bytes)}, "
-        f"in {step.messages} messages and {step.rounds} round trip{'s' if step.rounds > 1 else ''} "
-        f"of its pull; {step.steps_per_execution} per execution."
+        f"in {times(step.messages, 'message')} and {times(step.rounds, 'round trip')} of its pull; "
+        f"{step.steps_per_execution} per execution."
     )
     batches = "an unknown number of" if step.num_batches is None else count(step.num_batches)
     data = f"The {step.data_read_by} read{'s' if step.data_read_by == 'coordinator' else ''} " + (
         f"{batches} batches for each pass"
     )
     size = "" if sample.batch_bytes is None else f", of {num_bytes(sample.batch_bytes)}"
-    seen = f"{data}{size}. Rows are the mean of {sample.num_batches} of them."
+    seen = f"{data}{size}. Rows are means over {sample.num_batches} of them."
     needed = (
         f"A worker needs {num_bytes(memory.num_bytes)}: weights {num_bytes(memory.weight_bytes)}, "
         f"gradients {num_bytes(memory.gradient_bytes)}, rows {num_bytes(memory.row_bytes)}, batch "
         f"{num_bytes(memory.batch_bytes)}; and what its layers compute, which is not counted."
     )
+    if step.batches_per_step > 1:
+        needed += (
+            f" A step takes {step.batches_per_step} batches, one for each device; rows and batch "
+            "are of one of them."
+        )
     return [moved, seen, needed, *([sample.unknown] if sample.unknown else [])]

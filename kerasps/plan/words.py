@@ -23,3 +23,8 @@ def count(number: float | None) -> str:
         return "?"
     is_whole = number >= 100 or float(number).is_integer()
     return f"{number:,.0f}" if is_whole else f"{number:,.1f}"
+
+
+def times(number: int, what: str) -> str:
+    """Return a number and a noun, which gets an "s" unless there is one."""
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"

@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from typing import Any
+from types import TracebackType
 
 import tensorflow as tf
 
 from kerasps.runtime.devices import COORDINATOR_CPU, ps_device
 
-# What is larger has no value in a dry run. Models of many layers have thousands of smaller ones,
-# and scripts that call a layer once, to build it, need them.
+# What is larger has no value in a dry run. Scripts that call a layer once, to build it, need the
+# values of smaller ones.
 VALUE_BYTES = 1 << 20
+# All values together have no more bytes: further variables have none.
+ALL_VALUES_BYTES = 256 << 20
 
 
 class DryRun(threading.local):
@@ -31,6 +33,7 @@ class DryRun(threading.local):
     """
 
     is_active = False
+    _room = ALL_VALUES_BYTES
     device: str | None = None
 
     @classmethod
@@ -38,11 +41,15 @@ class DryRun(threading.local):
         """Make this process's a dry run, for good. Call before there is a strategy."""
         cls.is_active = True
 
-    def leaves_out(self, variable: tf.Variable) -> bool:
-        """Return whether a variable is left without a value."""
+    def leaves_out(self, shape: tf.TensorShape, dtype: tf.DType) -> bool:
+        """Return whether a new variable is left without a value. Call once for each."""
         if not self.is_active:
             return False
-        return bool(math.prod(variable.shape) * variable.dtype.size > VALUE_BYTES)
+        num_bytes = int(math.prod(shape) * dtype.size)
+        if num_bytes > min(VALUE_BYTES, DryRun._room):
+            return True
+        DryRun._room -= num_bytes
+        return False
 
 
 DRY_RUN = DryRun()
@@ -56,7 +63,9 @@ class HereInstead:
         context: TensorFlow's, of a device of this process.
     """
 
-    def __init__(self, device: str | None, context: contextlib.AbstractContextManager[Any]) -> None:
+    def __init__(
+        self, device: str | None, context: contextlib.AbstractContextManager[object]
+    ) -> None:
         self._device = device
         self._context = context
         self._before: list[str | None] = []
@@ -66,9 +75,14 @@ class HereInstead:
         self._before.append(DRY_RUN.device)
         DRY_RUN.device = self._device
 
-    def __exit__(self, *exc_info: Any) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         DRY_RUN.device = self._before.pop()
-        self._context.__exit__(*exc_info)
+        self._context.__exit__(exc_type, exc, traceback)
 
 
 def here_instead(name: str) -> tuple[str, str | None] | None:

@@ -51,6 +51,7 @@ class NamedVariable(_compat.ResourceVariable):
         with tf.init_scope():
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
             self._absent_device = DRY_RUN.device
+            self._is_left_out = DRY_RUN.leaves_out(shape, dtype)
             kind = (dtype.name, tuple(shape))
             shared_name = self._claim_name(kind)
             handle = on_own_task(
@@ -81,7 +82,7 @@ class NamedVariable(_compat.ResourceVariable):
     @property
     def takes_values(self) -> bool:
         """Whether what this process assigns outside of steps is written."""
-        return not DRY_RUN.leaves_out(self)
+        return not self._is_left_out
 
     def _claim_name(self, kind: Hashable) -> str:
         return NAMES.claim(kind)

@@ -34,6 +34,7 @@ class PooledRows(TensorLike):
         holder: as given.
         begin: the first of its rows.
         pool: as given.
+        takes_values: whether what this process assigns outside of steps is written.
         watched: the holder twice more: some of these rows are read as from the one, all of them as
             from the other. By these a GradientTape knows them from others.
     """
@@ -42,6 +43,7 @@ class PooledRows(TensorLike):
         self, holder: NamedVariable, rows: range, pool: RowPool, *, trainable: bool, name: str
     ) -> None:
         self.holder = holder
+        self.takes_values = holder.takes_values
         self.begin = rows.start
         self.pool = pool
         self.trainable = trainable
@@ -70,11 +72,6 @@ class PooledRows(TensorLike):
         return _compat.ResourceVariable(
             trainable=self.trainable, shape=holder.shape, dtype=holder.dtype, handle=handle
         )
-
-    @property
-    def takes_values(self) -> bool:
-        """Whether what this process assigns outside of steps is written."""
-        return self.holder.takes_values
 
     @property
     def name(self) -> str:
