@@ -30,8 +30,21 @@ def dense():
     return model, np.zeros((BATCH, 64), np.float32)
 
 
+class Scaled(keras.layers.Layer):
+    """A layer that reads a variable of TensorFlow's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = tf.Variable(np.ones((40, 8), np.float32), trainable=False)
+
+    def call(self, x):
+        return x * self.scale[0, 0]
+
+
 def tables():
-    """A large table in shards, one that is looked up twice, one without a gradient, a small one."""
+    """A large table in shards, one that is looked up twice, one without a gradient, a small one;
+    and a variable of TensorFlow's own.
+    """
     ids = keras.Input((5,), dtype="int64")
     large = keras.layers.Embedding(200_000, 16, name="large")
     twice = keras.layers.Embedding(7_000, 32, name="twice")
@@ -39,7 +52,7 @@ def tables():
     small = keras.layers.Embedding(100, 8, name="small")
     found = [large(ids), twice(ids % 50), twice(ids % 7), frozen(ids % 90), small(ids % 100)]
     flat = [keras.layers.Flatten()(x) for x in found]
-    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(flat)))
+    model = keras.Model(ids, keras.layers.Dense(1)(Scaled()(keras.layers.Concatenate()(flat))))
     model.compile(keras.optimizers.Adagrad(), "mse")
     return model, np.arange(BATCH * 5).reshape(BATCH, 5) ** 2 % 10_000
 
