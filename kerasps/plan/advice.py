@@ -38,13 +38,12 @@ def advice_for(
         memory: the bytes of memory of a machine. Default: those of this one.
     """
     memory = memory_of_machine() if memory is None else memory
-    found = [
-        *_memory(plan, memory, is_split=is_split),
-        *_uneven(plan, is_split=is_split),
-        *_idle(plan),
-        *_link(plan),
-        *_whole_tables(plan),
-    ]
+    found = [*_memory(plan, memory, is_split=is_split)]
+    if not found or is_split:  # else the partitioner is named
+        found += _uneven(plan, is_split=is_split)
+    if not found:  # to split variables would give each ps some
+        found += _idle(plan)
+    found += [*_link(plan), *_whole_tables(plan)]
     if not is_16_bits:
         found += _wire_dtype(plan)
     if not overlaps:

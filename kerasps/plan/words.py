@@ -10,11 +10,11 @@ def num_bytes(number: float | None) -> str:
     if number is None:
         return "?"
     value, unit = float(number), 0
-    while round(value) >= 1000 and unit < len(_UNITS) - 1:
+    while float(f"{value:.3g}") >= 1000 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     if unit == 0:
         return f"{value:,.0f} {_UNITS[0]}"
-    return f"{value:.3g} {_UNITS[unit]}"
+    return f"{value:,.0f} {_UNITS[unit]}" if value >= 1000 else f"{value:.3g} {_UNITS[unit]}"
 
 
 def count(number: float | None) -> str:

@@ -70,13 +70,14 @@ def test_a_plan_is_what_a_run_does(tmp_path):
                 assert sorted(read) == of_run, name
                 continue
             of_plan = [task[key] for task in planned["ps"]]
-            is_known = [value is not None for value in of_plan]
             # Of one table the ids are rows of another, which nobody has.
-            assert all(is_known) or name == "chained"
-            assert any(is_known)
-            assert [round(v, 3) if v is not None else ran for v, ran in zip(of_plan, of_run)] == [
-                pytest.approx(value) for value in of_run
-            ], (name, key)
+            assert of_plan.count(None) == (name == "chained" and not key.startswith("num_"))
+            known = [
+                (mine, own) for mine, own in zip(of_plan, of_run, strict=True) if mine is not None
+            ]
+            assert [mine for mine, _ in known] == pytest.approx([own for _, own in known]), (
+                f"{name}: {key}"
+            )
         assert planned["sample"]["num_batches"] == 20
         assert ("ids follow from rows" in str(planned["sample"]["unknown"])) == (name == "chained")
         assert sum(v["num_bytes"] + v["slot_bytes"] for v in planned["variables"]) <= sum(
@@ -94,7 +95,7 @@ def test_a_table_that_no_machine_holds_is_planned(tmp_path):
             ids = tf.random.uniform([64, 4], maxval=100, dtype=tf.int64)
             return tf.data.Dataset.from_tensors((ids, tf.ones([64, 1]))).repeat()
         with strategy.scope():
-            table = keras.layers.Embedding(10**10, 64)
+            table = keras.layers.Embedding(10**9, 64)
             model = make(table, keras.layers.Flatten())
             print("rows", table(np.ones([2, 3])).shape)
         model.fit(kerasps.DatasetCreator(dataset_fn), epochs=9, steps_per_epoch=10**6)
@@ -103,12 +104,12 @@ def test_a_table_that_no_machine_holds_is_planned(tmp_path):
     )
     planned = plan_of(tmp_path, "--num-ps", 3, path)
     (table,) = [v for v in planned["variables"] if v["read"] == "rows"]
-    assert table["num_bytes"] == 10**10 * 64 * 4
+    assert table["num_bytes"] == 10**9 * 64 * 4
     assert table["slot_bytes"] == 2 * table["num_bytes"]
     assert len(table["shards"]) == 3
     assert table["ids_per_step"] == 64 * 4
     assert 80 < table["rows_per_step"] <= 100
-    assert [advice["change"] for advice in planned["advice"]][0] == "more_ps"
+    assert planned["advice"][0]["change"] == "more_ps"
     # In kB: TensorFlow and Keras, and no table.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4 << 20
 
