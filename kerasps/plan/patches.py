@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 import keras
@@ -97,6 +98,17 @@ def make_coordinator(original: Original, cls: type, *args: object, **kwargs: obj
     )
 
 
+def save(
+    original: Original, self: keras.Model, filepath: object, *args: object, **kw: object
+) -> None:
+    """`keras.Model.save` and `save_weights`: write nothing: large values are not there."""
+    print(
+        f"kerasps plan: model '{self.name}' is not saved to {filepath}: a plan writes no models",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def make_other(original: Original, self: object, *args: object, **kwargs: object) -> NoReturn:
     """The constructors of other strategies than the one that is planned."""
     raise PlanError(
@@ -118,6 +130,8 @@ PATCHES: tuple[Patch, ...] = (
           "a dry run runs no steps", KERAS),
     Patch(tf.distribute.coordinator.ClusterCoordinator, "__new__", make_coordinator,
           "a dry run runs no steps", TENSORFLOW),
+    Patch(keras.Model, "save", save, "large values are left out", KERAS),
+    Patch(keras.Model, "save_weights", save, "large values are left out", KERAS),
     Patch(WorkerDrivenStrategy, "__init__", make_other, "a dry run has no tasks", KERAS),
     Patch(CentralStorageStrategy, "__init__", make_other, "a dry run runs no steps", KERAS),
     Patch(NamedVariable, "_read_variable_op", read_variable, "large values are left out",
