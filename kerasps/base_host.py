@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.inputs import Input, InputArguments
 from kerasps.step import Mode, TracedStep
 from kerasps.step.tracing.traffic import TrafficMeter
@@ -59,6 +60,17 @@ class BaseHost(abc.ABC):
         self.options = options
 
     # From the first connection to the end
+
+    def wait_for_tasks(self, timeout: float | None) -> None:
+        """Wait until every task accepts connections.
+
+        Args:
+            timeout: the time limit in seconds; None for that of `KERASPS_CONNECT_TIMEOUT`.
+
+        Raises:
+            TaskUnreachableError: one does not within the time.
+        """
+        wait_until_reachable(self.connects_to.server_addresses, timeout)
 
     @abc.abstractmethod
     def connect(self, protocol: str | None) -> None:
@@ -144,6 +156,12 @@ class BaseHost(abc.ABC):
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
     ) -> tuple[Input, Any]:
         """Return the input of a `fit` that begins, and the callbacks to call in this process."""
+
+    def before_steps(
+        self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
+    ) -> None:
+        """Note that steps are about to run (see `training.Host`)."""
+        return
 
     @abc.abstractmethod
     def dispatcher(

@@ -17,7 +17,6 @@ from kerasps.cluster.connection.tf_info import without_info
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.local.local_registry import local_cluster_of
-from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.errors import KeraspsError
 from kerasps.inputs import makes_quickly_deleted, quickly_deleted
 from kerasps.runtime.connected import (
@@ -73,7 +72,7 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
             _compat.check_overridden()
             hooks.check_patched(hooks.PATCHES)
             _compat.warn_of_untested_versions()
-            wait_until_reachable(host.connects_to.server_addresses, connect_timeout)
+            host.wait_for_tasks(connect_timeout)
             with without_info():
                 self._connect(cluster_resolver)
             remember_connected(self)

@@ -94,7 +94,7 @@ class CoordinatorHost(BaseHost):
         """
         self._devices.check(self.description.jobs.get("worker", ()))
         super().begin()
-        self.membership = Membership(self.description.server_addresses, self._resolve)
+        self.membership = self.make_membership()
         self.membership.start()
         coordinator = self.coordinator
         self.scheduled_calls = calls = ScheduledCalls(self)
@@ -102,6 +102,10 @@ class CoordinatorHost(BaseHost):
         self._port.replace_failure_handler(self.membership, calls)
         self.extended.away = AwayStates(self.extended.mutex)
         self.extended.replica_runner = functools.partial(run_in_graph, self, calls)
+
+    def make_membership(self) -> Membership:
+        """Return what watches the tasks once it is started."""
+        return Membership(self.description.server_addresses, self._resolve)
 
     def _resolve(self) -> dict[int, str]:
         """Return where the workers are now."""

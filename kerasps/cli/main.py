@@ -1,4 +1,4 @@
-"""Parses the `kerasps` command: `launch` a script, `serve` a task, describe the `env`ironment."""
+"""Parses the `kerasps` command: `launch` or `plan` a script, `serve` a task, describe the `env`."""
 
 from __future__ import annotations
 
@@ -107,6 +107,25 @@ example:
   TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
     "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
 
+_PLAN_HELP = """\
+Plans a training in seconds, without a cluster and without a step.
+
+Runs the script up to its first `fit`, `evaluate`, `predict` or `train_on_batch`, in
+one process, and prints what the training would need: the variables, slots and bytes
+of each ps; the bytes and messages of each step; the rows of embedding tables that a
+step asks for, counted in a sample of the data; the memory of a worker; and what would
+help. Variables of more than 1 MiB get no memory, so that tables which no machine
+holds are planned on any."""
+
+_PLAN_EPILOG = """\
+exit code:
+  0 with a plan; 1 where the script fails, or runs no step of a model of a
+  `kerasps.ParameterServerStrategy`; 2 when the command line is wrong.
+
+example:
+  kerasps plan --num-workers 8 --num-ps 4 train.py --epochs 3
+  kerasps plan --json train.py > plan.json"""
+
 _ENV_HELP = """\
 Prints what a bug report needs: versions, platform, devices, the environment
 variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
@@ -131,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _launch(args)
         if args.command == "serve":
             return _serve(args)
+        if args.command == "plan":
+            return _plan(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -169,6 +190,25 @@ def _launch(args: argparse.Namespace) -> int:
     )
 
 
+def _plan(args: argparse.Namespace) -> int:
+    # Before TensorFlow is imported, whose own lines would be all that is seen at first.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    parser: argparse.ArgumentParser = args.parser
+    num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
+    num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
+    _check_script(parser, args.script, args.args)
+    from kerasps.plan import plan
+
+    return plan(
+        args.script,
+        args.args,
+        num_workers=num_workers,
+        num_ps=num_ps,
+        sample_batches=args.sample_batches,
+        as_json=args.json,
+    )
+
+
 def _check_script(parser: argparse.ArgumentParser, script: str, args: Sequence[str]) -> None:
     """End the process where a script is no file, and say which options behind it may be ours."""
     if not os.path.isfile(script):
@@ -182,8 +222,8 @@ def _check_script(parser: argparse.ArgumentParser, script: str, args: Sequence[s
     behind = [arg for arg in args if arg.partition("=")[0] in ours]
     if behind:
         print(
-            f"kerasps launch: {' '.join(behind)} behind the script goes to the script; options of "
-            "kerasps launch go before it",
+            f"{parser.prog}: {' '.join(behind)} behind the script goes to the script; options of "
+            f"{parser.prog} go before it",
             file=sys.stderr,
             flush=True,
         )
@@ -198,7 +238,9 @@ def _refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
     """End the process: there are arguments that `parser` does not know."""
     like = difflib.get_close_matches(others[0].partition("=")[0], _options_of(parser), 1)
     hint = f" Did you mean {like[0]}?" if like else ""
-    script = " Options of the script go behind it." if parser.prog.endswith("launch") else ""
+    script = (
+        " Options of the script go behind it." if parser.prog.endswith(("launch", "plan")) else ""
+    )
     parser.error(
         f"unrecognized arguments: {' '.join(others)}. Expected: those that `{parser.prog} --help` "
         f"lists.{hint}{script}"
@@ -259,6 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
+    _add_plan(commands.add_parser)
     _add_serve(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
@@ -292,18 +335,7 @@ def _add_launch(commands: Any) -> None:
         allow_abbrev=False,
     )
     launch.set_defaults(parser=launch)
-    launch.add_argument(
-        "--num-workers",
-        type=_count,
-        metavar="N",
-        help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)",
-    )
-    launch.add_argument(
-        "--num-ps",
-        type=_count,
-        metavar="M",
-        help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
-    )
+    _add_numbers(launch)
     _add_mode(launch, "who drives the steps")
     launch.add_argument(
         "--log-dir",
@@ -326,10 +358,54 @@ def _add_launch(commands: Any) -> None:
         f"script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
     )
     _add_evaluator(launch)
-    launch.add_argument("script", metavar="script.py", help="the training script")
-    launch.add_argument(
+    _add_script(launch)
+
+
+def _add_numbers(command: argparse.ArgumentParser) -> None:
+    """Add the options for how many tasks there are."""
+    command.add_argument(
+        "--num-workers",
+        type=_count,
+        metavar="N",
+        help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)",
+    )
+    command.add_argument(
+        "--num-ps",
+        type=_count,
+        metavar="M",
+        help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
+    )
+
+
+def _add_script(command: argparse.ArgumentParser) -> None:
+    """Add the script and its arguments, behind all options."""
+    command.add_argument("script", metavar="script.py", help="the training script")
+    command.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
     )
+
+
+def _add_plan(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    plan = add_parser(
+        "plan",
+        help="say what a training would need, without running it",
+        usage="kerasps plan [options] script.py [args ...]",
+        description=_PLAN_HELP,
+        epilog=_PLAN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    plan.set_defaults(parser=plan)
+    _add_numbers(plan)
+    plan.add_argument("--json", action="store_true", help="print JSON, and nothing else on stdout")
+    plan.add_argument(
+        "--sample-batches",
+        type=_count_or_zero,
+        default=20,
+        metavar="N",
+        help="batches to count rows in, at most; 0: read none (default: 20)",
+    )
+    _add_script(plan)
 
 
 def _add_evaluator(launch: argparse.ArgumentParser) -> None:

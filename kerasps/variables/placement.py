@@ -197,14 +197,15 @@ class PlacementLedger:
         by_bytes = sorted(range(self._num_ps), key=weights.__getitem__)
         return [by_bytes[shard % self._num_ps] for shard in range(num_shards)]
 
-    def add(self, variable: tf.Variable, *, is_placed: bool) -> None:
+    def add(self, variable: tf.Variable, *, is_placed: bool, device: str | None = None) -> None:
         """Count a variable until Python collects it.
 
         Args:
             variable: the variable. One that is on no ps does not count.
             is_placed: whether `place` or `spread` has chosen its ps.
+            device: the device that it was made for. Default: the one that it is on.
         """
-        spec = tf.DeviceSpec.from_string(variable.device)
+        spec = tf.DeviceSpec.from_string(device or variable.device)
         if spec.job == "ps":
             num_bytes = math.prod(variable.shape) * variable.dtype.size
             held = Held(variable.name, spec.task, num_bytes, is_placed)

@@ -20,7 +20,7 @@ ORDER = [
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
-    *("callbacks", "evaluator", "worker_driven"),
+    *("callbacks", "evaluator", "worker_driven", "plan"),
     *("__init__", "cli"),
 ]
 WINGS = [
@@ -34,6 +34,7 @@ WINGS = [
     "hooks",
     "evaluator",
     "worker_driven",
+    "plan",
     "cli",
 ]
 
@@ -59,6 +60,7 @@ LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
     ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
     ("cli.main", "kerasps.cli.launch"): "as above",
+    ("cli.main", "kerasps.plan"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, Unpack
 
 import keras
@@ -59,6 +60,18 @@ class Host(StepHost, Protocol):
             data: the `x` of `fit`.
             callbacks: the user's.
             arguments: those of `as_input`.
+        """
+
+    def before_steps(
+        self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
+    ) -> None:
+        """Note that steps are about to run, before any callback is told.
+
+        Args:
+            model: the model.
+            mode: the kind of its step.
+            function: the step, traced.
+            data: the data, or the batches of a method on one batch.
         """
 
     def dispatcher(
