@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import difflib
 import os
-import re
-import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import NoReturn
 
 from kerasps import __version__
-from kerasps.checks import count, seconds
+from kerasps.cli import plan
+from kerasps.cli.options import (
+    MODES,
+    CommandParser,
+    Commands,
+    add_mode,
+    add_numbers,
+    add_script,
+    as_count_or_zero,
+    as_evaluator,
+    as_mode,
+    as_seconds,
+    check_script,
+    numbers,
+    refuse,
+    setting,
+)
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
-
-_T = TypeVar("_T")
-
-MODES = ("coordinator", "worker")
 
 _LAUNCH_HELP = """\
 Runs a training script with worker and ps processes around it, all on this machine.
@@ -107,25 +115,6 @@ example:
   TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
     "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
 
-_PLAN_HELP = """\
-Plans a training in seconds, without a cluster and without a step.
-
-Runs the script up to its first `fit`, `evaluate`, `predict` or `train_on_batch`, in
-one process, and prints what the training would need: the variables, slots and bytes
-of each ps; the bytes and messages of each step; the rows of embedding tables that a
-step asks for, counted in a sample of the data; the memory of a worker; and what would
-help. Variables of more than 1 MiB get no memory, so that tables which no machine
-holds are planned on any."""
-
-_PLAN_EPILOG = """\
-exit code:
-  0 with a plan; 1 where the script fails, or runs no step of a model of a
-  `kerasps.ParameterServerStrategy`; 2 when the command line is wrong.
-
-example:
-  kerasps plan --num-workers 8 --num-ps 4 train.py --epochs 3
-  kerasps plan --json train.py > plan.json"""
-
 _ENV_HELP = """\
 Prints what a bug report needs: versions, platform, devices, the environment
 variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
@@ -144,14 +133,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, others = parser.parse_known_args(argv)
     if others:
-        _refuse(getattr(args, "parser", parser), others)
+        refuse(getattr(args, "parser", parser), others)
     try:
         if args.command == "launch":
             return _launch(args)
         if args.command == "serve":
             return _serve(args)
         if args.command == "plan":
-            return _plan(args)
+            return plan.run(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -165,23 +154,22 @@ def _launch(args: argparse.Namespace) -> int:
     from kerasps.cli.launch import launch
 
     parser: argparse.ArgumentParser = args.parser
-    num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
-    num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
-    start_timeout = _setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", _seconds, 60.0)
-    max_restarts = _setting(
-        parser, args.max_restarts, "KERASPS_MAX_RESTARTS", _count_or_zero, DEFAULT_MAX_RESTARTS
+    num_workers, num_ps = numbers(parser, args)
+    start_timeout = setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", as_seconds, 60.0)
+    max_restarts = setting(
+        parser, args.max_restarts, "KERASPS_MAX_RESTARTS", as_count_or_zero, DEFAULT_MAX_RESTARTS
     )
-    evaluator = _setting(parser, args.evaluator, "KERASPS_EVALUATOR", _command, None)
-    evaluator_timeout = _setting(
-        parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", _seconds, 600.0
+    evaluator = setting(parser, args.evaluator, "KERASPS_EVALUATOR", as_evaluator, None)
+    evaluator_timeout = setting(
+        parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", as_seconds, 600.0
     )
     log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
-    _check_script(parser, args.script, args.args)
+    check_script(parser, args.script, args.args)
     return launch(
         [sys.executable, args.script, *args.args],
         num_workers=num_workers,
         num_ps=num_ps,
-        mode=_setting(parser, args.mode, "KERASPS_MODE", _mode, MODES[0]),
+        mode=setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0]),
         log_dir=log_dir,
         start_timeout=start_timeout,
         max_restarts=max_restarts,
@@ -190,69 +178,12 @@ def _launch(args: argparse.Namespace) -> int:
     )
 
 
-def _plan(args: argparse.Namespace) -> int:
-    # Before TensorFlow is imported, whose own lines would be all that is seen at first.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    parser: argparse.ArgumentParser = args.parser
-    num_workers = _setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", _count, 2)
-    num_ps = _setting(parser, args.num_ps, "KERASPS_NUM_PS", _count, 1)
-    _check_script(parser, args.script, args.args)
-    from kerasps.plan import plan
-
-    return plan(
-        args.script,
-        args.args,
-        num_workers=num_workers,
-        num_ps=num_ps,
-        sample_batches=args.sample_batches,
-        as_json=args.json,
-    )
-
-
-def _check_script(parser: argparse.ArgumentParser, script: str, args: Sequence[str]) -> None:
-    """End the process where a script is no file, and say which options behind it may be ours."""
-    if not os.path.isfile(script):
-        what, fix = "There is no such script", "Correct the path."
-        if os.path.isdir(script):
-            what, fix = "The script is a directory", "Name the file in it."
-        elif os.path.basename(script).startswith("python"):
-            fix = f"Leave {script} out: name the script alone."
-        parser.error(f"{what}. Expected: a Python file. Received: {script!r}. {fix}")
-    ours = _options_of(parser)
-    behind = [arg for arg in args if arg.partition("=")[0] in ours]
-    if behind:
-        print(
-            f"{parser.prog}: {' '.join(behind)} behind the script goes to the script; options of "
-            f"{parser.prog} go before it",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options of a parser, but for `--help`."""
-    return re.findall(r"^  (--[\w-]+)", parser.format_help(), re.MULTILINE)
-
-
-def _refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
-    """End the process: there are arguments that `parser` does not know."""
-    like = difflib.get_close_matches(others[0].partition("=")[0], _options_of(parser), 1)
-    hint = f" Did you mean {like[0]}?" if like else ""
-    script = (
-        " Options of the script go behind it." if parser.prog.endswith(("launch", "plan")) else ""
-    )
-    parser.error(
-        f"unrecognized arguments: {' '.join(others)}. Expected: those that `{parser.prog} --help` "
-        f"lists.{hint}{script}"
-    )
-
-
 def _serve(args: argparse.Namespace) -> int:
     from kerasps.cluster.server import serve
     from kerasps.cluster.serving.renewal import start_anew
 
-    bind = _setting(args.parser, args.bind, "KERASPS_BIND", str, None)
-    mode = _setting(args.parser, args.mode, "KERASPS_MODE", _mode, MODES[0])
+    bind = setting(args.parser, args.bind, "KERASPS_BIND", str, None)
+    mode = setting(args.parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])
     description = read_tf_config(needs_chief=False, may_be_sparse=True)
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
 
@@ -297,11 +228,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kerasps {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+        dest="command", required=True, metavar="COMMAND", parser_class=CommandParser
     )
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
-    _add_plan(commands.add_parser)
+    plan.add_parser(commands)
     _add_serve(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
@@ -309,20 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that says what to do where no script is named."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the process with exit code 2, and the message."""
-        if message == "the following arguments are required: script.py, args":
-            message = (
-                "No script is named. Expected: the training script, behind the options. Received: "
-                f"none. Say `{self.prog} train.py`, or `{self.prog} --help` for the options."
-            )
-        super().error(message)
-
-
-def _add_launch(commands: Any) -> None:
+def _add_launch(commands: Commands) -> None:
     launch: argparse.ArgumentParser = commands.add_parser(
         "launch",
         help="run a script with a cluster around it, on this machine",
@@ -335,8 +253,8 @@ def _add_launch(commands: Any) -> None:
         allow_abbrev=False,
     )
     launch.set_defaults(parser=launch)
-    _add_numbers(launch)
-    _add_mode(launch, "who drives the steps")
+    add_numbers(launch)
+    add_mode(launch, "who drives the steps")
     launch.add_argument(
         "--log-dir",
         metavar="DIR",
@@ -345,88 +263,41 @@ def _add_launch(commands: Any) -> None:
     )
     launch.add_argument(
         "--start-timeout",
-        type=_seconds,
+        type=as_seconds,
         metavar="SECONDS",
         help="time limit for all processes to be ready (default: 60; environment: "
         "KERASPS_START_TIMEOUT)",
     )
     launch.add_argument(
         "--max-restarts",
-        type=_count_or_zero,
+        type=as_count_or_zero,
         metavar="N",
         help="restarts within an hour of each worker, and of the whole run for each ps and for the "
         f"script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
     )
     _add_evaluator(launch)
-    _add_script(launch)
-
-
-def _add_numbers(command: argparse.ArgumentParser) -> None:
-    """Add the options for how many tasks there are."""
-    command.add_argument(
-        "--num-workers",
-        type=_count,
-        metavar="N",
-        help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)",
-    )
-    command.add_argument(
-        "--num-ps",
-        type=_count,
-        metavar="M",
-        help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
-    )
-
-
-def _add_script(command: argparse.ArgumentParser) -> None:
-    """Add the script and its arguments, behind all options."""
-    command.add_argument("script", metavar="script.py", help="the training script")
-    command.add_argument(
-        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
-    )
-
-
-def _add_plan(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    plan = add_parser(
-        "plan",
-        help="say what a training would need, without running it",
-        usage="kerasps plan [options] script.py [args ...]",
-        description=_PLAN_HELP,
-        epilog=_PLAN_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    plan.set_defaults(parser=plan)
-    _add_numbers(plan)
-    plan.add_argument("--json", action="store_true", help="print JSON, and nothing else on stdout")
-    plan.add_argument(
-        "--sample-batches",
-        type=_count_or_zero,
-        default=20,
-        metavar="N",
-        help="batches to count rows in, at most; 0: read none (default: 20)",
-    )
-    _add_script(plan)
+    add_script(launch)
 
 
 def _add_evaluator(launch: argparse.ArgumentParser) -> None:
     """Add the options of an evaluator that runs beside the script."""
     launch.add_argument(
         "--evaluator",
-        type=_command,
+        type=as_evaluator,
         metavar="COMMAND",
         help="a script that evaluates checkpoints meanwhile, in quotes where it has arguments "
         "(default: none; environment: KERASPS_EVALUATOR)",
     )
     launch.add_argument(
         "--evaluator-timeout",
-        type=_seconds,
+        type=as_seconds,
         metavar="SECONDS",
         help="time for the evaluator to end when the training has (default: 600; environment: "
         "KERASPS_EVALUATOR_TIMEOUT)",
     )
 
 
-def _add_serve(commands: Any) -> None:
+def _add_serve(commands: Commands) -> None:
     serve = commands.add_parser(
         "serve",
         help="run the server of the worker or ps task in TF_CONFIG",
@@ -435,86 +306,10 @@ def _add_serve(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.set_defaults(parser=serve)
-    _add_mode(serve, "who drives the steps; with worker, the chief may go and come back")
+    add_mode(serve, "who drives the steps; with worker, the chief may go and come back")
     serve.add_argument(
         "--bind",
         metavar="ADDRESS",
         help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
         "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
     )
-
-
-def _add_mode(command: argparse.ArgumentParser, what: str) -> None:
-    command.add_argument(
-        "--mode",
-        type=_mode,
-        metavar="|".join(MODES),
-        help=f"{what} (default: {MODES[0]}; environment: KERASPS_MODE)",
-    )
-
-
-def _setting(
-    parser: argparse.ArgumentParser,
-    argument: _T | None,
-    variable: str,
-    convert: Callable[[str], _T],
-    default: _T,
-) -> _T:
-    """Return an explicit argument, else an environment variable, else a default."""
-    if argument is not None:
-        return argument
-    text = os.environ.get(variable)
-    if not text:
-        return default
-    try:
-        return convert(text)
-    except argparse.ArgumentTypeError as exc:
-        parser.error(f"environment variable {variable}: {exc}")
-
-
-def _mode(text: str) -> str:
-    if text not in MODES:
-        raise argparse.ArgumentTypeError(
-            f"Not a mode. Expected: {' or '.join(MODES)}. Received: {text!r}. Give one of these."
-        )
-    return text
-
-
-def _count_or_zero(text: str) -> int:
-    return _count(text, least=0)
-
-
-def _count(text: str, least: int = 1) -> int:
-    value: object = text
-    with contextlib.suppress(ValueError):
-        value = int(text)
-    try:
-        return count(
-            "Not a count", value, least=least, received=repr(text), advice="Give one like 2."
-        )
-    except (TypeError, ValueError) as exc:
-        # The one error of which argparse prints the text.
-        raise argparse.ArgumentTypeError(str(exc)) from None
-
-
-def _command(text: str) -> list[str]:
-    try:
-        command = shlex.split(text)
-    except ValueError:
-        command = []
-    if not command or not os.path.isfile(command[0]):
-        raise argparse.ArgumentTypeError(
-            "Not an evaluation script. Expected: a Python file, and its arguments in the same "
-            f"quotes. Received: {text!r}. Give one like 'evaluate.py --steps 100'."
-        )
-    return command
-
-
-def _seconds(text: str) -> float:
-    value: object = text
-    with contextlib.suppress(ValueError):
-        value = float(text)
-    try:
-        return seconds("Not a time limit", value, received=repr(text), advice="Give one like 60.")
-    except (TypeError, ValueError) as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None

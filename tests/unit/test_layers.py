@@ -60,7 +60,7 @@ LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
     ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
     ("cli.main", "kerasps.cli.launch"): "as above",
-    ("cli.main", "kerasps.plan"): "as above",
+    ("cli.plan", "kerasps.plan"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
