@@ -20,13 +20,16 @@ from kerasps.cluster.local.local_registry import local_cluster_of
 from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.errors import KeraspsError
 from kerasps.inputs import makes_quickly_deleted, quickly_deleted
+from kerasps.monitoring.reader import StatusReader
+from kerasps.monitoring.sockets import StatusSocket
+from kerasps.monitoring.status import RunStatus, described
 from kerasps.runtime.connected import (
     check_not_closed,
     connected_strategy,
     note_closed,
     remember_connected,
 )
-from kerasps.runtime.forks import take_note_of_forks
+from kerasps.runtime.forks import check_not_forked, take_note_of_forks
 from kerasps.step.tracing.traffic import LoadReport
 from kerasps.strategy_arguments import ShardLayout, SparseUpdates, UpdateMode
 from kerasps.training import Host
@@ -123,6 +126,9 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
         self._extended.host = as_training_needs_it
         host.begin()
         take_note_of_forks()
+        self._status_reader = StatusReader(host, self._local_cluster)
+        self._status_socket = StatusSocket(self._described_status)
+        self._status_socket.start()
 
         atexit.register(self._before_tasks_end, None)
         if self._local_cluster is not None:
@@ -147,6 +153,7 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
             closed_by: what closes it, and where; None where this process ends and the tasks are
                 somebody else's.
         """
+        self._status_socket.close()
         if closed_by is None:
             hooks.leave_remote_functions()
         if self._has_left:
@@ -277,6 +284,23 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
         Traffic is what a ps hands out and takes in: rows and bytes, per second.
         """
         return self._host.traffic_meter.report()
+
+    def status(self) -> RunStatus:
+        """Return the status of workers, ps, tables and the coordinator; prints as tables.
+
+        It may be called at any time, from any thread: before, during and after `fit`, after the
+        loss of a ps, and after the cluster was closed. It takes some milliseconds, and up to two
+        seconds where a ps does not answer.
+
+        Raises:
+            KeraspsError: this process was forked from the one that is connected to the cluster.
+        """
+        check_not_forked()
+        return self._status_reader.read()
+
+    def _described_status(self) -> dict[str, Any]:
+        """Return the status with what tells this process from others, for JSON."""
+        return described(repr(self), self.status())
 
 
 def _tasks(description: ClusterDescription) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -173,6 +175,21 @@ class RunStatus:
         tables = [worker_rows(self), ps_rows(self), table_rows(self)]
         parts = ["\n".join(summary_lines(self)), *(plain_table(rows) for rows in tables if rows)]
         return "\n\n".join(parts)
+
+
+def described(strategy: str, status: RunStatus) -> dict[str, Any]:
+    """Return a status for JSON, with what tells this process from others.
+
+    Args:
+        strategy: the `repr` of its strategy.
+        status: the status.
+    """
+    return {
+        "pid": os.getpid(),
+        "script": os.path.basename(sys.argv[0]) or "python",
+        "strategy": strategy,
+        "status": status.as_dict(),
+    }
 
 
 def status_of(values: Mapping[str, Any]) -> RunStatus:

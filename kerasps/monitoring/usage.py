@@ -82,7 +82,7 @@ class Listeners:
         inodes = {inode: address for address in wanted for inode in _inodes(address)}
         if inodes:
             for pid, inode in _sockets(inodes):
-                self._found[inodes[inode]] = pid, inode
+                self._found.setdefault(inodes[inode], (pid, inode))
         return {address: pid for address, (pid, _) in self._found.items()}
 
     def _is_known(self, address: str) -> bool:
