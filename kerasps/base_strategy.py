@@ -154,6 +154,7 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
                 somebody else's.
         """
         self._status_socket.close()
+        self._status_reader.finish()
         if closed_by is None:
             hooks.leave_remote_functions()
         if self._has_left:

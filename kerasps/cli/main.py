@@ -1,4 +1,4 @@
-"""Parses the `kerasps` command: `launch` a script, `serve` a task, describe the `env`ironment."""
+"""Parses the `kerasps` command: `launch`, `serve`, `top`, `env`."""
 
 from __future__ import annotations
 
@@ -107,6 +107,15 @@ example:
   TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
     "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
 
+_TOP_HELP = """\
+Shows what a run does, until it ends or Ctrl-C is pressed: steps per second, executions
+in flight and staleness of each worker, who was lost and came back, who waits; bytes,
+rows and tables of each ps; memory and CPU of the processes on this machine.
+
+Without an argument it finds the run of this user on this machine, without any setting
+in the script. A run on another machine is named by the host:port of its
+kerasps.ClusterMonitor(port=...). docs/monitoring.md explains each column."""
+
 _ENV_HELP = """\
 Prints what a bug report needs: versions, platform, devices, the environment
 variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
@@ -131,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _launch(args)
         if args.command == "serve":
             return _serve(args)
+        if args.command == "top":
+            return _top(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -138,6 +149,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeraspsError, RuntimeError, OSError) as exc:
         print(f"kerasps {args.command}: error: {exc}", file=sys.stderr)
         return 2 if isinstance(exc, ClusterConfigError) else 1
+
+
+def _top(args: argparse.Namespace) -> int:
+    from kerasps.cli.top import top
+
+    return top(args.target, once=args.once, as_json=args.json, interval_s=args.interval)
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -260,6 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
     _add_serve(commands)
+    _add_top(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )
@@ -365,6 +383,32 @@ def _add_serve(commands: Any) -> None:
         metavar="ADDRESS",
         help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
         "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
+    )
+
+
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="show a run in the terminal, live",
+        description=_TOP_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.set_defaults(parser=top)
+    top.add_argument(
+        "target",
+        nargs="?",
+        metavar="pid|host:port",
+        help="the process of a run on this machine, or the address of a kerasps.ClusterMonitor "
+        "(default: the only run of this user on this machine)",
+    )
+    top.add_argument("--once", action="store_true", help="print one table, and end")
+    top.add_argument("--json", action="store_true", help="print one status as JSON, and end")
+    top.add_argument(
+        "--interval",
+        type=_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="seconds between two looks (default: 1)",
     )
 
 

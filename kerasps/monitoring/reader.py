@@ -102,7 +102,9 @@ class StatusReader:
         workers, ps = host.known_workers(), host.known_ps()
         answers = self._answers(ps, is_closed)
         all_answer = all(answer is Answer.SERVES for answer in answers.values())
-        staleness = self._staleness() if answers and all_answer else _last_staleness(host)
+        staleness = host.staleness_meter.last_report
+        if answers and all_answer:
+            staleness = self._staleness()
         usages = {} if is_closed else self._usages([*workers, *ps])
         rates = {worker.index: _rate(meter, worker.index, report.seconds) for worker in workers}
         rate = sum(rates.values())
@@ -125,6 +127,12 @@ class StatusReader:
             staleness_max=staleness.max if staleness.pushes else None,
             coordinator=self._usage.read(os.getpid()) if host.own_worker is None else None,
         )
+
+    def finish(self) -> None:
+        """Wait for a question that is on its way: a process may not end meanwhile."""
+        asking = self._asking
+        if asking is not None and asking.ident is not None:
+            asking.join(_STALENESS_S)
 
     # Questions
 
@@ -256,10 +264,6 @@ class StatusReader:
             for name, rows in meter.table_rows().items()
         ]
         return tuple(sorted(tables, key=lambda table: (-table.rows_read_per_second, table.name)))
-
-
-def _last_staleness(host: MonitoredHost) -> Staleness:
-    return host.staleness_meter.last_report
 
 
 def _rate(meter: RunMeter, worker: int, seconds: float) -> float:

@@ -1,0 +1,55 @@
+"""A status as `rich` draws it: tables for the workers, the ps and the tables of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kerasps.monitoring.status import RunStatus, status_of
+from kerasps.monitoring.tables import Rows, is_left, ps_rows, summary_lines, table_rows, worker_rows
+
+_GOOD, _BAD, _BETWEEN = "green", "bold red", "yellow"
+_STYLES = {
+    "connected": _GOOD,
+    "lost": _BAD,
+    "hangs": _BAD,
+    "leaving": _BETWEEN,
+    "left": _BETWEEN,
+    "joining": _BETWEEN,
+    "closed": "dim",
+}
+
+
+def view(reply: dict[str, Any]) -> RenderableType:
+    """Return what is shown of a reply.
+
+    Args:
+        reply: what a run has replied (see `monitoring.status.described`).
+    """
+    status = status_of(reply["status"])
+    head = Text(f"{reply.get('script', '')} (process {reply.get('pid', '?')})  ", style="bold")
+    head.append(str(reply.get("strategy", "")), style="dim")
+    first, *others = summary_lines(status)
+    lines = [head, Text(first, style=_style_of_run(status)), *(Text(line) for line in others)]
+    tables = [worker_rows(status), ps_rows(status), table_rows(status)]
+    return Group(*lines, *(_table(rows) for rows in tables if rows))
+
+
+def _style_of_run(status: RunStatus) -> str:
+    tasks = [*status.workers, *status.ps]
+    return _BAD if any(_STYLES.get(task.state) == _BAD for task in tasks) else "cyan"
+
+
+def _table(rows: Rows) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, expand=False)
+    columns, *others = rows
+    for name in columns:
+        justify: Any = "left" if is_left(name) else "right"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
+    for row in others:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return table
