@@ -250,7 +250,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         # A copy is for another `fit`, which sets its model and opens its own files and port.
         return {**self.__dict__, "_run": None, "_model": None}
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         """Open the port and the file.
 
         Raises KeraspsError where the port is in use, or cannot be listened on.
@@ -271,12 +271,12 @@ class ClusterMonitor(keras.callbacks.Callback):
             if self.update_freq != "epoch":
                 run.write_every(self.update_freq)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         """Write scalars."""
         if self._run is not None and self.update_freq == "epoch":
             self._run.write()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         """Write the last scalars, and close the port and the file."""
         if self._run is not None and self.update_freq != "epoch":
             self._run.write()

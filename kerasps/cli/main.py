@@ -277,7 +277,10 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
     _add_serve(commands)
-    _add_top(commands)
+    top = commands.add_parser(
+        "top", help="show a run in the terminal, live", description=_TOP_HELP, formatter_class=raw
+    )
+    _add_options_of_top(top)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )
@@ -386,13 +389,7 @@ def _add_serve(commands: Any) -> None:
     )
 
 
-def _add_top(commands: Any) -> None:
-    top = commands.add_parser(
-        "top",
-        help="show a run in the terminal, live",
-        description=_TOP_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_options_of_top(top: argparse.ArgumentParser) -> None:
     top.set_defaults(parser=top)
     top.add_argument(
         "target",

@@ -11,7 +11,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -19,7 +18,7 @@ from rich.live import Live
 from kerasps.cli.top_view import view
 from kerasps.errors import KeraspsError
 from kerasps.monitoring.sockets import RunningProcess, ask_running
-from kerasps.monitoring.status import status_of
+from kerasps.monitoring.status import Fields, status_of
 from kerasps.runtime.addresses import split_address
 
 # The CPU's share is measured between two questions.
@@ -27,7 +26,7 @@ _BETWEEN_S = 0.6
 _HTTP_S = 5.0
 _MAX_BYTES = 2**26
 
-Ask = Callable[[], dict[str, Any]]
+Ask = Callable[[], Fields]
 
 
 class RunNotFoundError(KeraspsError):
@@ -68,7 +67,7 @@ def top(target: str | None, *, once: bool, as_json: bool, interval_s: float) -> 
     return _watch(ask, reply, console, interval_s)
 
 
-def _watch(ask: Ask, reply: dict[str, Any], console: Console, interval_s: float) -> int:
+def _watch(ask: Ask, reply: Fields, console: Console, interval_s: float) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         try:
             with Live(view(reply), console=console, auto_refresh=False) as live:
@@ -123,7 +122,7 @@ def _listed(running: list[RunningProcess]) -> str:
     return f"Give one of these:{lines}"
 
 
-def _line(reply: dict[str, Any]) -> str:
+def _line(reply: Fields) -> str:
     if "error" in reply:
         return str(reply["error"])
     status = reply["status"]
@@ -135,7 +134,7 @@ def _state_of(pid: int) -> str:
 
 
 def _of_process(pid: int) -> Ask:
-    def ask() -> dict[str, Any]:
+    def ask() -> Fields:
         found = ask_running(pid)
         if not found:
             raise RunEndedError(f"process {pid} has ended, or has left its cluster")
@@ -156,7 +155,7 @@ def _of_address(target: str) -> Ask:
         ) from None
     has_answered = False
 
-    def ask() -> dict[str, Any]:
+    def ask() -> Fields:
         nonlocal has_answered
         # Without a proxy: those of the environment are for the web, and this may be the loopback.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -178,7 +177,7 @@ def _of_address(target: str) -> Ask:
     return ask
 
 
-def _checked(reply: object, source: str) -> dict[str, Any]:
+def _checked(reply: object, source: str) -> Fields:
     """Return a reply that holds a status.
 
     Raises:

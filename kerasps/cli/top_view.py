@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kerasps.monitoring.status import RunStatus, status_of
+from kerasps.monitoring.status import Fields, RunStatus, status_of
 from kerasps.monitoring.tables import Rows, is_left, ps_rows, summary_lines, table_rows, worker_rows
 
 _GOOD, _BAD, _BETWEEN = "green", "bold red", "yellow"
@@ -24,7 +24,7 @@ _STYLES = {
 }
 
 
-def view(reply: dict[str, Any]) -> RenderableType:
+def view(reply: Fields) -> RenderableType:
     """Return what is shown of a reply.
 
     Args:
@@ -40,8 +40,8 @@ def view(reply: dict[str, Any]) -> RenderableType:
 
 
 def _style_of_run(status: RunStatus) -> str:
-    tasks = [*status.workers, *status.ps]
-    return _BAD if any(_STYLES.get(task.state) == _BAD for task in tasks) else "cyan"
+    states = [worker.state for worker in status.workers] + [ps.state for ps in status.ps]
+    return _BAD if any(_STYLES.get(state) == _BAD for state in states) else "cyan"
 
 
 def _table(rows: Rows) -> Table:

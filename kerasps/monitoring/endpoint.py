@@ -6,9 +6,8 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 # A client that connects and asks nothing holds a thread for so long.
 _PATIENCE_S = 10.0
@@ -38,7 +37,7 @@ class Endpoint:
         port: int,
         *,
         metrics: Callable[[str], tuple[str, bytes]],
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], Mapping[str, object]],
     ) -> None:
         class Handler(_Handler):
             pages = {  # noqa: RUF012

@@ -14,7 +14,7 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class StatusSocket:
         answer: returns what is sent, for JSON. Called in that thread.
     """
 
-    def __init__(self, answer: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, answer: Callable[[], Mapping[str, object]]) -> None:
         self._answer = answer
         self._listener: socket.socket | None = None
         self._path: Path | None = None

@@ -11,6 +11,9 @@ from typing import Any
 
 from kerasps.monitoring.tables import plain_table, ps_rows, summary_lines, table_rows, worker_rows
 
+# What `as_dict` gives, by way of JSON too.
+Fields = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class ProcessUsage:
@@ -192,7 +195,7 @@ def described(strategy: str, status: RunStatus) -> dict[str, Any]:
     }
 
 
-def status_of(values: Mapping[str, Any]) -> RunStatus:
+def status_of(values: Fields) -> RunStatus:
     """Return the status that `as_dict` gave, also by way of JSON.
 
     Fields that are not known are left out: they are of a later version.
@@ -211,14 +214,14 @@ def status_of(values: Mapping[str, Any]) -> RunStatus:
     return RunStatus(**known)
 
 
-def _known(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cls: type, values: Fields) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in values.items() if name in names}
 
 
-def _with_usage(cls: type, values: Mapping[str, Any]) -> Any:
+def _with_usage(cls: type, values: Fields) -> Any:
     return cls(**{**_known(cls, values), "usage": _usage(values["usage"])})
 
 
-def _usage(values: Mapping[str, Any] | None) -> ProcessUsage | None:
+def _usage(values: Fields | None) -> ProcessUsage | None:
     return None if values is None else ProcessUsage(**_known(ProcessUsage, values))
