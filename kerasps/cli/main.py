@@ -18,6 +18,7 @@ from kerasps.checks import count, seconds
 from kerasps.cluster.description.cluster_description import read_tf_config
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
+from kerasps.monitoring.sockets import remove_stale_sockets
 
 _T = TypeVar("_T")
 
@@ -173,17 +174,21 @@ def _launch(args: argparse.Namespace) -> int:
     )
     log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
     _check_script(parser, args.script, args.args)
-    return launch(
-        [sys.executable, args.script, *args.args],
-        num_workers=num_workers,
-        num_ps=num_ps,
-        mode=_setting(parser, args.mode, "KERASPS_MODE", _mode, MODES[0]),
-        log_dir=log_dir,
-        start_timeout=start_timeout,
-        max_restarts=max_restarts,
-        evaluator=None if evaluator is None else [sys.executable, *evaluator],
-        evaluator_timeout=evaluator_timeout,
-    )
+    command = [sys.executable, args.script, *args.args]
+    try:
+        return launch(
+            command,
+            num_workers=num_workers,
+            num_ps=num_ps,
+            mode=_setting(parser, args.mode, "KERASPS_MODE", _mode, MODES[0]),
+            log_dir=log_dir,
+            start_timeout=start_timeout,
+            max_restarts=max_restarts,
+            evaluator=None if evaluator is None else [sys.executable, *evaluator],
+            evaluator_timeout=evaluator_timeout,
+        )
+    finally:
+        remove_stale_sockets()  # a script that was killed has left its own
 
 
 def _check_script(parser: argparse.ArgumentParser, script: str, args: Sequence[str]) -> None:

@@ -82,7 +82,9 @@ class StatusSocket:
     def start(self) -> None:
         """Listen. Where no directory can be used, a line in the log says so, and nothing else."""
         errors = []
-        for directory in directories():
+        # Twice: whoever leaves a directory last removes it, maybe just before this looks at it.
+        for directory in [place for place in directories() for _ in range(2)]:
+            _remove_stale(directory)
             try:
                 self._listen(directory)
             except OSError as exc:
@@ -101,12 +103,15 @@ class StatusSocket:
         if not _is_private(directory):
             raise PermissionError("it is not a directory that this user alone may enter")
         path = directory / f"{os.getpid()}{_SUFFIX}"
-        path.unlink(missing_ok=True)  # of an earlier process with this id
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # One that does not listen yet looks as if its process were gone, so it has no name yet.
+        unnamed = path.with_suffix(".new")
         try:
-            with _short_path(path) as short:
+            unnamed.unlink(missing_ok=True)  # of an earlier process with this id, as is `path`
+            with _short_path(unnamed) as short:
                 listener.bind(short)
             listener.listen()
+            unnamed.replace(path)
         except BaseException:
             listener.close()
             raise
@@ -135,6 +140,8 @@ class StatusSocket:
         if listener is None or path is None or self._owner != os.getpid():
             return  # a fork leaves the socket to its parent
         path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # where it was the last
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         listener.close()
@@ -165,7 +172,7 @@ def ask_running(pid: int | None = None) -> list[RunningProcess]:
         pid: the only one to ask. Default None: all.
     """
     found = {}
-    for path in _socket_files():
+    for path in (path for directory in directories() for path in _socket_files(directory)):
         number = int(path.name.removesuffix(_SUFFIX))
         if pid in (None, number) and number not in found:
             reply = _ask(path)
@@ -174,28 +181,55 @@ def ask_running(pid: int | None = None) -> list[RunningProcess]:
     return [process for _, process in sorted(found.items())]
 
 
-def _socket_files() -> Iterator[Path]:
+def remove_stale_sockets() -> None:
+    """Remove the sockets that killed processes have left, and directories without any."""
     for directory in directories():
+        _remove_stale(directory)
         if _is_private(directory):
-            for path in sorted(directory.glob(f"*{_SUFFIX}")):
-                if path.name.removesuffix(_SUFFIX).isdecimal():
-                    yield path
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
+def _remove_stale(directory: Path) -> None:
+    for path in _socket_files(directory):
+        with contextlib.suppress(OSError), _connected(path):
+            pass
+
+
+def _socket_files(directory: Path) -> Iterator[Path]:
+    if _is_private(directory):
+        for path in sorted(directory.glob(f"*{_SUFFIX}")):
+            if path.name.removesuffix(_SUFFIX).isdecimal():
+                yield path
+
+
+@contextlib.contextmanager
+def _connected(path: Path) -> Iterator[socket.socket]:
+    """Connect to a process. Its socket is removed where nobody listens: the process is gone.
+
+    Its id says nothing: it may be of another container, which sees this directory too.
+
+    Raises OSError where it is gone, or does not accept.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(REPLY_S)
+        try:
+            with _short_path(path) as short:
+                connection.connect(short)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            raise
+        yield connection
 
 
 def _ask(path: Path) -> dict[str, Any] | None:
     """Return the reply of a process; None where it is gone, or does not answer."""
     data = b""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(REPLY_S)
-            with _short_path(path) as short:
-                connection.connect(short)
+        with _connected(path) as connection:
             while len(data) < _MAX_BYTES and (part := connection.recv(65536)):
                 data += part
         reply = json.loads(data)
-    except ConnectionRefusedError:
-        path.unlink(missing_ok=True)  # nobody listens: its process is gone
-        return None
     except (OSError, ValueError):
         return None
     return reply if isinstance(reply, dict) else None
