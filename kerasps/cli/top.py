@@ -61,8 +61,10 @@ def top(target: str | None, *, once: bool, as_json: bool, interval_s: float) -> 
         reply = ask()
         if as_json:
             print(json.dumps(reply))
+        elif console.is_terminal:
+            console.print(view(reply, console.width))
         else:
-            console.print(view(reply))
+            print(status_of(reply["status"]))
         return 0
     return _watch(ask, reply, console, interval_s)
 
@@ -70,10 +72,10 @@ def top(target: str | None, *, once: bool, as_json: bool, interval_s: float) -> 
 def _watch(ask: Ask, reply: Fields, console: Console, interval_s: float) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         try:
-            with Live(view(reply), console=console, auto_refresh=False) as live:
+            with Live(view(reply, console.width), console=console, auto_refresh=False) as live:
                 while True:
                     time.sleep(interval_s)
-                    live.update(view(ask()), refresh=True)
+                    live.update(view(ask(), console.width), refresh=True)
         except RunEndedError as exc:
             print(f"kerasps top: {exc}", file=sys.stderr)
     return 0

@@ -12,6 +12,11 @@ from rich.text import Text
 from kerasps.monitoring.status import Fields, RunStatus, status_of
 from kerasps.monitoring.tables import Rows, is_left, ps_rows, summary_lines, table_rows, worker_rows
 
+# Between two columns.
+_PADDING = 2
+# Who and what: without them the rest says nothing.
+_FEWEST = 3
+
 _GOOD, _BAD, _BETWEEN = "green", "bold red", "yellow"
 _STYLES = {
     "connected": _GOOD,
@@ -24,11 +29,12 @@ _STYLES = {
 }
 
 
-def view(reply: Fields) -> RenderableType:
+def view(reply: Fields, width: int) -> RenderableType:
     """Return what is shown of a reply.
 
     Args:
         reply: what a run has replied (see `monitoring.status.described`).
+        width: the columns of the terminal. The last columns of a table that is wider are left out.
     """
     status = status_of(reply["status"])
     head = Text(f"{reply.get('script', '')} (process {reply.get('pid', '?')})  ", style="bold")
@@ -36,7 +42,7 @@ def view(reply: Fields) -> RenderableType:
     first, *others = summary_lines(status)
     lines = [head, Text(first, style=_style_of_run(status)), *(Text(line) for line in others)]
     tables = [worker_rows(status), ps_rows(status), table_rows(status)]
-    return Group(*lines, *(_table(rows) for rows in tables if rows))
+    return Group(*lines, *(_table(_fitting(rows, width)) for rows in tables if rows))
 
 
 def _style_of_run(status: RunStatus) -> str:
@@ -44,8 +50,17 @@ def _style_of_run(status: RunStatus) -> str:
     return _BAD if any(_STYLES.get(state) == _BAD for state in states) else "cyan"
 
 
+def _fitting(rows: Rows, width: int) -> Rows:
+    """Return the first columns of a table, as many as fit."""
+    widths = [max(len(row[column]) for row in rows) + _PADDING for column in range(len(rows[0]))]
+    num_columns = len(widths)
+    while num_columns > _FEWEST and sum(widths[:num_columns]) > width:
+        num_columns -= 1
+    return [row[:num_columns] for row in rows]
+
+
 def _table(rows: Rows) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, expand=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
     columns, *others = rows
     for name in columns:
         justify: Any = "left" if is_left(name) else "right"

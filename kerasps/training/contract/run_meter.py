@@ -62,8 +62,9 @@ class RunMeter:
         self._began = time.monotonic()
         # What is called when a `fit` ends, for each that runs: a callback may call another.
         self._fits: list[contextlib.ExitStack] = []
-        # The loops that run: their mode, epoch and dispatcher.
-        self._loops: list[tuple[str, int, weakref.ref[Dispatching]]] = []
+        # The loops that run: their mode and dispatcher.
+        self._loops: list[tuple[str, weakref.ref[Dispatching]]] = []
+        self._epoch: int | None = None
 
     # What `fit` tells
 
@@ -71,7 +72,7 @@ class RunMeter:
     def fit(self) -> Iterator[None]:
         """In this context a `fit` runs."""
         with contextlib.ExitStack() as at_end:
-            self._before, self._rates = dict(self._totals), {}
+            self._before, self._rates, self._epoch = dict(self._totals), {}, None
             self._fits.append(at_end)
             try:
                 yield
@@ -95,10 +96,10 @@ class RunMeter:
             epoch: the number of the epoch.
             dispatcher: has its executions done. It is not kept.
         """
-        entry = mode, epoch, weakref.ref(dispatcher)
+        entry = mode, weakref.ref(dispatcher)
         self._loops.append(entry)
         if mode == "train":
-            self._began = time.monotonic()
+            self._began, self._epoch = time.monotonic(), epoch
         try:
             yield
         finally:
@@ -128,9 +129,8 @@ class RunMeter:
 
     @property
     def epoch(self) -> int | None:
-        """The number of the epoch of the training loop that runs, from 0; None without one."""
-        epochs = [epoch for mode, epoch, _ in self._loops if mode == "train"]
-        return epochs[-1] if epochs else None
+        """The number of the epoch that the running `fit` has begun last, from 0; else None."""
+        return self._epoch if self._fits else None
 
     @property
     def total(self) -> int:
@@ -155,5 +155,5 @@ class RunMeter:
     def activities(self) -> dict[int, WorkerActivity]:
         """Return the part of each worker in the loop that runs; empty where none runs."""
         loops = self._loops
-        dispatcher = loops[-1][2]() if loops else None
+        dispatcher = loops[-1][1]() if loops else None
         return {} if dispatcher is None else dispatcher.activities()
