@@ -40,9 +40,16 @@ def view(reply: Fields, width: int) -> RenderableType:
     head = Text(f"{reply.get('script', '')} (process {reply.get('pid', '?')})  ", style="bold")
     head.append(str(reply.get("strategy", "")), style="dim")
     first, *others = summary_lines(status)
-    lines = [head, Text(first, style=_style_of_run(status)), *(Text(line) for line in others)]
+    lines: list[RenderableType] = [
+        head,
+        Text(first, style=_style_of_run(status)),
+        *(Text(line) for line in others),
+    ]
     tables = [worker_rows(status), ps_rows(status), table_rows(status)]
-    return Group(*lines, *(_table(_fitting(rows, width)) for rows in tables if rows))
+    for rows in tables:
+        if rows:
+            lines += [Text(), _table(_fitting(rows, width))]
+    return Group(*lines)
 
 
 def _style_of_run(status: RunStatus) -> str:
@@ -60,7 +67,7 @@ def _fitting(rows: Rows, width: int) -> Rows:
 
 
 def _table(rows: Rows) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, padding=(0, 1, 0, 0))
     columns, *others = rows
     for name in columns:
         justify: Any = "left" if is_left(name) else "right"

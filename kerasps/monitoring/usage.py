@@ -98,7 +98,9 @@ class Listeners:
 def _inodes(address: str) -> list[str]:
     """Return the sockets that listen at an address of this machine, as `/proc` numbers them."""
     host, port = split_address(address)
-    places = {_in_proc(host)} | {_in_proc(any_host) for any_host in ("0.0.0.0", "::")}
+    host = "127.0.0.1" if host == "localhost" else host
+    # TensorFlow's servers listen at `::ffff:127.0.0.1` for 127.0.0.1.
+    places = {_in_proc(place) for place in (host, f"::ffff:{host}", "0.0.0.0", "::")} - {""}
     found = []
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -112,8 +114,6 @@ def _inodes(address: str) -> list[str]:
 
 def _is_here(host: str) -> bool:
     """Return whether a host is the loopback, or an address that this machine has."""
-    if host == "localhost":
-        return True
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -131,7 +131,6 @@ def _is_here(host: str) -> bool:
 
 def _in_proc(host: str) -> str:
     """Return an IP address as `/proc/net/tcp` writes it; empty for a name."""
-    host = "127.0.0.1" if host == "localhost" else host
     try:
         packed = ipaddress.ip_address(host).packed
     except ValueError:
