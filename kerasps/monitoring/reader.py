@@ -183,7 +183,11 @@ class StatusReader:
     ) -> tuple[WorkerRunStatus, ...]:
         meter = self._host.run_meter
         counted, activities = meter.steps(), meter.activities()
-        ps_is_silent = any(answer is not Answer.SERVES for answer in answers.values())
+        placement = self._host.extended.ledger.placement()
+        ps_is_silent = any(
+            answer is not Answer.SERVES and placement[ps].num_bytes
+            for ps, answer in answers.items()
+        )
         stale = {worker.worker: worker for worker in staleness}
         statuses = []
         for info in infos:

@@ -137,13 +137,18 @@ def test_a_run_meter_counts_each_fit_and_all():
         meter.add(1, 3)
         meter.add(0, 2)
         assert (meter.mode, meter.epoch, meter.is_fitting) == ("train", 0, True)
-    with pytest.raises(RuntimeError), meter.fit():
-        meter.when_fit_ends(lambda: ended.append("second"))
-        with meter.loop("train", 4, Loop()):
-            meter.add(1, 5)
-        with meter.loop("test", 0, Loop()):
-            assert (meter.mode, meter.epoch) == ("test", 4)
-        raise RuntimeError
+
+    def failing_fit():
+        with meter.fit():
+            meter.when_fit_ends(lambda: ended.append("second"))
+            with meter.loop("train", 4, Loop()):
+                meter.add(1, 5)
+            with meter.loop("test", 0, Loop()):
+                assert (meter.mode, meter.epoch) == ("test", 4)
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        failing_fit()
     assert ended == ["second"]
     assert (meter.mode, meter.epoch, meter.is_fitting) == ("", None, False)
     assert meter.steps() == {0: (0, 2), 1: (5, 8)}
