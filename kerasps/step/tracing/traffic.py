@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import overload
+from dataclasses import dataclass
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -164,19 +164,19 @@ class Moved:
         )
 
 
-@dataclass(frozen=True)
-class _Counted:
+class _Counted(NamedTuple):
     """The steps that were counted since `start`, and the rows that they read of each table.
 
-    One object, so that whoever asks in another thread finds numbers that belong together.
+    One tuple, so that whoever asks in another thread finds numbers that belong together, and it
+    costs little to make the next.
     """
 
     traffic: StepTraffic
     rows: np.ndarray
-    steps: int = 0
+    steps: int
     # Of each ps, and of each table, before `start`.
-    moved_before: tuple[Moved, ...] = ()
-    rows_before: Mapping[str, int] = field(default_factory=dict)
+    moved_before: tuple[Moved, ...]
+    rows_before: Mapping[str, int]
 
     def rows_here(self, ps: int) -> list[tuple[TableTraffic, int]]:
         """Return the shards of tables on a ps, and the rows that were read of each."""
@@ -219,9 +219,8 @@ class TrafficMeter:
 
     def __init__(self, num_ps: int) -> None:
         self._num_ps = num_ps
-        self._counted = _Counted(
-            StepTraffic({}, {}, ()), np.zeros([0], np.int64), moved_before=(Moved(),) * num_ps
-        )
+        nothing = StepTraffic({}, {}, ())
+        self._counted = _Counted(nothing, np.zeros([0], np.int64), 0, (Moved(),) * num_ps, {})
         self._seconds = 0.0
         self._running_since: float | None = None
 
@@ -230,8 +229,9 @@ class TrafficMeter:
         self._counted = _Counted(
             traffic,
             np.zeros([len(traffic.tables)], np.int64),
-            moved_before=tuple(self.moved()),
-            rows_before=self._counted.rows_by_table,
+            0,
+            tuple(self.moved()),
+            self._counted.rows_by_table,
         )
         self._seconds = 0.0
         self._running_since = None
@@ -248,12 +248,9 @@ class TrafficMeter:
 
     def add(self, steps: int, rows: Sequence[np.ndarray]) -> None:
         """Count steps, and the rows that they read of each of the traffic's tables."""
-        counted = self._counted
-        self._counted = replace(
-            counted,
-            steps=counted.steps + steps,
-            rows=counted.rows + rows[0] if rows else counted.rows,
-        )
+        traffic, counted, steps_before, moved_before, rows_before = self._counted
+        total = counted + rows[0] if rows else counted
+        self._counted = _Counted(traffic, total, steps_before + steps, moved_before, rows_before)
 
     def report(self) -> LoadReport:
         """Return what was counted since `start`."""
