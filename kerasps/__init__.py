@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kerasps.callbacks import BackupAndRestore, StalenessLogger
+    from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster.description.cluster_description import ClusterDescription
     from kerasps.cluster.description.protocol import ClusterResolver
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
     from kerasps.evaluator.training_end import TrainingEndMarker
     from kerasps.inputs import DatasetCreator
+    from kerasps.monitoring.status import (
+        ProcessUsage,
+        PSRunStatus,
+        RunStatus,
+        TableStatus,
+        WorkerRunStatus,
+    )
     from kerasps.step.tracing.traffic import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
     from kerasps.training.contract.staleness import Staleness, WorkerStaleness
@@ -55,6 +62,7 @@ __all__ = [
     "ClusterClosedError",
     "ClusterConfigError",
     "ClusterDescription",
+    "ClusterMonitor",
     "ClusterResolver",
     "DatasetCreator",
     "EvalSpec",
@@ -68,13 +76,17 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "PSLostError",
+    "PSRunStatus",
     "ParameterServerStrategy",
     "Placement",
+    "ProcessUsage",
     "RunConfig",
+    "RunStatus",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
     "Staleness",
     "StalenessLogger",
+    "TableStatus",
     "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
@@ -87,6 +99,7 @@ __all__ = [
     "WorkerDrivenStrategy",
     "WorkerInfo",
     "WorkerLostError",
+    "WorkerRunStatus",
     "WorkerStaleness",
     "__version__",
     "train_and_evaluate",
@@ -100,6 +113,7 @@ _MODULES = {
     "BackupAndRestore": "callbacks",
     "CentralStorageStrategy": "central_storage",
     "ClusterDescription": "cluster.description.cluster_description",
+    "ClusterMonitor": "callbacks",
     "ClusterResolver": "cluster.description.protocol",
     "DatasetCreator": "inputs",
     "EvalSpec": "worker_driven",
@@ -110,19 +124,24 @@ _MODULES = {
     "LookedUp": "variables.placement",
     "MaxSizePartitioner": "variables",
     "MinSizePartitioner": "variables",
+    "PSRunStatus": "monitoring.status",
     "ParameterServerStrategy": "strategy",
     "Placement": "variables.placement",
+    "ProcessUsage": "monitoring.status",
     "RunConfig": "worker_driven",
+    "RunStatus": "monitoring.status",
     "SidecarEvaluator": "evaluator.sidecar",
     "SidecarEvaluatorModelExport": "evaluator.best_model",
     "Staleness": "training.contract.staleness",
     "StalenessLogger": "callbacks",
+    "TableStatus": "monitoring.status",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placement",
     "TaskProcess": "cluster.processes.process",
     "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator.training_end",
     "WorkerDrivenStrategy": "worker_driven",
+    "WorkerRunStatus": "monitoring.status",
     "WorkerInfo": "cluster.members.membership",
     "WorkerStaleness": "training.contract.staleness",
     "train_and_evaluate": "worker_driven",

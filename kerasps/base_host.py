@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.members.membership import WorkerInfo
 from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.inputs import Input, InputArguments
 from kerasps.step import Mode, TracedStep
@@ -18,6 +19,7 @@ from kerasps.step.tracing.traffic import TrafficMeter
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.training import Dispatching
 from kerasps.training.calls.scheduled import ScheduledCalls
+from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import StalenessMeter
 from kerasps.variables.placing import Extended
 
@@ -38,6 +40,7 @@ class BaseHost(abc.ABC):
         extended: places its variables; from `make_extended` on.
         traffic_meter: measures the traffic of `fit`; from `begin` on.
         staleness_meter: measures how stale updates are; from `begin` on.
+        run_meter: counts the steps of each worker; from `begin` on.
         scheduled_calls: the functions that users have scheduled; None where nobody can.
         why_no_eager_steps: why steps cannot run as plain Python here; None where they can.
     """
@@ -46,6 +49,7 @@ class BaseHost(abc.ABC):
     extended: Extended
     traffic_meter: TrafficMeter
     staleness_meter: StalenessMeter
+    run_meter: RunMeter
     scheduled_calls: ScheduledCalls | None = None
     why_no_eager_steps: str | None = None
 
@@ -92,6 +96,7 @@ class BaseHost(abc.ABC):
     def begin(self) -> None:
         """Begin what goes on for as long as the process is connected. Call when it is."""
         self.traffic_meter = TrafficMeter(self.num_ps)
+        self.run_meter = RunMeter()
         self.staleness_meter = StalenessMeter(self.extended.fences)
 
     @abc.abstractmethod
@@ -125,6 +130,21 @@ class BaseHost(abc.ABC):
     @abc.abstractmethod
     def hangs(self, ps: int) -> bool:
         """Return whether a ps counts as lost since it does not answer."""
+
+    # What a status needs (see `monitoring`)
+
+    @abc.abstractmethod
+    def known_workers(self) -> list[WorkerInfo]:
+        """Return what this process knows of the workers that do steps."""
+
+    @abc.abstractmethod
+    def known_ps(self) -> list[WorkerInfo]:
+        """Return what this process knows of the ps, without asking them."""
+
+    @property
+    @abc.abstractmethod
+    def own_worker(self) -> int | None:
+        """The index of the worker that this process is; None where it is their coordinator."""
 
     # What training needs (see `training.Host`)
 

@@ -1,4 +1,4 @@
-"""Parses the `kerasps` command: `launch` or `plan` a script, `serve` a task, describe the `env`."""
+"""Parses the `kerasps` command: `launch`, `plan`, `serve`, `top`, `env`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kerasps import __version__
-from kerasps.cli import plan
+from kerasps.cli import plan, top
 from kerasps.cli.options import (
     MODES,
     CommandParser,
@@ -30,6 +30,7 @@ from kerasps.cli.options import (
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
+from kerasps.monitoring.sockets import remove_stale_sockets
 
 _LAUNCH_HELP = """\
 Runs a training script with worker and ps processes around it, all on this machine.
@@ -141,6 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _serve(args)
         if args.command == "plan":
             return plan.run(args)
+        if args.command == "top":
+            return top.run(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -165,17 +168,21 @@ def _launch(args: argparse.Namespace) -> int:
     )
     log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
     check_script(parser, args.script, args.args)
-    return launch(
-        [sys.executable, args.script, *args.args],
-        num_workers=num_workers,
-        num_ps=num_ps,
-        mode=setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0]),
-        log_dir=log_dir,
-        start_timeout=start_timeout,
-        max_restarts=max_restarts,
-        evaluator=None if evaluator is None else [sys.executable, *evaluator],
-        evaluator_timeout=evaluator_timeout,
-    )
+    command = [sys.executable, args.script, *args.args]
+    try:
+        return launch(
+            command,
+            num_workers=num_workers,
+            num_ps=num_ps,
+            mode=setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0]),
+            log_dir=log_dir,
+            start_timeout=start_timeout,
+            max_restarts=max_restarts,
+            evaluator=None if evaluator is None else [sys.executable, *evaluator],
+            evaluator_timeout=evaluator_timeout,
+        )
+    finally:
+        remove_stale_sockets()  # a script that was killed has left its own
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -234,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_launch(commands)
     plan.add_parser(commands)
     _add_serve(commands)
+    top.add_parser(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )

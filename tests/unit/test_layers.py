@@ -19,6 +19,7 @@ ORDER = [
     *("errors", "_private_names", "_private_attributes", "_compat", "checks"),
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
+    "monitoring",
     *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
     *("callbacks", "evaluator", "worker_driven", "plan"),
     *("__init__", "cli"),
@@ -31,6 +32,7 @@ WINGS = [
     "step",
     "training",
     "saving",
+    "monitoring",
     "hooks",
     "evaluator",
     "worker_driven",
@@ -58,9 +60,11 @@ MAX_NAMES_AT_DOOR = 15
 # Imports within a function, with what they put off. Everything else is imported where it is seen.
 LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
+    ("callbacks", "kerasps.monitoring.prometheus"): "its package is an extra",
     ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
     ("cli.main", "kerasps.cli.launch"): "as above",
     ("cli.plan", "kerasps.plan"): "as above",
+    ("cli.top", "kerasps.cli.top_live"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
@@ -291,7 +295,9 @@ def test_a_door_is_sorted_and_offers_what_it_imports(wing):
 
 def test_what_a_server_imports_has_a_door_that_imports_nothing():
     # A task's server starts without Keras, and without most of TensorFlow.
-    assert [wing for wing in WINGS if not offered(wing)] == ["runtime", "cluster", "evaluator"]
+    assert [wing for wing in WINGS if not offered(wing)] == [
+        *("runtime", "cluster", "monitoring", "evaluator")
+    ]
 
 
 @pytest.mark.parametrize("wing", WINGS)

@@ -14,6 +14,7 @@ from kerasps.step import Mode, TracedStep
 from kerasps.step.contract.host import StepHost
 from kerasps.step.tracing.traffic import TrafficMeter
 from kerasps.training.contract.dispatching import Dispatching
+from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import StalenessMeter
 
 
@@ -34,6 +35,10 @@ class Host(StepHost, Protocol):
     @property
     def staleness_meter(self) -> StalenessMeter:
         """Measures how stale the updates of `fit` are."""
+
+    @property
+    def run_meter(self) -> RunMeter:
+        """Counts the steps of each worker, and knows the loop that runs."""
 
     @property
     def scheduled_calls(self) -> Calls | None:

@@ -165,6 +165,11 @@ class StalenessMeter:
             for lane in self._lanes:
                 self._fences.give_back(lane)
 
+    @property
+    def last_report(self) -> Staleness:
+        """What was read last: no ps is asked. Thread: any."""
+        return self._report
+
     def report(self) -> Staleness:
         """Return what was counted since `start`; what was read last, where a ps is gone.
 

@@ -113,7 +113,7 @@ def _train(
     )
     loop = Loop(model, TRAIN, function, inputs, steps=steps, callbacks=callbacks)
     loop.on_turn = lambda: backups.at_turn(loop)
-    with translated_errors(host), backups:
+    with translated_errors(host), host.run_meter.fit(), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
         warns = inputs.reads_once and steps is None
         _run_epochs(model, loop, callbacks, backups, epochs, validation, warns=warns)
