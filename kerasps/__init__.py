@@ -10,6 +10,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kerasps.quiet_start import watch_import as _watch_import
+
 if TYPE_CHECKING:
     from kerasps.callbacks import BackupAndRestore, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
@@ -173,6 +175,9 @@ if not TYPE_CHECKING:
             value.__module__ = __name__
         globals()[name] = value
         return value
+
+
+_watch_import()
 
 
 def __dir__() -> list[str]:

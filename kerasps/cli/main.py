@@ -18,6 +18,7 @@ from kerasps.checks import count, seconds
 from kerasps.cluster.description.cluster_description import read_tf_config
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
+from kerasps.quiet_start import quiet_start
 
 _T = TypeVar("_T")
 
@@ -214,7 +215,10 @@ def _serve(args: argparse.Namespace) -> int:
     description = read_tf_config(needs_chief=False)
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
 
+    starting = contextlib.ExitStack()
+
     def ready(port: int, address: str | None) -> None:
+        starting.close()
         print(
             f"kerasps serve: {description.task_type} {description.task_index} listens on port "
             f"{port} of {address or 'every network interface'}",
@@ -232,8 +236,9 @@ def _serve(args: argparse.Namespace) -> int:
         )
         start_anew(port)
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), starting:
         warnings.showwarning = _print_warning
+        starting.enter_context(quiet_start())
         serve(
             description,
             bind=bind,

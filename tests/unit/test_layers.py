@@ -16,6 +16,7 @@ PACKAGE = Path(kerasps.__file__).parent
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
+    *("start_filter", "start_lines", "quiet_start", "script_start"),
     *("errors", "_private_names", "_private_attributes", "_compat", "checks"),
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
@@ -61,6 +62,7 @@ LATE = {
     ("cli.main", "kerasps.cli.launch"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
+    ("quiet_start", "kerasps.start_filter"): "importing kerasps imports no `subprocess`",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
 }
