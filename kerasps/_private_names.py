@@ -227,6 +227,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "that is in flight",
         ("op_name", "num_outputs", "inputs", "attrs", "ctx"),
     ),
+    "EagerContext": PrivateName(
+        "tensorflow.python.eager.context",
+        "Context",
+        "looks for the devices of this process, which `quiet_start` makes quiet",
+    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",

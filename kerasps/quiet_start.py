@@ -14,11 +14,12 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import types
+    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
 
 VERBOSE_STARTUP = "KERASPS_VERBOSE_STARTUP"
@@ -27,7 +28,6 @@ _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _ASKED_FOR = ("TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE", "TF_CPP_VLOG_FILENAME")
 # Messages that merely inform do not come; warnings and errors do.
 _FROM_WARNINGS_ON = "1"
-_CONTEXT = "tensorflow.python.eager.context"
 
 # Held while stderr goes through a filter.
 _filtering = threading.Lock()
@@ -68,7 +68,7 @@ def quiet_server_start() -> contextlib.AbstractContextManager[None]:
 
 def watch_import() -> None:
     """Make the first import of TensorFlow in this process quiet, and its first use."""
-    if _class_of_contexts() is not None:
+    if _is_imported():
         _watch_first_use()
     elif not any(isinstance(finder, _TensorFlowFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TensorFlowFinder())
@@ -123,7 +123,7 @@ class _TensorFlowFinder:
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _QuietLoader(spec.loader)
+            spec.loader = cast("Loader", _QuietLoader(spec.loader))
         return spec
 
 
@@ -134,13 +134,12 @@ class _QuietLoader:
         loader: the loader.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
         """Return what the loader makes of a spec."""
-        made: types.ModuleType | None = self._loader.create_module(spec)
-        return made
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the module. It keeps nothing of this loader."""
@@ -151,23 +150,26 @@ class _QuietLoader:
         with quiet_start():
             self._loader.exec_module(module)
             _informs_less = os.environ.get(_LEVEL) == _FROM_WARNINGS_ON
-        _watch_first_use()
+        if _is_imported():
+            _watch_first_use()
 
 
 def _watch_first_use() -> None:
     """Make the moment quiet in which TensorFlow looks for the devices of this process."""
-    contexts = _class_of_contexts()
+    from kerasps import _compat
+
     # TensorFlow says it once in a process.
-    if contexts is not None and is_quiet() and not _has_devices():
-        # The second one merely informs, of each GPU.
-        names = ["_initialize_physical_devices", "ensure_initialized"]
-        for name in names[:1] if _informs_less else names:
-            if hasattr(contexts, name):
-                _make_first_quiet(contexts, name)
+    with contextlib.suppress(ImportError):  # the strategy says which versions it works with
+        if is_quiet() and _compat.eager_context()._physical_devices is None:
+            # The second one merely informs, of each GPU.
+            contexts = _compat.EagerContext
+            methods = [contexts._initialize_physical_devices, contexts.ensure_initialized]
+            for method in methods[:1] if _informs_less else methods:
+                _make_first_quiet(contexts, method)
 
 
-def _make_first_quiet(contexts: Any, name: str) -> None:
-    original = getattr(contexts, name)
+def _make_first_quiet(contexts: type, original: Callable[..., object]) -> None:
+    name = original.__name__
 
     @functools.wraps(original)
     def quiet(*args: object, **kwargs: object) -> object:
@@ -179,11 +181,6 @@ def _make_first_quiet(contexts: Any, name: str) -> None:
     setattr(contexts, name, quiet)
 
 
-def _class_of_contexts() -> Any:
-    """Return TensorFlow's class of eager contexts; None where TensorFlow is not imported."""
-    return getattr(sys.modules.get(_CONTEXT), "Context", None)
-
-
-def _has_devices() -> bool:
-    context = getattr(sys.modules[_CONTEXT], "_context", None)
-    return getattr(context, "_physical_devices", None) is not None
+def _is_imported() -> bool:
+    """Return whether TensorFlow is imported, as a whole; a task's server imports a part of it."""
+    return hasattr(sys.modules.get("tensorflow"), "__version__")

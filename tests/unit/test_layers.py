@@ -16,8 +16,8 @@ PACKAGE = Path(kerasps.__file__).parent
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
-    *("start_filter", "start_lines", "quiet_start", "script_start"),
     *("errors", "_private_names", "_private_attributes", "_compat", "checks"),
+    *("start_lines", "start_filter", "quiet_start", "script_start"),
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
@@ -62,7 +62,8 @@ LATE = {
     ("cli.main", "kerasps.cli.launch"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
-    ("quiet_start", "kerasps.start_filter"): "importing kerasps imports no `subprocess`",
+    ("quiet_start", "kerasps"): "importing kerasps imports no more than it needs",
+    ("quiet_start", "kerasps.start_filter"): "as above",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
 }
