@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kerasps.quiet_start import watch_import as _watch_import
 
 if TYPE_CHECKING:
-    from kerasps.callbacks import BackupAndRestore, StalenessLogger
+    from kerasps.callbacks import BackupAndRestore, StalenessLogger, Trace
     from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster.description.cluster_description import ClusterDescription
     from kerasps.cluster.description.protocol import ClusterResolver
@@ -83,6 +83,7 @@ __all__ = [
     "TaskProcess",
     "TaskStartError",
     "TaskUnreachableError",
+    "Trace",
     "TrainSpec",
     "TrainingEndMarker",
     "UnsupportedError",
@@ -122,6 +123,7 @@ _MODULES = {
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placement",
     "TaskProcess": "cluster.processes.process",
+    "Trace": "callbacks",
     "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator.training_end",
     "WorkerDrivenStrategy": "worker_driven",

@@ -10,6 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import checks
+from kerasps.tracing import Trace
+
+__all__ = ["BackupAndRestore", "StalenessLogger", "Trace"]
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):

@@ -21,7 +21,7 @@ ORDER = [
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
-    *("callbacks", "evaluator", "worker_driven"),
+    *("tracing", "callbacks", "evaluator", "worker_driven"),
     *("__init__", "cli"),
 ]
 WINGS = [
@@ -33,6 +33,7 @@ WINGS = [
     "training",
     "saving",
     "hooks",
+    "tracing",
     "evaluator",
     "worker_driven",
     "cli",
@@ -64,6 +65,7 @@ LATE = {
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
     ("quiet_start", "kerasps"): "importing kerasps imports no more than it needs",
     ("quiet_start", "kerasps.start_filter"): "as above",
+    ("tracing.recording", "grpc"): "a trace alone takes so long to begin",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
 }
