@@ -108,6 +108,14 @@ example:
   TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
     "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
 
+_TRACE_HELP = """\
+Records for some seconds what all tasks of a running training do, and says in a
+sentence what limits it. It writes one file for Perfetto (https://ui.perfetto.dev), and
+files for the profile page of TensorBoard.
+
+The training is the one in TF_CONFIG, else the one that runs on this machine. Where
+several run here, --pid says which. Steps take somewhat longer while it records."""
+
 _ENV_HELP = """\
 Prints what a bug report needs: versions, platform, devices, the environment
 variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
@@ -132,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _launch(args)
         if args.command == "serve":
             return _serve(args)
+        if args.command == "trace":
+            return _trace(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -247,6 +257,12 @@ def _serve(args: argparse.Namespace) -> int:
         )
 
 
+def _trace(args: argparse.Namespace) -> int:
+    from kerasps.cli.trace import trace
+
+    return trace(args.log_dir, args.seconds, args.pid)
+
+
 def _print_warning(message: Warning | str, *where: object, **more: object) -> None:
     """Print a warning as this command's errors are, without the line of code that gives it."""
     print(f"kerasps serve: warning: {message}", file=sys.stderr, flush=True)
@@ -265,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
     _add_serve(commands)
+    _add_trace(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )
@@ -370,6 +387,32 @@ def _add_serve(commands: Any) -> None:
         metavar="ADDRESS",
         help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
         "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
+    )
+
+
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser(
+        "trace",
+        help="trace a training that runs",
+        description=_TRACE_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace.set_defaults(parser=trace)
+    trace.add_argument(
+        "--log-dir", default="logs", metavar="DIR", help="directory for the files (default: logs)"
+    )
+    trace.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long to record, 60 at most (default: 2)",
+    )
+    trace.add_argument(
+        "--pid",
+        type=_count,
+        metavar="PID",
+        help="the process of the script, or of one of its tasks, where several trainings run here",
     )
 
 

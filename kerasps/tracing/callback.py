@@ -67,8 +67,8 @@ class Trace(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._log_dir = checks.path("log_dir", log_dir)
-        self._first_step = _whole_number("first_step", first_step, 0)
-        self._num_steps = _whole_number("num_steps", num_steps, 1)
+        self._first_step = _count("first_step", first_step, least=0)
+        self._num_steps = _count("num_steps", num_steps, least=1)
         self.report: Report | None = None
         self._reset()
 
@@ -83,7 +83,7 @@ class Trace(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin anew."""
         strategy = getattr(self.model, "_distribute_strategy", None)
-        if not hasattr(strategy, "description"):
+        if strategy is None or not hasattr(strategy, "description"):
             raise UnsupportedError(
                 "There are no tasks to trace. Expected: a model of a `ParameterServerStrategy`. "
                 f"Received: one of {type(strategy).__name__}. Use "
@@ -94,6 +94,7 @@ class Trace(keras.callbacks.Callback):
         self._reset()
         self.report = None
         self._addresses = dict(strategy.description.addresses)
+        self._per_execution = int(self.model.steps_per_execution)
         if not self._first_step:
             self._start()
 
@@ -144,7 +145,7 @@ class Trace(keras.callbacks.Callback):
 
     def _in_flight(self) -> int:
         workers = sum(job == "worker" for job, _ in self._addresses)
-        return _EXECUTIONS_PER_WORKER * workers * int(self.model.steps_per_execution)
+        return _EXECUTIONS_PER_WORKER * workers * self._per_execution
 
     def _start(self) -> None:
         self._run = new_run(self._log_dir)
@@ -170,15 +171,12 @@ class Trace(keras.callbacks.Callback):
             self._error = exc
 
 
-def _whole_number(argument: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"Argument `{argument}` is no whole number. Expected: an int, {least} or more. "
-            f"Received: {argument}={value!r}. Give a number like 10."
-        )
-    if value < least:
-        raise ValueError(
-            f"Argument `{argument}` is too small. Expected: {least} or more. Received: "
-            f"{argument}={value!r}. Give a number like 10."
-        )
-    return value
+def _count(argument: str, value: object, *, least: int) -> int:
+    number: int = checks.count(
+        f"Argument `{argument}` is no number of steps",
+        value,
+        least=least,
+        received=f"{argument}={value!r}",
+        advice="Give a number like 20.",
+    )
+    return number

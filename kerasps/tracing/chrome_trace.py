@@ -160,7 +160,8 @@ def _add_calls(
 def _add_steps(trace: ChromeTrace, steps: Sequence[WorkerStep], pids: Mapping[Task, int]) -> None:
     rows: list[tuple[Interval, int, str, str, dict[str, object]]] = []
     for number, step in enumerate(steps):
-        worker, args = step.worker, {"step": number, "worker": step.worker}
+        worker = step.worker
+        args: dict[str, object] = {"step": number, "worker": worker}
         pid = pids["worker", worker]
         if step.data is not None:
             rows.append((step.data, pid, "data", "data", args))

@@ -12,7 +12,7 @@ from kerasps.tracing.chrome_trace import write_trace
 from kerasps.tracing.clocks import aligned
 from kerasps.tracing.limits import find_limits
 from kerasps.tracing.recording import Recording
-from kerasps.tracing.steps import Task, find_steps
+from kerasps.tracing.steps import Task, WorkerStep, find_steps
 from kerasps.tracing.task_events import TaskEvents
 
 # Where TensorBoard's profile page looks for recordings, below its directory.
@@ -43,6 +43,22 @@ class Report:
         said += [self.limit] if self.limit else []
         said += [f"{job} {index} is missing: {why}." for (job, index), why in self.missing.items()]
         return " ".join(said)
+
+
+def _chosen(steps: list[WorkerStep], num_steps: int | None) -> list[WorkerStep]:
+    """Return so many steps that follow each other; from where all workers have some, if there are.
+
+    Args:
+        steps: all steps, in their order.
+        num_steps: how many to choose; None for all.
+    """
+    if num_steps is None or len(steps) <= num_steps:
+        return steps
+    firsts: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        firsts.setdefault(step.worker, number)
+    begin = min(max(firsts.values()), len(steps) - num_steps)
+    return steps[begin : begin + num_steps]
 
 
 def new_run(log_dir: Path) -> str:
@@ -77,7 +93,7 @@ def write_report(
         (folder / f"{job}-{index}.xplane.pb").write_bytes(content)
     read = {task: TaskEvents.read(content) for task, content in recording.contents.items()}
     events, moves = aligned(read, recording.asked)
-    steps = find_steps(events)[:num_steps]
+    steps = _chosen(find_steps(events), num_steps)
     limits = find_limits(steps)
     file = log_dir / f"trace_{run}.json.gz"
     write_trace(

@@ -81,6 +81,7 @@ class _Parts:
     begin: float
     end: float
     names: set[str]
+    begins: list[float] = field(default_factory=list)
     sends_from: float | None = None
 
     @property
@@ -112,9 +113,9 @@ def find_steps(events: Mapping[Task, TaskEvents]) -> list[WorkerStep]:
 def _done_on_ps(events: TaskEvents) -> dict[StepKey, OnPS]:
     found: dict[StepKey, OnPS] = defaultdict(OnPS)
     for execution, operations in _by_execution(events.operations).items():
-        for (phase, *place), parts in _phases(operations).items():
+        for (phase, number, occurrence), parts in _phases(operations).items():
             if phase == PULL_SCOPE:
-                found[execution, place[0], place[1]].pull = parts.interval
+                found[execution, number, occurrence].pull = parts.interval
     pushes: dict[tuple[int, str], list[StepKey]] = defaultdict(list)
     for wait in events.waits:
         match = _SCOPE.match(wait.name)
@@ -182,13 +183,13 @@ class _Execution:
 
     def steps(self, on_ps: Mapping[StepKey, Mapping[int, OnPS]]) -> list[WorkerStep]:
         computes = sorted(
-            (parts.begin, place)
-            for (phase, *place), parts in self._phases.items()
+            (parts.begin, graph, occurrence)
+            for (phase, graph, occurrence), parts in self._phases.items()
             if phase == COMPUTE_SCOPE
         )
         found: list[WorkerStep] = []
         free_from = self._time[0]
-        for number, (_, (graph, occurrence)) in enumerate(computes):
+        for number, (_, graph, occurrence) in enumerate(computes):
             compute = self._phases[COMPUTE_SCOPE, graph, occurrence]
             push = self._phases.get((PUSH_SCOPE, graph, occurrence))
             if push is None:
@@ -199,14 +200,18 @@ class _Execution:
             sends_from = push.end if push.sends_from is None else push.sends_from
             # A GPU is done when what it has worked out is sent.
             end = max(compute.end, sends_from) if self._has_gpu else compute.end
-            pull = self._pull(graph, occurrence, free_from, compute.begin, done)
+            arrivals = self._arrivals_of(graph, occurrence)
+            # What follows from the batch alone may have run long before, with that of other steps.
+            first = min(arrivals, default=compute.begin)
+            begin = next((own for own in compute.begins if own >= first), compute.begin)
+            pull = self._pull(arrivals, free_from, begin, done)
             found.append(
                 WorkerStep(
                     worker=self._worker,
                     key=key,
                     pull=pull,
-                    compute=(compute.begin, end),
-                    push=(max(compute.begin, min(end, sends_from)), max(end, push.end)),
+                    compute=(begin, end),
+                    push=(max(begin, min(end, sends_from)), max(end, push.end)),
                     data=self._data(number, len(computes)),
                     waited_from=free_from,
                     execution=self._time,
@@ -216,20 +221,22 @@ class _Execution:
             free_from = push.end
         return found
 
+    def _arrivals_of(self, graph: str, occurrence: int) -> list[float]:
+        """Return when each value that a step has pulled was there."""
+        return [
+            sorted(times)[occurrence]
+            for (own, _), times in self._arrivals.items()
+            if own == graph and occurrence < len(times)
+        ]
+
     def _pull(
         self,
-        graph: str,
-        occurrence: int,
+        arrivals: Sequence[float],
         free_from: float,
         computes_from: float,
         on_ps: Mapping[int, OnPS],
     ) -> Interval:
-        parts = self._phases.get((PULL_SCOPE, graph, occurrence))
-        ends = [] if parts is None else [parts.end]
-        for (own, _), times in self._arrivals.items():
-            if own == graph and occurrence < len(times):
-                ends.append(sorted(times)[occurrence])
-        end = max(ends, default=computes_from)
+        end = max(arrivals, default=computes_from)
         begins = [own.pull[0] for own in on_ps.values() if own.pull is not None]
         begin = min(begins, default=free_from)
         return min(max(begin, self._time[0]), computes_from, end), end
@@ -263,6 +270,7 @@ def _phases(operations: Iterable[Operation]) -> dict[tuple[str, str, int], _Part
             found[*scope, occurrence] = parts
         parts.end = max(parts.end, operation.end)
         parts.names.add(operation.name)
+        parts.begins.append(operation.begin)
         if operation.kind == _SENDS and parts.sends_from is None:
             parts.sends_from = operation.begin
     return found

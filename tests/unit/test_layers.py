@@ -61,6 +61,7 @@ LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
     ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
     ("cli.main", "kerasps.cli.launch"): "as above",
+    ("cli.main", "kerasps.cli.trace"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
     ("quiet_start", "kerasps"): "importing kerasps imports no more than it needs",
