@@ -281,7 +281,11 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
     _add_serve(commands)
-    _add_trace(commands)
+    _add_trace(
+        commands.add_parser(
+            "trace", help="trace a training that runs", description=_TRACE_HELP, formatter_class=raw
+        )
+    )
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )
@@ -390,13 +394,7 @@ def _add_serve(commands: Any) -> None:
     )
 
 
-def _add_trace(commands: Any) -> None:
-    trace = commands.add_parser(
-        "trace",
-        help="trace a training that runs",
-        description=_TRACE_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_trace(trace: argparse.ArgumentParser) -> None:
     trace.set_defaults(parser=trace)
     trace.add_argument(
         "--log-dir", default="logs", metavar="DIR", help="directory for the files (default: logs)"

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import warnings
-from typing import Any
 
 import keras
 
@@ -80,7 +79,7 @@ class Trace(keras.callbacks.Callback):
         self._error: Exception | None = None
         self._has_stopped = False
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
         """Begin anew."""
         strategy = getattr(self.model, "_distribute_strategy", None)
         if strategy is None or not hasattr(strategy, "description"):
@@ -98,11 +97,11 @@ class Trace(keras.callbacks.Callback):
         if not self._first_step:
             self._start()
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Count from here."""
         self._in_epoch = 0
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Begin to record, or stop, where it is time."""
         self._done += batch + 1 - self._in_epoch
         self._in_epoch = batch + 1
@@ -118,7 +117,7 @@ class Trace(keras.callbacks.Callback):
         if is_enough or elapsed >= MAX_SECONDS:
             self._stop()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Stop, write the files, and print what limits the training."""
         if self._recording is None:
             warnings.warn(
@@ -145,7 +144,8 @@ class Trace(keras.callbacks.Callback):
 
     def _in_flight(self) -> int:
         workers = sum(job == "worker" for job, _ in self._addresses)
-        return _EXECUTIONS_PER_WORKER * workers * self._per_execution
+        number: int = _EXECUTIONS_PER_WORKER * workers * self._per_execution
+        return number
 
     def _start(self) -> None:
         self._run = new_run(self._log_dir)
@@ -172,11 +172,10 @@ class Trace(keras.callbacks.Callback):
 
 
 def _count(argument: str, value: object, *, least: int) -> int:
-    number: int = checks.count(
+    return checks.count(
         f"Argument `{argument}` is no number of steps",
         value,
         least=least,
         received=f"{argument}={value!r}",
         advice="Give a number like 20.",
     )
-    return number

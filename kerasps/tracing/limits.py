@@ -20,6 +20,7 @@ _SENTENCES = {
     "pull": "Worker {worker} waits for values to travel {share:.0%} of the time.",
     "coordinator": "Worker {worker} waits for the coordinator {share:.0%} of the time.",
 }
+_WITHOUT_COORDINATOR = "Worker {worker} is between its executions {share:.0%} of the time."
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class Limits:
     sentence: str
 
 
-def find_limits(steps: Sequence[WorkerStep]) -> Limits:
-    """Return what the workers of these steps spent their time with."""
+def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) -> Limits:
+    """Return what the workers of these steps spent their time with.
+
+    Args:
+        steps: the steps.
+        has_coordinator: whether workers wait for one between executions.
+    """
     by_worker: dict[int, list[WorkerStep]] = defaultdict(list)
     for step in steps:
         by_worker[step.worker].append(step)
@@ -51,7 +57,10 @@ def find_limits(steps: Sequence[WorkerStep]) -> Limits:
         return Limits({}, "")
     activity = max(_SENTENCES, key=lambda name: sum(own[name] for own in shares.values()))
     worker = max(shares, key=lambda index: shares[index][activity])
-    sentence = _SENTENCES[activity].format(
+    text = _SENTENCES[activity]
+    if activity == "coordinator" and not has_coordinator:
+        text = _WITHOUT_COORDINATOR
+    sentence = text.format(
         worker=worker, share=shares[worker][activity], ps=_slowest_ps(by_worker[worker], activity)
     )
     return Limits(shares, sentence)

@@ -12,11 +12,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kerasps import _compat
 from kerasps.tracing.clocks import Asked
 from kerasps.tracing.steps import Task
+
+if TYPE_CHECKING:
+    import grpc
 
 # Of TensorFlow's profiler_service.proto, which is not among the modules that it ships.
 _PROFILE = "/tensorflow.ProfilerService/Profile"
@@ -113,7 +116,7 @@ class Recording:
         """When each task was asked, and when it had answered."""
         return {task: own.asked for task, own in self._answers.items() if own.asked is not None}
 
-    def _record(self, task: Task, channel: Any, answer: _Answer) -> None:
+    def _record(self, task: Task, channel: grpc.Channel, answer: _Answer) -> None:
         import grpc
 
         begin = time.time_ns()
@@ -125,7 +128,8 @@ class Recording:
         try:
             response = call.result()
         except grpc.RpcError as exc:
-            answer.reason = str(exc.details()) if isinstance(exc, grpc.Call) else str(exc)
+            details = str(exc.details()) if isinstance(exc, grpc.Call) else str(exc)
+            answer.reason = details.rstrip(". ")
         except grpc.FutureCancelledError:
             answer.reason = "it did not send what it has recorded"
         else:

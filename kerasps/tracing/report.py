@@ -94,7 +94,7 @@ def write_report(
     read = {task: TaskEvents.read(content) for task, content in recording.contents.items()}
     events, moves = aligned(read, recording.asked)
     steps = _chosen(find_steps(events), num_steps)
-    limits = find_limits(steps)
+    limits = find_limits(steps, has_coordinator=("chief", 0) in addresses)
     file = log_dir / f"trace_{run}.json.gz"
     write_trace(
         file,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kerasps import _compat
 
@@ -22,6 +22,39 @@ _EXECUTE = "EagerExecute"
 _OPERATION = re.compile(r"(?P<name>[^:]+):(?P<kind>[A-Za-z_]\w*)$")
 # Of the names that Python functions have in graphs.
 _FUNCTION = re.compile(r"^__(?:inference|forward|backward)_(?P<name>.*?)_\d+$")
+
+
+class _Stat(Protocol):
+    """An `XStat`: something more about an event."""
+
+    metadata_id: int
+
+    def WhichOneof(self, name: str) -> str | None:
+        """Return which field of a group is set."""
+
+
+class _Event(Protocol):
+    """An `XEvent`: something that took some time."""
+
+    metadata_id: int
+    offset_ps: int
+    duration_ps: int
+    stats: Sequence[_Stat]
+
+
+class _Line(Protocol):
+    """An `XLine`: what one thread did."""
+
+    timestamp_ns: int
+    events: Sequence[_Event]
+
+
+class _Plane(Protocol):
+    """An `XPlane`: what all threads of a task did, and the names of that."""
+
+    lines: Sequence[_Line]
+    event_metadata: Mapping[int, Any]
+    stat_metadata: Mapping[int, Any]
 
 
 @dataclass(frozen=True)
@@ -97,7 +130,7 @@ class _Reader:
         events: gets what is read.
     """
 
-    def __init__(self, plane: Any, origin: float, events: TaskEvents) -> None:
+    def __init__(self, plane: _Plane, origin: float, events: TaskEvents) -> None:
         self._plane = plane
         self._origin = origin
         self._events = events
@@ -124,7 +157,7 @@ class _Reader:
         first = min(begin for begin, _ in starts)
         return (end for end in sorted(self._dones[execution, name]) if end >= first)
 
-    def _read_thread(self, line: Any) -> None:
+    def _read_thread(self, line: _Line) -> None:
         # A line counts from its own beginning, which counts from that of the recording.
         origin = self._origin + line.timestamp_ns
         inside: list[tuple[float, int, str]] = []
@@ -142,7 +175,12 @@ class _Reader:
                 )
 
     def _read_known(
-        self, name: str, event: Any, begin: float, end: float, inside: list[tuple[float, int, str]]
+        self,
+        name: str,
+        event: _Event,
+        begin: float,
+        end: float,
+        inside: list[tuple[float, int, str]],
     ) -> None:
         stats = _stats(self._plane, event.stats)
         if name == _PROCESS:
@@ -164,11 +202,11 @@ class _Reader:
             self._events.calls.append((called if match is None else match["name"], begin, end))
 
 
-def _stats(plane: Any, stats: Any) -> dict[str, Any]:
+def _stats(plane: _Plane, stats: Iterable[_Stat]) -> dict[str, Any]:
     found = {}
     for stat in stats:
-        kind = stat.WhichOneof("value")
-        value = getattr(stat, kind) if kind else None
+        kind = stat.WhichOneof("value") or ""
+        value: Any = getattr(stat, kind, None)
         if kind == "ref_value":
             value = plane.stat_metadata[value].name
         found[plane.stat_metadata[stat.metadata_id].name] = value
