@@ -53,7 +53,12 @@ def run_command(tmp_path, *arguments, **variables):
 
 
 def test_without_a_training_the_command_says_what_it_needs(tmp_path):
-    done = run_command(tmp_path, "--pid", str(os.getpid()))
+    other = subprocess.Popen(["sleep", "100"], env={"PATH": os.environ["PATH"]})
+    try:
+        done = run_command(tmp_path, "--pid", str(other.pid))
+    finally:
+        other.kill()
+        other.wait()
     assert done.returncode == 2
     assert "It is not clear which training to trace." in done.stderr
     assert "Say which one it is by --pid" in done.stderr
