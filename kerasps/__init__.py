@@ -10,6 +10,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kerasps.quiet_start import watch_import as _watch_import
+
 if TYPE_CHECKING:
     from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     )
     from kerasps.step.tracing.traffic import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
+    from kerasps.tracing import Trace
     from kerasps.training.contract.staleness import Staleness, WorkerStaleness
     from kerasps.variables import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
     from kerasps.variables.placement import LookedUp, Placement, TaskPlacement
@@ -93,6 +96,7 @@ __all__ = [
     "TaskProcess",
     "TaskStartError",
     "TaskUnreachableError",
+    "Trace",
     "TrainSpec",
     "TrainingEndMarker",
     "UnsupportedError",
@@ -138,6 +142,7 @@ _MODULES = {
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placement",
     "TaskProcess": "cluster.processes.process",
+    "Trace": "tracing",
     "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator.training_end",
     "WorkerDrivenStrategy": "worker_driven",
@@ -192,6 +197,9 @@ if not TYPE_CHECKING:
             value.__module__ = __name__
         globals()[name] = value
         return value
+
+
+_watch_import()
 
 
 def __dir__() -> list[str]:

@@ -43,6 +43,7 @@ from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.supervision import SupervisorPipe
+from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at tasks and script: a person does not notice it, and neither does
 # the processor.
@@ -269,7 +270,7 @@ class _Run:
         self._pipe = SupervisorPipe()
         self._script = subprocess.Popen(
             self._command,
-            env=self._env | self._pipe.variables,
+            env=with_quiet_start(self._env | self._pipe.variables),
             pass_fds=[self._pipe.fd_to_pass],
             preexec_fn=end_with_parent(),
         )

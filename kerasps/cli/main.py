@@ -1,8 +1,9 @@
-"""Parses the `kerasps` command: `launch`, `plan`, `serve`, `top`, `env`."""
+"""Parses the `kerasps` command: `launch`, `plan`, `serve`, `top`, `trace`, `env`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import warnings
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kerasps import __version__
-from kerasps.cli import plan, top
+from kerasps.cli import plan, top, trace
 from kerasps.cli.options import (
     MODES,
     CommandParser,
@@ -31,6 +32,7 @@ from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
 from kerasps.monitoring.sockets import remove_stale_sockets
+from kerasps.quiet_start import quiet_start
 
 _LAUNCH_HELP = """\
 Runs a training script with worker and ps processes around it, all on this machine.
@@ -144,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return plan.run(args)
         if args.command == "top":
             return top.run(args)
+        if args.command == "trace":
+            return trace.run(args)
         # Each command imports its own, so that none waits for another's.
         from kerasps.cli.env import report_environment
 
@@ -194,7 +198,10 @@ def _serve(args: argparse.Namespace) -> int:
     description = read_tf_config(needs_chief=False, may_be_sparse=True)
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
 
+    starting = contextlib.ExitStack()
+
     def ready(port: int, address: str | None) -> None:
+        starting.close()
         print(
             f"kerasps serve: {description.task_type} {description.task_index} listens on port "
             f"{port} of {address or 'every network interface'}",
@@ -212,8 +219,9 @@ def _serve(args: argparse.Namespace) -> int:
         )
         start_anew(port)
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), starting:
         warnings.showwarning = _print_warning
+        starting.enter_context(quiet_start())
         serve(
             description,
             bind=bind,
@@ -242,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_parser(commands)
     _add_serve(commands)
     top.add_parser(commands)
+    trace.add_parser(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )

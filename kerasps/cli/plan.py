@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from kerasps.cli.options import (
     Commands,
@@ -67,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    # Before TensorFlow is imported, whose own lines would be all that is seen at first.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     parser: argparse.ArgumentParser = args.parser
     num_workers, num_ps = numbers(parser, args)
     check_script(parser, args.script, args.args)

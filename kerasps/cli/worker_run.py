@@ -18,6 +18,7 @@ from kerasps.cluster.processes.process import describe_exit_code, end_with_paren
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
+from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at the workers: a person does not notice it, and neither does the
 # processor.
@@ -110,13 +111,13 @@ class WorkerRun:
             if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
                 env["TF_CPP_MIN_LOG_LEVEL"] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
             self._processes[worker] = subprocess.Popen(
-                self._command, env=env, preexec_fn=end_with_parent()
+                self._command, env=with_quiet_start(env), preexec_fn=end_with_parent()
             )
             return
         with open_log(self._cluster.log_dir / f"worker-{worker}.log") as log:
             self._processes[worker] = subprocess.Popen(
                 self._command,
-                env=env,
+                env=with_quiet_start(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

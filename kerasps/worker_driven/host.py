@@ -24,6 +24,7 @@ from kerasps.inputs import DatasetCreator, Input, InputArguments, as_input
 from kerasps.runtime.devices import COORDINATOR_TASK
 from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
+from kerasps.tracing import Trace
 from kerasps.training import Dispatching
 from kerasps.worker_driven.fit_news import FitNews, TellStop
 from kerasps.worker_driven.own_steps import OwnSteps
@@ -42,6 +43,7 @@ _OF_CHIEF = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
     keras.callbacks.TensorBoard,
+    Trace,
 )
 
 

@@ -17,11 +17,12 @@ PACKAGE = Path(kerasps.__file__).parent
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
     *("errors", "_private_names", "_private_attributes", "_compat", "checks"),
+    *("start_lines", "start_filter", "quiet_start", "script_start"),
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     "monitoring",
     *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
-    *("callbacks", "evaluator", "worker_driven", "plan"),
+    *("tracing", "callbacks", "evaluator", "worker_driven", "plan"),
     *("__init__", "cli"),
 ]
 WINGS = [
@@ -34,6 +35,7 @@ WINGS = [
     "saving",
     "monitoring",
     "hooks",
+    "tracing",
     "evaluator",
     "worker_driven",
     "plan",
@@ -65,8 +67,12 @@ LATE = {
     ("cli.main", "kerasps.cli.launch"): "as above",
     ("cli.plan", "kerasps.plan"): "as above",
     ("cli.top", "kerasps.cli.top_live"): "as above",
+    ("cli.trace", "kerasps.cli.trace_running"): "as above",
     ("cli.main", "kerasps.cluster.server"): "as above",
     ("cli.main", "kerasps.cluster.serving.renewal"): "as above",
+    ("quiet_start", "kerasps"): "importing kerasps imports no more than it needs",
+    ("quiet_start", "kerasps.start_filter"): "as above",
+    ("tracing.recording", "grpc"): "a trace alone takes so long to begin",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
 }
