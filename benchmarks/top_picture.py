@@ -79,7 +79,7 @@ def draw(cluster, strategy, path):
     ):
         time.sleep(0.05)
     console = Console(width=WIDTH, record=True, force_terminal=True, file=io.StringIO())
-    console.print(view({**described(repr(strategy), status), "script": "train.py"}, WIDTH))
+    console.print(view({**described(repr(strategy), status, {}), "script": "train.py"}, WIDTH))
     console.save_svg(path, title="kerasps top")
 
 

@@ -162,7 +162,9 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         host.begin()
         take_note_of_forks()
         self._status_reader = StatusReader(host, self._local_cluster)
-        self._status_socket = StatusSocket(lambda: described(repr(self), self.status()))
+        self._status_socket = StatusSocket(
+            lambda: described(repr(self), self.status(), self.description.jobs)
+        )
         if not DRY_RUN.is_active:
             self._status_socket.start()
 

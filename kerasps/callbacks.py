@@ -353,7 +353,9 @@ class _MonitoredRun:
                 host,
                 port,
                 metrics=_exposition()(strategy.status),
-                status=lambda: described(repr(strategy), strategy.status()),
+                status=lambda: described(
+                    repr(strategy), strategy.status(), strategy.description.jobs
+                ),
             )
         except (OSError, OverflowError) as exc:
             raise KeraspsError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import sys
 import time
 import urllib.error
@@ -15,9 +14,10 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.live import Live
 
+from kerasps.cli.running import RunNotFoundError, chosen_run
 from kerasps.cli.top_view import view
 from kerasps.errors import KeraspsError
-from kerasps.monitoring.sockets import RunningProcess, ask_running
+from kerasps.monitoring.sockets import ask_running
 from kerasps.monitoring.status import Fields, status_of
 from kerasps.runtime.addresses import split_address
 
@@ -26,11 +26,9 @@ _BETWEEN_S = 0.6
 _HTTP_S = 5.0
 _MAX_BYTES = 2**26
 
+_ELSEWHERE = ", or name the host:port of a `kerasps.ClusterMonitor(port=...)` on another machine"
+
 Ask = Callable[[], Fields]
-
-
-class RunNotFoundError(KeraspsError):
-    """No run, or not one alone, is where `kerasps top` was told to look."""
 
 
 class RunEndedError(KeraspsError):
@@ -83,56 +81,10 @@ def _watch(ask: Ask, reply: Fields, console: Console, interval_s: float) -> int:
 
 def _chosen(target: str | None) -> Ask:
     """Return a function that asks the run that `target` names."""
-    if target is None:
-        return _of_process(_only_one())
-    if target.isdecimal():
-        pid = int(target)
-        if not ask_running(pid):
-            raise RunNotFoundError(
-                f"Process {pid} does not answer. Expected: the id of a process of this user, on "
-                "this machine, that has made a strategy and runs. Received: "
-                f"{pid}, {_state_of(pid)}. {_listed(ask_running())}"
-            )
-        return _of_process(pid)
+    if target is None or target.isdecimal():
+        pid = None if target is None else int(target)
+        return _of_process(chosen_run("kerasps top", pid, advice=_ELSEWHERE).pid)
     return _of_address(target)
-
-
-def _only_one() -> int:
-    running = ask_running()
-    if len(running) == 1:
-        return running[0].pid
-    if not running:
-        raise RunNotFoundError(
-            "No run was found. Expected: a process of this user, on this machine, that has made a "
-            "`kerasps.ParameterServerStrategy` or a `kerasps.WorkerDrivenStrategy`. Received: none "
-            "that answers. Start the training first, or name the host:port of a "
-            "`kerasps.ClusterMonitor(port=...)` on another machine."
-        )
-    raise RunNotFoundError(
-        f"There are {len(running)} runs. Expected: the process id of one of them. Received: none. "
-        f"{_listed(running)}"
-    )
-
-
-def _listed(running: list[RunningProcess]) -> str:
-    """Return a sentence that names the processes which can be looked at, a line each."""
-    if not running:
-        return "No other run answers."
-    lines = "".join(
-        f"\n  kerasps top {process.pid}    {_line(process.reply)}" for process in running
-    )
-    return f"Give one of these:{lines}"
-
-
-def _line(reply: Fields) -> str:
-    if "error" in reply:
-        return str(reply["error"])
-    status = reply["status"]
-    return f"{reply['script']}: {status['state']}, {status['steps']:,} steps, {reply['strategy']}"
-
-
-def _state_of(pid: int) -> str:
-    return "which runs" if os.path.exists(f"/proc/{pid}") else "which does not run"
 
 
 def _of_process(pid: int) -> Ask:

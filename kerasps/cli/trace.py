@@ -11,8 +11,9 @@ Records for some seconds what all tasks of a running training do, and says in a
 sentence what limits it. It writes one file for Perfetto (https://ui.perfetto.dev), and
 files for the profile page of TensorBoard.
 
-The training is the one in TF_CONFIG, else the one that runs on this machine. Where
-several run here, --pid says which. Steps take somewhat longer while it records."""
+The training is the one in TF_CONFIG, else the one whose script runs on this machine.
+Where several run here, the process id says which. Steps take somewhat longer while it
+records."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -25,6 +26,13 @@ def add_parser(commands: Commands) -> None:
     )
     trace.set_defaults(parser=trace)
     trace.add_argument(
+        "pid",
+        nargs="?",
+        type=as_count,
+        metavar="pid",
+        help="the process of a script on this machine (default: the only one of this user)",
+    )
+    trace.add_argument(
         "--log-dir", default="logs", metavar="DIR", help="directory for the files (default: logs)"
     )
     trace.add_argument(
@@ -33,12 +41,6 @@ def add_parser(commands: Commands) -> None:
         default=2.0,
         metavar="SECONDS",
         help="how long to record, 60 at most (default: 2)",
-    )
-    trace.add_argument(
-        "--pid",
-        type=as_count,
-        metavar="PID",
-        help="the process of the script, or of one of its tasks, where several trainings run here",
     )
 
 

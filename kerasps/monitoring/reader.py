@@ -90,11 +90,6 @@ class StatusReader:
         self._lock = threading.Lock()
         self._asking: threading.Thread | None = None
 
-    @property
-    def total_steps(self) -> int:
-        """The training steps of all workers since this process was connected."""
-        return self._host.run_meter.total
-
     def read(self) -> RunStatus:
         """Return the status of now. It takes milliseconds; a second and a half where a ps hangs."""
         host, is_closed = self._host, closed_error() is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kerasps.monitoring.tables import plain_table, ps_rows, summary_lines, table_rows, worker_rows
+from kerasps.monitoring.tables import is_left, ps_rows, summary_lines, table_rows, worker_rows
+from kerasps.words import text_table
 
 # What `as_dict` gives, by way of JSON too.
 Fields = Mapping[str, Any]
@@ -176,21 +177,28 @@ class RunStatus:
 
     def __str__(self) -> str:
         tables = [worker_rows(self), ps_rows(self), table_rows(self)]
-        parts = ["\n".join(summary_lines(self)), *(plain_table(rows) for rows in tables if rows)]
+        parts = [
+            "\n".join(summary_lines(self)),
+            *(text_table(rows, is_left) for rows in tables if rows),
+        ]
         return "\n\n".join(parts)
 
 
-def described(strategy: str, status: RunStatus) -> dict[str, Any]:
+def described(
+    strategy: str, status: RunStatus, jobs: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """Return a status for JSON, with what tells this process from others.
 
     Args:
         strategy: the `repr` of its strategy.
         status: the status.
+        jobs: the addresses of the tasks of each job.
     """
     return {
         "pid": os.getpid(),
         "script": os.path.basename(sys.argv[0]) or "python",
         "strategy": strategy,
+        "jobs": dict(jobs),
         "status": status.as_dict(),
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from kerasps.words import num_bytes
 
 if TYPE_CHECKING:
     from kerasps.monitoring.status import ProcessUsage, RunStatus
@@ -77,7 +78,7 @@ def ps_rows(status: RunStatus) -> Rows:
             (
                 str(ps.ps),
                 ps.state,
-                _bytes(ps.num_bytes),
+                num_bytes(ps.num_bytes),
                 f"{ps.rows_read_per_second:,.0f}",
                 f"{ps.bytes_read_per_second / 1e6:,.2f}",
                 f"{ps.rows_written_per_second:,.0f}",
@@ -108,34 +109,10 @@ def is_left(column: str) -> bool:
     return column in _LEFT
 
 
-def plain_table(rows: Rows) -> str:
-    """Return rows as an aligned table of plain text."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    sides = [is_left(name) for name in rows[0]]
-    return "\n".join(_line(row, widths, sides) for row in rows)
-
-
-def _line(row: Sequence[str], widths: Sequence[int], sides: Sequence[bool]) -> str:
-    cells = (
-        cell.ljust(width) if left else cell.rjust(width)
-        for cell, width, left in zip(row, widths, sides, strict=True)
-    )
-    return "  ".join(cells).rstrip()
-
-
 def _usage_cells(usage: ProcessUsage | None) -> tuple[str, str]:
     if usage is None:
         return "-", "-"
-    return f"{usage.cpu:.0%}", _bytes(usage.memory_bytes)
-
-
-def _bytes(number: int) -> str:
-    amount = float(number)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:,.1f} TB"
+    return f"{usage.cpu:.0%}", num_bytes(usage.memory_bytes)
 
 
 def _short(name: str) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from kerasps.plan.report import Advice, Plan, PSPlan
-from kerasps.plan.words import num_bytes
+from kerasps.words import num_bytes
 
 # Of a link of 10 Gbit/s, which hosts of clusters have at least.
 LINK_BYTES_PER_S = 1.25e9

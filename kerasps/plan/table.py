@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kerasps.plan.report import Plan, PSPlan, VariablePlan
-from kerasps.plan.words import count, num_bytes, times
+from kerasps.words import count, num_bytes, times
 
 # More variables than a screen has lines are summed up in the last.
 MAX_VARIABLES = 20

@@ -13,6 +13,7 @@ from kerasps import checks
 from kerasps.errors import UnsupportedError
 from kerasps.tracing.recording import MAX_SECONDS, Recording
 from kerasps.tracing.report import Report, new_run, write_report
+from kerasps.training.contract.host import host_of
 
 # What is in flight when a recording begins is in it in part. A worker has so many executions, and
 # those of fast steps are longer than asked for, up to a tenth of a second (`execution_size`).
@@ -88,10 +89,10 @@ class Trace(keras.callbacks.Callback):
                 f"Received: one of {type(strategy).__name__}. Use "
                 "`keras.callbacks.TensorBoard(profile_batch=...)`."
             )
-        if self._recording is not None and not self._has_stopped:
-            self._recording.stop()  # of a `fit` that has failed; tasks make one at a time
         self._reset()
         self.report = None
+        # Tasks make one recording at a time: that of a `fit` that fails does not go on.
+        host_of(self.model).run_meter.when_fit_ends(self._give_up)
         self._addresses = dict(strategy.description.addresses)
         self._per_execution = int(self.model.steps_per_execution)
         if not self._first_step:
@@ -141,6 +142,11 @@ class Trace(keras.callbacks.Callback):
             UserWarning,
             stacklevel=2,
         )
+
+    def _give_up(self) -> None:
+        if self._recording is not None and not self._has_stopped:
+            self._has_stopped = True
+            self._recording.stop()
 
     def _in_flight(self) -> int:
         workers = sum(job == "worker" for job, _ in self._addresses)

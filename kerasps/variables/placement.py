@@ -11,6 +11,7 @@ from typing import Any, overload
 import tensorflow as tf
 
 from kerasps.runtime.devices import ps_device
+from kerasps.words import text_table
 
 # A variable, or a shard of one, of up to so many bytes is small: to read or update it takes less
 # time than to start the operation.
@@ -126,21 +127,6 @@ class Placement(Sequence[TaskPlacement]):
                 )
             )
         return "\n".join(filter(None, [text_table(rows), str(self.looked_up)]))
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text as an aligned table; all columns but the last are numbers."""
-    last = len(rows[0]) - 1
-    widths = [max(len(row[column]) for row in rows) for column in range(last)]
-    return "\n".join(
-        "  ".join(
-            [
-                *(cell.rjust(width) for cell, width in zip(row[:last], widths, strict=True)),
-                row[last],
-            ]
-        )
-        for row in rows
-    )
 
 
 @dataclass(frozen=True)

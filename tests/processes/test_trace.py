@@ -53,15 +53,9 @@ def run_command(tmp_path, *arguments, **variables):
 
 
 def test_without_a_training_the_command_says_what_it_needs(tmp_path):
-    other = subprocess.Popen(["sleep", "100"], env={"PATH": os.environ["PATH"]})
-    try:
-        done = run_command(tmp_path, "--pid", str(other.pid))
-    finally:
-        other.kill()
-        other.wait()
-    assert done.returncode == 2
-    assert "It is not clear which training to trace." in done.stderr
-    assert "Say which one it is by --pid" in done.stderr
+    done = run_command(tmp_path, str(os.getpid()))
+    assert done.returncode == 1
+    assert f"Received: {os.getpid()}, which runs." in done.stderr
     done = run_command(tmp_path, "--seconds", "61")
     assert (done.returncode, "60 seconds at most" in done.stderr) == (2, True)
 

@@ -43,7 +43,7 @@ class RunsCommand(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.process is None:
             command = [sys.executable, "-m", "kerasps", "trace", "--log-dir", str(log_dir)]
-            command += ["--seconds", "1", "--pid", str(os.getpid())]
+            command += ["--seconds", "1", str(os.getpid())]
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )

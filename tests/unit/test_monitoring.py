@@ -47,6 +47,7 @@ from kerasps.training.epoch.epoch_state import EpochState
 
 ROOT = Path(__file__).parents[2]
 USAGE = ProcessUsage(4711, 512_000_000, 12.5, 0.25)
+JOBS = {"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
 STATUS = RunStatus(
     state="training",
     epoch=2,
@@ -88,7 +89,7 @@ def test_a_status_prints_as_tables():
     assert text.startswith(
         "training, epoch 3: 1,500 steps in 12.5 s, 120.5 steps/s; staleness 0.50"
     )
-    assert re.search(r"^ +0  connected +80\.0 +1,000 +3 +- +0 +0 +- +25% +512\.0 MB", text, re.M)
+    assert re.search(r"^ +0  connected +80\.0 +1,000 +3 +- +0 +0 +- +25% +512 MB", text, re.M)
     assert re.search(
         r"^ +1  lost +0\.0 +500 +0 +- +2 +1 +0\.50 +- +- +10\.0\.0\.2:2222$", text, re.M
     )
@@ -100,7 +101,7 @@ def test_a_status_prints_as_tables():
 def test_a_view_shows_who_and_what_in_every_terminal(width):
     console = Console(width=width, force_terminal=True, color_system=None)
     with console.capture() as capture:
-        console.print(view(described("<strategy>", STATUS), width))
+        console.print(view(described("<strategy>", STATUS, JOBS), width))
     text = capture.get()
     for line in text.splitlines():
         assert len(line) <= width
@@ -230,7 +231,7 @@ def places(tmp_path, monkeypatch):
 @pytest.fixture
 def listening(places):
     def answer():
-        return described("<strategy>", STATUS)
+        return described("<strategy>", STATUS, JOBS)
 
     status_socket = StatusSocket(answer)
     status_socket.start()
@@ -309,7 +310,7 @@ def test_top_shows_the_only_run(capsys, listening):
 
 def test_top_lists_several_runs(capsys, monkeypatch, listening):
     (found,) = ask_running()
-    monkeypatch.setattr("kerasps.cli.top_live.ask_running", lambda pid=None: [found, found])
+    monkeypatch.setattr("kerasps.cli.running.ask_running", lambda pid=None: [found, found])
     code, out, err = top(capsys)
     assert (code, out) == (1, "")
     assert "There are 2 runs." in err

@@ -10,7 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
-from kerasps.plan import words
+from kerasps import words
 from kerasps.plan.advice import advice_for
 from kerasps.plan.report import (
     Advice,

@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from kerasps.runtime.devices import ps_device
-from kerasps.variables.placement import text_table
+from kerasps.words import text_table
 
 _HOTTEST = 3
 

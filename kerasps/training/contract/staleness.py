@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kerasps.variables.fences import Fences
 from kerasps.variables.lane_table import NUM_BINS, LaneRecord
-from kerasps.variables.placement import text_table
+from kerasps.words import text_table
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gzip
 import json
+import threading
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from tensorflow.python.data.experimental.ops.testing import sleep
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import kerasps
-from kerasps.callbacks import Trace
+from kerasps.tracing import Trace
 
 TASKS = ["chief-0", "ps-0", "ps-1", "ps-2", "worker-0", "worker-1"]
 
@@ -148,6 +149,7 @@ def test_twice_in_a_row_and_after_a_failure(strategy, tmp_path):
 
     with pytest.raises(RuntimeError, match="on purpose"):
         model.fit(DATA, steps_per_epoch=10, verbose=0, callbacks=[trace, Fails()])
+    assert "kerasps-trace" not in [thread.name for thread in threading.enumerate()]
     files = []
     for _ in range(2):
         model.fit(DATA, steps_per_epoch=100, verbose=0, callbacks=[trace])

@@ -1,6 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them, in reports on a training."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
@@ -28,3 +30,22 @@ def count(number: float | None) -> str:
 def times(number: int, what: str) -> str:
     """Return a number and a noun, which gets an "s" unless there is one."""
     return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
+def text_table(
+    rows: Sequence[Sequence[str]], is_left: Callable[[str], bool] = lambda name: False
+) -> str:
+    """Return rows of text as an aligned table.
+
+    Args:
+        rows: the rows; the first one names the columns.
+        is_left: whether a column of a name is of text, which stands to the left; the last column
+            does so in any case.
+    """
+    *columns, last = zip(*rows, strict=True)
+    cells = []
+    for column in columns:
+        width = max(map(len, column))
+        left = is_left(column[0])
+        cells.append([cell.ljust(width) if left else cell.rjust(width) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*cells, last, strict=True))
