@@ -227,6 +227,21 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "that is in flight",
         ("op_name", "num_outputs", "inputs", "attrs", "ctx"),
     ),
+    "XSpace": PrivateName(
+        "tensorflow.tsl.profiler.protobuf.xplane_pb2",
+        "XSpace",
+        "what a task's profiler has recorded, for a trace",
+    ),
+    "ProfileOptions": PrivateName(
+        "tensorflow.tsl.profiler.protobuf.profiler_options_pb2",
+        "ProfileOptions",
+        "what a task's profiler is to record, for a trace",
+    ),
+    "EagerContext": PrivateName(
+        "tensorflow.python.eager.context",
+        "Context",
+        "looks for the devices of this process, which `quiet_start` makes quiet",
+    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",

@@ -35,6 +35,7 @@ from kerasps.cluster.processes.process import child_environment, end_with_parent
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.supervision import Notice, SupervisorPipe
+from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at tasks and script: a person does not notice it, and neither does
 # the processor.
@@ -186,7 +187,7 @@ class ScriptRun:
         self._pipe = SupervisorPipe()
         self._script = subprocess.Popen(
             self._command,
-            env=self._env | self._pipe.variables,
+            env=with_quiet_start(self._env | self._pipe.variables),
             pass_fds=[self._pipe.fd_to_pass],
             preexec_fn=end_with_parent(),
         )

@@ -105,8 +105,9 @@ class _New:
         elif isinstance(beside, PooledRows):
             rows = pools.add_slot(beside, self.dtype, name)
         if rows is not None:
-            with tf.init_scope(), entering(None), tf.device(rows.device):
-                rows.assign(on_own_task(initial_value))
+            if rows.takes_values:
+                with tf.init_scope(), entering(None), tf.device(rows.device):
+                    rows.assign(on_own_task(initial_value))
             self.extended.ledger.add(rows, is_placed=self.is_table and device is None)
             return rows
         variable = self.apart(device, shape, initial_value, name)

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.runtime.calls import persist
+from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.runtime.errors import comes_from_worker, lost_ps, naming_lost_ps
 from kerasps.runtime.forks import is_fork
 from kerasps.variables.names import CALLS, NAMES
@@ -49,6 +50,8 @@ class NamedVariable(_compat.ResourceVariable):
     ) -> None:
         with tf.init_scope():
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
+            self._absent_device = DRY_RUN.device
+            self._is_left_out = DRY_RUN.leaves_out(shape, dtype)
             kind = (dtype.name, tuple(shape))
             shared_name = self._claim_name(kind)
             handle = on_own_task(
@@ -72,15 +75,20 @@ class NamedVariable(_compat.ResourceVariable):
             self._own(kind)
 
     @property
+    def device(self) -> str:
+        """The device that holds it; in a dry run, the one that would."""
+        return self._absent_device or str(super().device)
+
+    @property
     def takes_values(self) -> bool:
         """Whether what this process assigns outside of steps is written."""
-        return True
+        return not self._is_left_out
 
     def _claim_name(self, kind: Hashable) -> str:
         return NAMES.claim(kind)
 
     def _takes_initial_value(self) -> bool:
-        return True
+        return self.takes_values
 
     def _own(self, kind: Hashable) -> None:
         # Not when this process ends: TensorFlow then takes all of the process's resources off the

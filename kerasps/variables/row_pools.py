@@ -144,7 +144,8 @@ class RowPool:
                     trainable=trainable,
                     name="tables" if trainable else "rows",
                 )
-                on_own_task(lambda: _take_memory(holder))
+                if holder.takes_values:
+                    on_own_task(lambda: _take_memory(holder))
             self._holders[key] = holder
         return self._holders[key]
 

@@ -92,6 +92,9 @@ class LocalCluster:
             holds the end of its log.
     """
 
+    # False in a dry run, which needs no tasks.
+    starts_processes = True
+
     def __new__(cls, *args: object, **kwargs: object) -> LocalCluster:
         # The constructor that runs next tells whether the same cluster is asked for.
         connected = connected_cluster()
@@ -148,8 +151,9 @@ class LocalCluster:
                 0,
             )
             note_cluster(self)
-            self._start_all()
-            self._watch.start()
+            if self.starts_processes:
+                self._start_all()
+                self._watch.start()
         except BaseException:
             # Tasks that died are the subject of the error that is on its way, so no warning.
             self._end_all()
