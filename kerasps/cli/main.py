@@ -1,11 +1,11 @@
-"""Parses the `kerasps` command: `launch`, `plan`, `serve`, `top`, `trace`, `env`."""
+"""Parses the `kerasps` command, and hands over to the module of each command."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kerasps import __version__
 from kerasps.cli import plan, run, serve, top, trace
@@ -101,22 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if others:
         refuse(getattr(args, "parser", parser), others)
     try:
-        if args.command == "launch":
-            return _launch(args)
-        if args.command == "serve":
-            return serve.run(args)
-        if args.command == "run":
-            return run.run(args)
-        if args.command == "plan":
-            return plan.run(args)
-        if args.command == "top":
-            return top.run(args)
-        if args.command == "trace":
-            return trace.run(args)
-        # Each command imports its own, so that none waits for another's.
-        from kerasps.cli.env import report_environment
-
-        return report_environment()
+        return _HANDLERS[args.command](args)
     except (KeraspsError, RuntimeError, OSError) as exc:
         print(f"kerasps {args.command}: error: {exc}", file=sys.stderr)
         return 2 if isinstance(exc, ClusterConfigError) else 1
@@ -152,6 +137,24 @@ def _launch(args: argparse.Namespace) -> int:
         )
     finally:
         remove_stale_sockets()  # a script that was killed has left its own
+
+
+def _env(args: argparse.Namespace) -> int:
+    from kerasps.cli.env import report_environment
+
+    return report_environment()
+
+
+# Each command imports what it needs when it runs, so that none waits for another's.
+_HANDLERS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "launch": _launch,
+    "plan": plan.run,
+    "run": run.run,
+    "serve": serve.run,
+    "top": top.run,
+    "trace": trace.run,
+    "env": _env,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
