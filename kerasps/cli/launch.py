@@ -7,47 +7,21 @@ be done is decided in `cli/run_state.py`. See `kerasps launch --help`.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import queue
 import signal
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 
-from kerasps.cli.run_state import (
-    Command,
-    End,
-    EndHungWorker,
-    EndScript,
-    Event,
-    PSDied,
-    RunState,
-    Say,
-    ScriptEnded,
-    StartAnew,
-    TimePassed,
-    Told,
-    ToldToEnd,
-    WorkerDied,
-)
-from kerasps.cli.signals import FORWARDED, EndedBySignal, Signals, end_with, signal_handlers
+from kerasps.cli.run_state import Event, PSDied, RunState, WorkerDied
+from kerasps.cli.script_run import ScriptRun
+from kerasps.cli.signals import EndedBySignal, end_with, signal_handlers
 from kerasps.cli.worker_run import WorkerRun
 from kerasps.cluster.local.local_cluster import LocalCluster, task_watch_of
 from kerasps.cluster.local.local_ps import LocalPS
-from kerasps.cluster.members.listeners import processes_listening_on
-from kerasps.cluster.processes.process import child_environment, end_with_parent
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
-from kerasps.runtime.supervision import SupervisorPipe
-from kerasps.script_start import with_quiet_start
-
-# How often the launcher looks at tasks and script: a person does not notice it, and neither does
-# the processor.
-_POLL_INTERVAL_S = 0.05
+from kerasps.runtime.supervision import Notice
 
 
 def launch(
@@ -96,7 +70,7 @@ def launch(
                 start_timeout=start_timeout,
                 max_restarts=max_restarts,
             )
-            # From here on a signal is noted and dealt with in `_Run`. Set inside the other block,
+            # From here on a signal is noted, and the run deals with it. Set inside the other block,
             # so that none is missed.
             with (
                 signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
@@ -129,7 +103,7 @@ def _start_evaluator(
 
 
 def _run_to_the_end(
-    run: _Run | WorkerRun,
+    run: ScriptRun | WorkerRun,
     cluster: LocalCluster,
     received: list[signal.Signals],
     evaluator: EvaluatorProcess | None,
@@ -148,10 +122,12 @@ def _run_to_the_end(
     return code
 
 
-def _run_of(command: Sequence[str], cluster: LocalCluster, max_restarts: int) -> _Run | WorkerRun:
+def _run_of(
+    command: Sequence[str], cluster: LocalCluster, max_restarts: int
+) -> ScriptRun | WorkerRun:
     if isinstance(cluster, LocalPS):
         return WorkerRun(command, cluster, max_restarts)
-    return _Run(command, cluster, RunState(max_restarts))
+    return _LocalRun(command, cluster, RunState(max_restarts))
 
 
 def _close(cluster: LocalCluster) -> None:
@@ -161,8 +137,8 @@ def _close(cluster: LocalCluster) -> None:
         cluster.close()
 
 
-class _Run:
-    """Carries out what a `RunState` decides: starts the script, ends it, and starts all again.
+class _LocalRun(ScriptRun):
+    """A run whose tasks are processes of this command.
 
     Args:
         command: the script's command line.
@@ -171,64 +147,13 @@ class _Run:
     """
 
     def __init__(self, command: Sequence[str], cluster: LocalCluster, state: RunState) -> None:
-        self._command = command
+        super().__init__(command, cluster.description, state, "kerasps launch")
         self._cluster = cluster
-        self._state = state
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         self._watch = task_watch_of(cluster)
         self._watch.on_death = self._deaths.put
-        self._env = child_environment(os.environ)
-        self._env["TF_CONFIG"] = json.dumps(cluster.tf_config)
-        # The coordinator computes little. Without this it would take all memory of every GPU away
-        # from the workers.
-        self._env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-        self._pipe: SupervisorPipe | None = None
-        self._script: subprocess.Popen[bytes] | None = None
-        # The exit code of the launcher, None while it goes on.
-        self._code: int | None = None
 
-    def until_the_end(
-        self, received: list[signal.Signals], evaluator: EvaluatorProcess | None
-    ) -> int:
-        """Run the script, as often as it takes, and return the exit code.
-
-        Args:
-            received: the signals that have come to the launcher, in their order; it grows.
-            evaluator: the evaluator to watch meanwhile.
-        """
-        signals = Signals(received)
-        self._start_script()
-        while True:
-            # Signals first: what ends because of one is not to be started again.
-            for number in signals.new():
-                self._handle(ToldToEnd(number))
-                if number in FORWARDED:
-                    self._signal_script(number)
-            if signals.is_interrupt_due():
-                self._signal_script(signal.SIGINT)
-            for event in self._events():
-                self._handle(event)
-            if self._code is not None:
-                return self._code
-            if evaluator is not None:
-                evaluator.watch()
-            time.sleep(_POLL_INTERVAL_S)
-
-    def close(self) -> None:
-        """Close the pipe to the script."""
-        if self._pipe is not None:
-            self._pipe.close()
-
-    def __enter__(self) -> _Run:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def _events(self) -> Iterator[Event]:
-        """Return what has happened, and never nothing: time passes."""
-        # Asked first: whatever made the script end is found below.
-        code = None if self._script is None else self._script.poll()
+    def _task_events(self) -> Iterator[Event]:
         while not self._deaths.empty():
             death = self._deaths.get()
             (job, index), text = death.task, str(death)
@@ -237,55 +162,9 @@ class _Run:
             # One that has been replaced meanwhile died for the last time with the last run.
             elif death.pid == self._cluster.processes[death.task].pid:
                 yield PSDied(index, death.report)
-        if self._pipe is not None:
-            for notice in self._pipe.read():
-                yield Told(notice)
-        if code is not None:
-            self._script = None
-            yield ScriptEnded(code)
-        yield TimePassed()
 
-    def _handle(self, event: Event) -> None:
-        for command in self._state.handle(event, time.monotonic()):
-            self._carry_out(command)
+    def _end_hung_worker(self, notice: Notice) -> None:
+        self._watch.end_hung(notice)
 
-    def _carry_out(self, command: Command) -> None:
-        match command:
-            case Say(text):
-                print(f"kerasps launch: {text}", file=sys.stderr, flush=True)
-            case EndScript(number):
-                self._signal_script(number)
-            case EndHungWorker(notice):
-                self._watch.end_hung(notice)
-            case StartAnew():
-                self._end_forks_of_script()
-                self._cluster.restart_all()
-                self._start_script()
-            case End(code):
-                self._code = code
-
-    def _start_script(self) -> None:
-        self.close()
-        # One for each start: what an earlier script had to say is no business of this one.
-        self._pipe = SupervisorPipe()
-        self._script = subprocess.Popen(
-            self._command,
-            env=with_quiet_start(self._env | self._pipe.variables),
-            pass_fds=[self._pipe.fd_to_pass],
-            preexec_fn=end_with_parent(),
-        )
-        self._pipe.has_been_passed()
-
-    def _end_forks_of_script(self) -> None:
-        """Kill what the script that has ended forked off, and where the next one could not listen.
-
-        They cannot reach the cluster, and nobody waits for the data that they load.
-        """
-        _, _, port = self._cluster.description.jobs["chief"][0].rpartition(":")
-        for pid in processes_listening_on(int(port)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _signal_script(self, number: int) -> None:
-        if self._script is not None:
-            self._script.send_signal(number)
+    def _restart_tasks(self) -> None:
+        self._cluster.restart_all()

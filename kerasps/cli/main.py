@@ -1,17 +1,14 @@
-"""Parses the `kerasps` command: `launch`, `plan`, `serve`, `top`, `trace`, `env`."""
+"""Parses the `kerasps` command: `launch`, `run`, `plan`, `serve`, `top`, `trace`, `env`."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Sequence
-from typing import NoReturn
 
 from kerasps import __version__
-from kerasps.cli import plan, top, trace
+from kerasps.cli import plan, run, serve, top, trace
 from kerasps.cli.options import (
     MODES,
     CommandParser,
@@ -28,11 +25,9 @@ from kerasps.cli.options import (
     refuse,
     setting,
 )
-from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
 from kerasps.monitoring.sockets import remove_stale_sockets
-from kerasps.quiet_start import quiet_start
 
 _LAUNCH_HELP = """\
 Runs a training script with worker and ps processes around it, all on this machine.
@@ -86,38 +81,6 @@ example:
   kerasps launch --num-workers 4 --num-ps 2 train.py --epochs 3
   kerasps launch --evaluator "evaluate.py --steps 100" train.py"""
 
-_SERVE_HELP = """\
-Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
-
-Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG says
-which task this is and where all the others are; the task listens on the port that
-TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG but
-for its "task". A task whose chief was killed starts anew, without what it held
-for it. Where each worker drives its own steps (`kerasps.WorkerDrivenStrategy`) only
-ps are served: say --mode worker, or list no chief, and the ps keeps what it holds.
-
-The server has no access control: whoever reaches its port can read and write files
-as this user. It listens on one address, the host of its entry in TF_CONFIG, and so
-can be reached from the network of that address alone. Keep that to machines that
-you trust. Where the host is no address of this machine (a service's name, or a
-network behind a translation of addresses), it does not start unless --bind says
-where to listen."""
-
-_SERVE_EPILOG = """\
-environment variables:
-  An option on the command line beats its environment variable.
-  TF_CONFIG                the cluster and this task (required)
-  KERASPS_BIND             as --bind; the script heeds it too, for its own server
-  KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
-                           names of modules to import besides, for their custom
-                           ops, with commas between them
-  KERASPS_CPU_DEVICES      the CPU devices of a worker (default: 1), to try
-                           `worker_devices` without GPUs
-
-example:
-  TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
-    "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
-
 _ENV_HELP = """\
 Prints what a bug report needs: versions, platform, devices, the environment
 variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
@@ -141,7 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "launch":
             return _launch(args)
         if args.command == "serve":
-            return _serve(args)
+            return serve.run(args)
+        if args.command == "run":
+            return run.run(args)
         if args.command == "plan":
             return plan.run(args)
         if args.command == "top":
@@ -189,52 +154,6 @@ def _launch(args: argparse.Namespace) -> int:
         remove_stale_sockets()  # a script that was killed has left its own
 
 
-def _serve(args: argparse.Namespace) -> int:
-    from kerasps.cluster.server import serve
-    from kerasps.cluster.serving.renewal import start_anew
-
-    bind = setting(args.parser, args.bind, "KERASPS_BIND", str, None)
-    mode = setting(args.parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])
-    description = read_tf_config(needs_chief=False, may_be_sparse=True)
-    has_coordinator = mode == "coordinator" and "chief" in description.jobs
-
-    starting = contextlib.ExitStack()
-
-    def ready(port: int, address: str | None) -> None:
-        starting.close()
-        print(
-            f"kerasps serve: {description.task_type} {description.task_index} listens on port "
-            f"{port} of {address or 'every network interface'}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def coordinator_gone(port: int) -> NoReturn:
-        print(
-            f"kerasps serve: the coordinator at {description.jobs['chief'][0]} is gone; "
-            f"{description.task_type} {description.task_index} starts anew, without what it held "
-            "for it",
-            file=sys.stderr,
-            flush=True,
-        )
-        start_anew(port)
-
-    with warnings.catch_warnings(), starting:
-        warnings.showwarning = _print_warning
-        starting.enter_context(quiet_start())
-        serve(
-            description,
-            bind=bind,
-            on_ready=ready,
-            on_coordinator_gone=coordinator_gone if has_coordinator else None,
-        )
-
-
-def _print_warning(message: Warning | str, *where: object, **more: object) -> None:
-    """Print a warning as this command's errors are, without the line of code that gives it."""
-    print(f"kerasps serve: warning: {message}", file=sys.stderr, flush=True)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kerasps",
@@ -247,8 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
+    serve.add_parser(commands)
+    run.add_parser(commands)
     plan.add_parser(commands)
-    _add_serve(commands)
     top.add_parser(commands)
     trace.add_parser(commands)
     commands.add_parser(
@@ -311,22 +231,4 @@ def _add_evaluator(launch: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time for the evaluator to end when the training has (default: 600; environment: "
         "KERASPS_EVALUATOR_TIMEOUT)",
-    )
-
-
-def _add_serve(commands: Commands) -> None:
-    serve = commands.add_parser(
-        "serve",
-        help="run the server of the worker or ps task in TF_CONFIG",
-        description=_SERVE_HELP,
-        epilog=_SERVE_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    serve.set_defaults(parser=serve)
-    add_mode(serve, "who drives the steps; with worker, the chief may go and come back")
-    serve.add_argument(
-        "--bind",
-        metavar="ADDRESS",
-        help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
-        "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
     )

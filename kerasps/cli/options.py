@@ -176,7 +176,9 @@ def refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
     like = difflib.get_close_matches(others[0].partition("=")[0], _options_of(parser), 1)
     hint = f" Did you mean {like[0]}?" if like else ""
     script = (
-        " Options of the script go behind it." if parser.prog.endswith(("launch", "plan")) else ""
+        " Options of the script go behind it."
+        if parser.prog.endswith(("launch", "plan", "run"))
+        else ""
     )
     parser.error(
         f"unrecognized arguments: {' '.join(others)}. Expected: those that `{parser.prog} --help` "

@@ -1,4 +1,4 @@
-"""The state of a run of `kerasps launch`, and its next actions.
+"""The state of a run of `kerasps launch` or `kerasps run`, and its next actions.
 
 A class without processes, pipes and clocks: events go in, commands come out, one at a time. So any
 order of deaths can be played in a moment (`tests/unit/test_run_state.py`).
@@ -119,10 +119,22 @@ class RunState:
 
     Args:
         max_restarts: how many restarts of the run each ps, and the script, may cause in an hour.
+        code_of_lost: the exit code where the script failed because a task is lost or absent, and
+            is not restarted. None (default) takes the script's.
+        death_grace_s: how long the death of a task may be seen after a script that failed of it.
+            Default 0.5; 0 where deaths are not seen.
     """
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        *,
+        code_of_lost: int | None = None,
+        death_grace_s: float = DEATH_GRACE_S,
+    ) -> None:
         self._budget = RestartBudget(max_restarts)
+        self._code_of_lost = code_of_lost
+        self._death_grace_s = death_grace_s
         # What has gone wrong, oldest first, with the time.
         self._failures: list[tuple[float, str]] = []
         self._signal: int | None = None
@@ -135,6 +147,8 @@ class RunState:
         self._decide_at = 0.0
         # What the script has said that it lost.
         self._told_lost: tuple[str, int] | None = None
+        # Whether it has waited in vain for a task.
+        self._has_waited = False
         # A ps is gone; and the restart that was granted for it, None where none was.
         self._ps_is_gone = False
         self._granted: Restart | None = None
@@ -160,7 +174,7 @@ class RunState:
             self._signal = self._signal or event.number
         elif isinstance(event, ScriptEnded):
             self._code = event.code
-            self._decide_at = now if self._knows_why() else now + DEATH_GRACE_S
+            self._decide_at = now if self._knows_why() else now + self._death_grace_s
         yield from self._look(now)
 
     def _look(self, now: float) -> Iterator[Command]:
@@ -192,7 +206,9 @@ class RunState:
         yield from self._fail(f"ps {event.index} died. {next_step}\n{event.report}", now)
 
     def _told(self, notice: Notice, now: float) -> Iterator[Command]:
-        if notice.what == "lost":
+        if notice.what == "absent":
+            self._has_waited = True
+        elif notice.what == "lost":
             self._told_lost = notice.task_type, notice.task_index
         elif notice.task_type == "worker":
             yield EndHungWorker(notice)
@@ -238,14 +254,14 @@ class RunState:
                 # Workers have budgets of their own, and those are used up by now.
                 task = self._told_lost if self._told_lost[0] == "ps" else _COORDINATOR
             else:
-                # An error of its own, which it would end in again.
-                yield self._end(code)
+                # An error of its own, which it would end in again; or it has waited long enough.
+                yield self._end(self._of_lost(code) if self._has_waited else code)
                 return
             self._granted = self._budget.grant(task, now)
             self._failures.append((now, text))
         if self._granted is None:
             yield from self._give_up(text, now)
-            yield self._end(code)
+            yield self._end(code if code == _PREEMPTED or code < 0 else self._of_lost(code))
             return
         self._start_at = now + self._granted.pause_s
         yield Say(f"{text}. The run is {self._granted}. {_WHERE_IT_GOES_ON}")
@@ -258,6 +274,9 @@ class RunState:
         if len(failures) > 1:
             # The others may follow from it, and it is far up by now.
             yield Say(f"this was the first failure:\n{failures[0]}")
+
+    def _of_lost(self, code: int) -> int:
+        return code if self._code_of_lost is None else self._code_of_lost
 
     def _end(self, code: int) -> End:
         self._is_over = True

@@ -18,6 +18,7 @@ from kerasps.cluster.processes.process import describe_exit_code, end_with_paren
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
+from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, SupervisorPipe
 from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at the workers: a person does not notice it, and neither does the
@@ -47,6 +48,11 @@ class WorkerRun:
         self._cluster = cluster
         self._budget = RestartBudget(max_restarts)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._pipes: dict[int, SupervisorPipe] = {}
+        # Until when those wait for the chief that have said so.
+        self._waits_until: dict[int, float] = {}
+        # Those that came when the chief had ended the run, and wait for it in vain.
+        self._late: set[int] = set()
         # When those that were ended by a signal are started again.
         self._due: dict[int, float] = {}
         self._codes: dict[int, int] = {}
@@ -96,6 +102,8 @@ class WorkerRun:
                 process.kill()
                 process.wait()
         self._processes.clear()
+        for pipe in self._pipes.values():
+            pipe.close()
 
     def __enter__(self) -> WorkerRun:
         return self
@@ -105,14 +113,22 @@ class WorkerRun:
 
     def _start(self, worker: int) -> None:
         env = self._cluster.worker_environment(worker)
+        if worker in self._pipes:
+            self._pipes[worker].close()
+        pipe = self._pipes[worker] = SupervisorPipe()
+        env |= pipe.variables
         if worker == _CHIEF:
             # What the script says is for the user: no more of it is left out than he wants.
             env.pop("TF_CPP_MIN_LOG_LEVEL", None)
             if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
                 env["TF_CPP_MIN_LOG_LEVEL"] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
             self._processes[worker] = subprocess.Popen(
-                self._command, env=with_quiet_start(env), preexec_fn=end_with_parent()
+                self._command,
+                env=with_quiet_start(env),
+                pass_fds=[pipe.fd_to_pass],
+                preexec_fn=end_with_parent(),
             )
+            pipe.has_been_passed()
             return
         with open_log(self._cluster.log_dir / f"worker-{worker}.log") as log:
             self._processes[worker] = subprocess.Popen(
@@ -121,8 +137,10 @@ class WorkerRun:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=[pipe.fd_to_pass],
                 preexec_fn=end_with_parent(),
             )
+        pipe.has_been_passed()
 
     def _look_at_ps(self, wait_s: float = 0.0) -> None:
         while True:
@@ -141,6 +159,9 @@ class WorkerRun:
 
     def _look_at_workers(self) -> None:
         for worker, process in list(self._processes.items()):
+            if self._waits_for_chief(worker) and worker != _CHIEF and self._codes.get(_CHIEF) == 0:
+                self._late.add(worker)
+                process.terminate()
             code = process.poll()
             if code is not None:
                 del self._processes[worker]
@@ -151,8 +172,15 @@ class WorkerRun:
                 if not self._is_ending:
                     self._start(worker)
 
+    def _waits_for_chief(self, worker: int) -> bool:
+        """Return whether a worker waits for the chief to begin the run."""
+        for notice in self._pipes[worker].read():
+            if notice.what == "absent" and notice.task_type == "worker":
+                self._waits_until[worker] = notice.time + 3 * TELL_ABSENT_EVERY_S
+        return time.monotonic() < self._waits_until.get(worker, 0.0)
+
     def _has_ended(self, worker: int, code: int) -> None:
-        self._codes[worker] = code
+        self._codes[worker] = code = 0 if worker in self._late else code
         if code > 0 and not self._is_ending:
             self._look_at_ps(_DEATH_GRACE_S)
         if code == 0 or self._is_ending:

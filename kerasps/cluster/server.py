@@ -61,8 +61,9 @@ def serve(
     bind: str | None = None,
     on_ready: Callable[[int, str | None], None] | None = None,
     watch_parent: bool = False,
-    on_coordinator_gone: Callable[[int], NoReturn] | None = None,
-    until: renewal.AfterTheEnd | None = None,
+    on_coordinator_gone: Callable[[int], int] | None = None,
+    until: renewal.End | None = None,
+    signal_sets_code: bool = False,
 ) -> NoReturn:
     """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
 
@@ -79,8 +80,10 @@ def serve(
             listens on, None for all.
         watch_parent: exit also when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called with the port when the coordinator that this task served has
-            ended, or was killed. None (default) leaves what it made on the task, for ten minutes.
-        until: says when to end without a signal. Default None: never.
+            ended, or was killed; returns the exit code, if it returns. None (default) leaves what
+            it made on the task, for ten minutes.
+        until: says when to end without a signal, and with which exit code. Default None: never.
+        signal_sets_code: whether the exit code is 128 + N where signal N ended it. Default False.
 
     Raises:
         ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind`, or
@@ -91,21 +94,27 @@ def serve(
     listens_on = listen_address(description, bind)
     keep_freed_memory()
     parent = os.getppid()
-    woken = _handle_signals(can_leave=description.task_type == "worker" and leaving.can_leave())
+    woken = _handle_signals(
+        can_leave=description.task_type == "worker" and leaving.can_leave(),
+        base_code=128 if signal_sets_code else None,
+    )
     _name_process(f"{description.task_type}-{description.task_index}")
     # Never deleted: TensorFlow may crash where it deletes a server that has served.
     _server, port = start_server(description, listens_on)
     if on_ready is not None:
         on_ready(port, listens_on)
-    watch: renewal.AfterTheEnd | renewal.CoordinatorWatch | None = until
+    coordinator = None
     if on_coordinator_gone is not None and renewal.can_watch():
-        watch = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
-    _wait_for_the_end(woken, parent if watch_parent else None, watch)
+        coordinator = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
+    # In this order: a run that has ended has no coordinator either.
+    watches = [watch for watch in (until, coordinator) if watch is not None]
+    over = _wait_for_the_end(woken, parent if watch_parent else None, watches)
     if _LEAVING.is_set():
         leaving.leave(port)
-    elif watch is not None and on_coordinator_gone is not None:
-        on_coordinator_gone(port)
-    _exit()
+        _exit(128 + signal.SIGTERM if signal_sets_code else 0)
+    if over is not None and over is coordinator and on_coordinator_gone is not None:
+        _exit(on_coordinator_gone(port))
+    _exit(over.exit_code or 0 if over is not None else 0)
 
 
 def check_can_serve(description: ClusterDescription) -> None:
@@ -286,70 +295,74 @@ def _wait_until_listening(address: str, port: int) -> None:
 
 
 def _wait_for_the_end(
-    woken: int, parent: int | None, watch: renewal.AfterTheEnd | renewal.CoordinatorWatch | None
-) -> None:
-    """Wait until the parent is gone or, where one is watched, the coordinator.
+    woken: int, parent: int | None, watches: Sequence[renewal.End]
+) -> renewal.End | None:
+    """Wait until the parent is gone, or what is watched is over; return which of that is over.
 
     Signal handlers run meanwhile.
 
     Args:
         woken: the file descriptor that becomes readable when a signal came.
         parent: the id of the parent process, None to watch none.
-        watch: what says when to end, None for nothing. A `parent` goes before it.
+        watches: what says when to end. A `parent` goes before it.
     """
     poller = select.poll()
     # A signal that comes between two Python instructions would else be noticed only when the poll
     # ends, which may be never.
     poller.register(woken, select.POLLIN)
     if parent is None:
-        while not _LEAVING.is_set() and (watch is None or not watch.is_over()):
-            poller.poll(None if watch is None else renewal.POLL_MS)
-        return
+        while not _LEAVING.is_set():
+            over = next((watch for watch in watches if watch.is_over()), None)
+            if over is not None:
+                return over
+            poller.poll(renewal.POLL_MS if watches else None)
+        return None
     # Nobody writes to stdin: it becomes readable when its other end is closed, that is when the
     # parent is gone. A process that the parent forked may hold that end too, so the parent's id is
     # looked at as well.
     poller.register(0, select.POLLIN | select.POLLHUP)
     while os.getppid() == parent and not _LEAVING.is_set():
         if any(fd == 0 for fd, _ in poller.poll(_PARENT_POLL_MS)) and not os.read(0, 1024):
-            return
+            break
+    return None
 
 
-def _handle_signals(*, can_leave: bool) -> int:
+def _handle_signals(*, can_leave: bool, base_code: int | None) -> int:
     """Make SIGTERM and SIGINT end this process.
 
     Args:
         can_leave: whether SIGTERM gives it time to finish what it does.
+        base_code: what is added to the number of a signal for the exit code; None for exit code 0.
 
     Returns:
         A file descriptor that becomes readable when a signal came.
     """
+
+    def exit_on_signal(signum: int, frame: types.FrameType | None) -> None:
+        _exit(0 if base_code is None else base_code + signum)
+
+    def leave_on_signal(signum: int, frame: types.FrameType | None) -> None:
+        if _LEAVING.is_set():
+            exit_on_signal(signum, frame)
+        _LEAVING.set()
+
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with
     # the process. A handler that is plain Python needs a main thread that is not inside TensorFlow,
     # so the server is never joined.
-    signal.signal(signal.SIGTERM, _leave_on_signal if can_leave else _exit_on_signal)
-    signal.signal(signal.SIGINT, _exit_on_signal)
+    signal.signal(signal.SIGTERM, leave_on_signal if can_leave else exit_on_signal)
+    signal.signal(signal.SIGINT, exit_on_signal)
     return woken
 
 
-def _leave_on_signal(signum: int, frame: types.FrameType | None) -> None:
-    if _LEAVING.is_set():
-        _exit()
-    _LEAVING.set()
-
-
-def _exit_on_signal(signum: int, frame: types.FrameType | None) -> None:
-    _exit()
-
-
-def _exit() -> NoReturn:
+def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: TensorFlow's threads still run, and tearing the interpreter down under them
     # crashes now and then.
-    os._exit(0)
+    os._exit(code)
 
 
 def _name_process(name: str) -> None:

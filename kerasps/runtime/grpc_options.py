@@ -36,6 +36,8 @@ def set_grpc_options() -> None:
         "grpc.min_reconnect_backoff_ms": _CONNECT_MS,
         # Or who was silent for a while would be asked anew after ever longer times.
         "grpc.max_reconnect_backoff_ms": _CONNECT_MS,
+        # A name may be that of another machine when a task comes back; gRPC looks every 30 s.
+        "grpc.dns_min_time_between_resolutions_ms": _CONNECT_MS,
         # A call without an answer is followed by a ping, which has the limit for its own answer.
         "grpc.keepalive_time_ms": limit_ms // 4,
         "grpc.keepalive_timeout_ms": answer_ms,

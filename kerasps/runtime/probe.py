@@ -109,6 +109,7 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
                 if question.answer is Answer.SERVES:
                     # Whatever the host's other addresses said.
                     _RESOLVED[addresses[task]] = places[addresses[task]]
+                    _RESOLVE_AT.pop(addresses[task], None)
                     _end_all(selector, task)
             if time.monotonic() >= deadline:
                 break
@@ -116,6 +117,8 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
             task, question = key.data
             question.end(selector)
             answers[task].append(Answer.IS_SILENT)
+            # A machine that is gone refuses nothing, and its name may be another's by now.
+            _RESOLVE_AT.setdefault(addresses[task], 0.0)
     return {
         task: min(heard, key=_BEST_FIRST.index, default=Answer.IS_SILENT)
         for task, heard in answers.items()
@@ -210,16 +213,24 @@ class _Question:
 # Where addresses are, as the resolver of names said last. To ask it anew each time would have all
 # tasks wait where it is slow.
 _RESOLVED: dict[str, list[tuple[Any, ...]]] = {}
+# From when on the name of a silent address is resolved again.
+_RESOLVE_AT: dict[str, float] = {}
+# Seconds between two such questions. A resolver that is out of reach takes about as long to fail.
+_RESOLVE_EVERY_S = 5.0
 
 
 def _resolved(address: str) -> list[tuple[Any, ...]]:
     """Return the socket addresses of a host, none where it cannot be found."""
-    if address not in _RESOLVED:
-        host, port = split_address(address)
-        try:
-            _RESOLVED[address] = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except OSError:
-            return []
+    silent = address in _RESOLVE_AT
+    if address in _RESOLVED and not (silent and time.monotonic() >= _RESOLVE_AT[address]):
+        return _RESOLVED[address]
+    if silent:
+        _RESOLVE_AT[address] = time.monotonic() + _RESOLVE_EVERY_S
+    host, port = split_address(address)
+    try:
+        _RESOLVED[address] = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    except OSError:  # who was found once may be there again
+        return _RESOLVED.get(address, [])
     return _RESOLVED[address]
 
 

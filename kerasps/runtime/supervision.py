@@ -18,8 +18,11 @@ from types import TracebackType
 from typing import Literal
 
 # "lost": an error about this task is about to be raised. "hung": it does not answer, and the script
-# may do without it.
-What = Literal["lost", "hung"]
+# may do without it. "absent": it was waited for at the start, and did not come in time.
+What = Literal["lost", "hung", "absent"]
+_WHATS: dict[str, What] = {"lost": "lost", "hung": "hung", "absent": "absent"}
+# How often a worker that drives its own steps says that it waits for the chief.
+TELL_ABSENT_EVERY_S = 1.0
 # The pipe as "descriptor:inode:process", where the last is the supervisor's id. A process that the
 # script starts inherits the variable; it has another parent, and may have another file there.
 SUPERVISOR_FD = "KERASPS_SUPERVISOR_FD"
@@ -50,7 +53,8 @@ def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
     Args:
         what: `"lost"` where an error about this task is about to be raised, so that a script that
             fails has failed because of it. `"hung"` where the task does not answer: the supervisor
-            kills and restarts a worker; for a ps it restarts the run.
+            kills and restarts a worker; for a ps it restarts the run. `"absent"` where the task did
+            not come within the time that the script waits for it at its start.
         task_type: `"worker"` or `"ps"`.
         task_index: the index of the task in its job.
     """
@@ -166,7 +170,7 @@ def _parsed(line: bytes) -> Notice | None:
     """Return what a line of the pipe says, None for anything else: any program may write there."""
     try:
         what, task_type, index, when = line.decode().split(" ")
-        notice = Notice("hung" if what == "hung" else "lost", task_type, int(index), float(when))
-    except ValueError:
+        notice = Notice(_WHATS[what], task_type, int(index), float(when))
+    except (ValueError, KeyError):
         return None
-    return notice if what in ("lost", "hung") and task_type in ("worker", "ps") else None
+    return notice if task_type in ("worker", "ps") else None

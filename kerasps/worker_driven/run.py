@@ -20,6 +20,7 @@ import tensorflow as tf
 from kerasps.checks import time_limit
 from kerasps.errors import TaskUnreachableError
 from kerasps.runtime.devices import ps_device
+from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, tell_supervisor
 from kerasps.worker_driven.cells import Cell, SharedSum
 
 _LOGGER = logging.getLogger("kerasps")
@@ -211,6 +212,7 @@ class Run:
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         began = time.monotonic()
         deadline, say_after = began + self._timeout, _SAY_AFTER_S
+        tell_after = TELL_ABSENT_EVERY_S
         while not condition():
             waited = time.monotonic() - began
             if waited > say_after:
@@ -219,6 +221,10 @@ class Run:
                     "Waiting since %.0f s, for %.0f s at most, for the chief of this run, %s, %s."
                 )
                 _LOGGER.warning(text, waited, self._timeout, self._chief, what)
+            if waited > tell_after:
+                tell_after += TELL_ABSENT_EVERY_S
+                # Whoever started the chief may know that it does not come.
+                tell_supervisor("absent", "worker", 0)
             if time.monotonic() > deadline:
                 raise TaskUnreachableError(
                     f"The chief of this run, {self._chief}, was waited for in vain: it was {what}. "

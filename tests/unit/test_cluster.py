@@ -481,6 +481,32 @@ def test_a_host_of_several_addresses_serves_where_one_does(monkeypatch, others):
         assert probe.ask_servers({1: address}, 0.3) == {1: answer.IS_SILENT}
 
 
+def test_a_silent_machine_is_looked_for_where_its_name_leads_by_now(monkeypatch):
+    """A machine that is gone sends no refusal; Kubernetes gives its name to another one."""
+    resolve, place = socket.getaddrinfo, ["127.0.0.9"]
+
+    def moving(host, *options, **named):
+        if host == "moving.invalid" and place[0] is None:
+            raise socket.gaierror(socket.EAI_AGAIN, "the resolver is out of reach")
+        return resolve(place[0] if host == "moving.invalid" else host, *options, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", moving)
+    monkeypatch.setattr(probe, "_RESOLVE_EVERY_S", 0.0)
+    answer = probe.Answer
+    with greeter() as there:
+        port = cluster.split_address(there)[1]
+        address = f"moving.invalid:{port}"
+        with socket.create_server(("127.0.0.9", port)):
+            assert probe.ask_servers({1: address}, 0.3) == {1: answer.IS_SILENT}
+            place[0] = None
+            assert probe.ask_servers({1: address}, 0.3) == {1: answer.IS_SILENT}
+            place[0] = "127.0.0.1"
+            assert probe.ask_servers({1: address}, 5) == {1: answer.SERVES}
+        # Who answers is not looked for each time.
+        place[0] = None
+        assert probe.ask_servers({1: address}, 5) == {1: answer.SERVES}
+
+
 def test_connections_to_an_address_are_broken_and_no_others():
     with greeter() as here, greeter() as there:
         ends = [socket.create_connection(cluster.split_address(a)) for a in (here, there, here)]
@@ -577,6 +603,7 @@ def test_the_options_of_grpc_leave_the_users_own(monkeypatch):
         "grpc.keepalive_time_ms=1",
         "grpc.min_reconnect_backoff_ms=2000",
         "grpc.max_reconnect_backoff_ms=2000",
+        "grpc.dns_min_time_between_resolutions_ms=2000",
         "grpc.keepalive_timeout_ms=21000",
         "grpc.http2.ping_timeout_ms=21000",
     ]

@@ -18,6 +18,8 @@ from kerasps.cluster.description.cluster_description import (
 from kerasps.errors import ClusterConfigError
 from kerasps.runtime.addresses import split_address
 
+# Sources of descriptions: schedulers whose variables are read.
+SLURM, JOBSET = "Slurm", "JobSet"
 _ADD_CHIEF = (
     'Add "chief": ["host:port"] to the cluster in every task: the address of the machine that runs '
     "the script, and a free port there. (Where each worker runs the script, by a "
@@ -219,6 +221,8 @@ def reject(
 def _advice(source: str) -> str:
     if source == "TF_CONFIG":
         return "Correct TF_CONFIG; `kerasps env` checks it."
-    if source.isupper():  # another environment variable
+    if source.isupper() or source.startswith("--"):  # another environment variable, or an option
         return f"Correct {source}."
+    if source in (SLURM, JOBSET):
+        return f"Correct what {source} is asked for."
     return "Correct the cluster resolver."

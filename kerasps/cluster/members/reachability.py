@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kerasps.checks import time_limit
 from kerasps.errors import TaskUnreachableError
 from kerasps.runtime.probe import Answer, ask_servers, connection_error
+from kerasps.runtime.supervision import tell_supervisor
 
 _LOGGER = logging.getLogger("kerasps")
 
@@ -18,6 +19,7 @@ _SAY_AFTER_S = 3.0
 # Long enough for tasks that a scheduler starts together with the coordinator; short enough to be
 # waited for by a person.
 DEFAULT_CONNECT_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_VARIABLE = "KERASPS_CONNECT_TIMEOUT"
 # A refused attempt costs less than a millisecond, so ten a second cost nothing to speak of.
 _POLL_INTERVAL_S = 0.1
 # A host that drops packets says nothing; a handshake across a continent takes a tenth of this.
@@ -45,7 +47,7 @@ def wait_until_reachable(
     """
     limit = time_limit(
         timeout_s,
-        variable="KERASPS_CONNECT_TIMEOUT",
+        variable=CONNECT_TIMEOUT_VARIABLE,
         default=DEFAULT_CONNECT_TIMEOUT_S,
         argument="connect_timeout",
     )
@@ -71,6 +73,7 @@ def wait_until_reachable(
         )
     if not missing:
         return
+    tell_supervisor("absent", *min(missing))
     raise TaskUnreachableError(
         f"{len(missing)} of {len(addresses)} tasks could not be reached within {limit:g} s. "
         "Expected: a server that accepts connections at each address. Received: "

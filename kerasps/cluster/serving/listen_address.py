@@ -62,6 +62,33 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
     )
 
 
+def is_of_this_machine(address: str, hostname: str) -> bool:
+    """Return whether the host of an address is this machine.
+
+    Args:
+        address: the `"host:port"`.
+        hostname: the name of this machine, which need not lead to an address that it has.
+    """
+    try:
+        host, _ = split_address(address)
+    except ValueError:
+        return False
+    if host.partition(".")[0] == hostname.partition(".")[0] and not _is_ip(host):
+        return True
+    return any(_is_of_this_machine(found) for found in _addresses(host))
+
+
+def leads_elsewhere(host: str) -> bool:
+    """Return whether a host has addresses, none of which is this machine's."""
+    found = _addresses(host)
+    return bool(found) and not any(_is_of_this_machine(address) for address in found)
+
+
+def is_known(host: str) -> bool:
+    """Return whether a host has an address."""
+    return bool(_addresses(host))
+
+
 def may_listen_on_all() -> bool:
     """Return whether the environment says that servers may listen on all addresses."""
     return _is_all(os.environ.get(BIND_VARIABLE, ""))
@@ -110,6 +137,12 @@ def _all_are_here(description: ClusterDescription, host: str) -> bool:
 def _is_all(bind: str) -> bool:
     # To some resolvers `*` is a name.
     return bind == "*" or _is_unspecified(bind)
+
+
+def _is_ip(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def _is_unspecified(host: str) -> bool:

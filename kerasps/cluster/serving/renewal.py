@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from kerasps.cluster.serving import held_port
 from kerasps.runtime.addresses import split_address
@@ -44,6 +44,16 @@ _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED = "01"
 
 
+class End(Protocol):
+    """What a served task waits for."""
+
+    exit_code: int | None
+
+    def is_over(self) -> bool:
+        """Return whether the task may end, with `exit_code`. Call every `POLL_MS`."""
+        ...
+
+
 class CoordinatorWatch:
     """Looks, time and again, whether the coordinator that this task served is gone.
 
@@ -56,6 +66,7 @@ class CoordinatorWatch:
         self._port = port
         self._coordinator = coordinator
         self._seen: set[str] = set()
+        self.exit_code: int | None = None
         self._was_there = False
         self._looks_left = 0
 
@@ -96,6 +107,7 @@ class AfterTheEnd:
         self._has_come = has_come
         self._linger_s = linger_s
         self._since: float | None = None
+        self.exit_code: int | None = None
 
     def is_over(self) -> bool:
         """Return whether the task may end. Call every `POLL_MS`."""

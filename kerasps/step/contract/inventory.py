@@ -119,7 +119,11 @@ class Inventory:
         """
         for variable in variables:
             if known is None:
-                self.add(variable)
+                if self.may_be_table(variable) and variable.storage.shape[0] > tf.int32.max:
+                    # TensorFlow has no gradient of a look-up in so many rows.
+                    self.add_table(variable, 1)
+                else:
+                    self.add(variable)
             elif variable in known.tables:
                 self.add_table(variable, known.tables[variable])
             elif variable in known._unused:

@@ -1,0 +1,156 @@
+"""Runs the script of a worker that drives its own steps, on a node of `kerasps run`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from kerasps.cli.signals import FORWARDED, Signals
+from kerasps.cluster.processes.process import describe_exit_code, end_with_parent
+from kerasps.cluster.processes.restarts import RestartBudget
+from kerasps.cluster.serving.run_end import CODE_OF_LOST, RunEndWatch
+from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, SupervisorPipe
+
+_POLL_INTERVAL_S = 0.05
+_END_GRACE_S = 10.0
+
+
+class DrivenScript:
+    """The script of a worker that drives its own steps. A script that a signal ends is restarted.
+
+    Args:
+        command: the script's command line.
+        env: its environment.
+        max_restarts: how many times within an hour it is started again.
+        say: prints a text.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        max_restarts: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._command = command
+        self._env = dict(env)
+        self._budget = RestartBudget(max_restarts)
+        self._say = say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: SupervisorPipe | None = None
+        self._has_lost_ps = False
+        # Until when the script waits for the chief to begin the run, by what it has said.
+        self._waits_until = 0.0
+        self._kill_at: float | None = None
+
+    def until_the_end(self, received: list[signal.Signals], watch: RunEndWatch | None) -> int:
+        """Run the script, as often as it takes, and return the exit code of this node.
+
+        Args:
+            received: the signals that have come to this process, in their order; it grows.
+            watch: says when the run has ended; None on the node that says so.
+        """
+        signals = Signals(received)
+        self._start()
+        while True:
+            for number in signals.new():
+                if number in FORWARDED:
+                    self._signal(number)
+            if signals.is_interrupt_due():
+                self._signal(signal.SIGINT)
+            code = self._poll()
+            if code is not None:
+                if self._is_restarted(code, received, watch):
+                    continue
+                code = self._code_of(code, watch)
+                if code == 0 and watch is not None:
+                    code = _wait_for_end_of_run(watch, received)
+                return code
+            if watch is not None and self._kill_at is None:
+                self._look_at_end_of_run(watch)
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self._signal(signal.SIGKILL)
+            time.sleep(_POLL_INTERVAL_S)
+
+    def __enter__(self) -> DrivenScript:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _start(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+        self._pipe = SupervisorPipe()
+        self._process = subprocess.Popen(
+            self._command,
+            env=self._env | self._pipe.variables,
+            pass_fds=[self._pipe.fd_to_pass],
+            preexec_fn=end_with_parent(),
+        )
+        self._pipe.has_been_passed()
+
+    def _poll(self) -> int | None:
+        code = None if self._process is None else self._process.poll()
+        notices = [] if self._pipe is None else self._pipe.read()
+        for notice in notices:
+            self._has_lost_ps |= notice.task_type == "ps" and notice.what != "hung"
+            if notice.task_type == "worker" and notice.what == "absent":
+                self._waits_until = notice.time + 3 * TELL_ABSENT_EVERY_S
+        return code
+
+    def _look_at_end_of_run(self, watch: RunEndWatch) -> None:
+        """End the script where the run has failed, or has ended before the script took part."""
+        waits = time.monotonic() < self._waits_until
+        # As if it had ended: there is nothing left for it to do.
+        watch.ended_with = 0 if waits else None
+        if watch.is_over() and (watch.exit_code or waits):
+            self._signal(signal.SIGTERM)
+            self._kill_at = time.monotonic() + _END_GRACE_S
+
+    def _is_restarted(
+        self, code: int, received: list[signal.Signals], watch: RunEndWatch | None
+    ) -> bool:
+        is_over = watch is not None and watch.exit_code is not None
+        if code >= 0 or received or is_over:
+            return False
+        restart = self._budget.grant(("worker", 0), time.monotonic())
+        if restart is None:
+            self._say(f"the script died ({describe_exit_code(code)}). {self._budget.refusal()}.")
+            return False
+        self._say(f"the script died ({describe_exit_code(code)}): {restart}. The others go on.")
+        until = time.monotonic() + restart.pause_s
+        while time.monotonic() < until and not received:
+            time.sleep(_POLL_INTERVAL_S)
+        if received:
+            return False
+        self._start()
+        return True
+
+    def _code_of(self, code: int, watch: RunEndWatch | None) -> int:
+        if watch is not None and self._kill_at is not None:
+            return watch.exit_code or 0
+        if code > 0 and self._has_lost_ps:
+            return CODE_OF_LOST
+        return 128 - code if code < 0 else code
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+def _wait_for_end_of_run(watch: RunEndWatch, received: list[signal.Signals]) -> int:
+    """Wait for the others, once the script has ended well; return the exit code of the run."""
+    watch.ended_with = 0
+    before = len(received)
+    while not watch.is_over():
+        if len(received) > before:
+            return 128 + received[-1]
+        time.sleep(_POLL_INTERVAL_S)
+    return watch.exit_code or 0

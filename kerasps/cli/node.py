@@ -1,0 +1,258 @@
+"""Serves, trains or evaluates on a node of `kerasps run`, until the run ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from kerasps.cli.driven_script import DrivenScript
+from kerasps.cli.run_state import RunState
+from kerasps.cli.script_run import ScriptRun, script_environment
+from kerasps.cli.served_task import chief_of, end_of_run, say_as, serve_task
+from kerasps.cli.signals import FORWARDED, Signals, signal_handlers
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.members.reachability import CONNECT_TIMEOUT_VARIABLE
+from kerasps.cluster.processes.process import end_with_parent
+from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
+from kerasps.cluster.serving.listen_address import (
+    BIND_VARIABLE,
+    is_known,
+    leads_elsewhere,
+    listen_address,
+)
+from kerasps.cluster.serving.run_end import (
+    CODE_OF_LOST,
+    RunEndAnnouncer,
+    RunEndWatch,
+)
+from kerasps.errors import ClusterConfigError
+from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
+from kerasps.runtime.addresses import split_address
+
+# How long the chief waits for tasks to ask how the run ended. A task that begins anew takes a few
+# seconds to ask; one that is lost never does.
+_ANNOUNCE_S = 15.0
+_POLL_INTERVAL_S = 0.05
+# The name service of a scheduler learns of a task, and of its new address, a while after its start.
+_RENAME_S = 60.0
+_RESOLVE_INTERVAL_S = 0.5
+NAME = "kerasps run"
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """The settings of a node, whatever its role.
+
+    Args:
+        mode: `"coordinator"` or `"worker"`: who drives the steps.
+        bind: the address to listen on; None for that of the task's entry.
+        start_timeout: the seconds to wait for other tasks, and for names.
+        max_restarts: the restarts of the script within an hour.
+        evaluator_timeout: the seconds that an evaluator has after the training.
+        variables: environment variables of the script.
+    """
+
+    mode: str = "coordinator"
+    bind: str | None = None
+    start_timeout: float = 600.0
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    evaluator_timeout: float = 600.0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def say(text: str) -> None:
+    """Print a line of this command."""
+    say_as(NAME, text)
+
+
+def serve(description: ClusterDescription, options: NodeOptions) -> NoReturn:
+    """Serve a ps or worker until the run ends, and end with its exit code."""
+    wait_for_name(description, options)
+    chief = chief_of(description)
+    until = None
+    if chief is None:
+        say("the addresses given do not include the chief's, so this task serves until a signal")
+    else:
+        until = end_of_run(
+            NAME, description, chief[1], options.mode, timeout_s=options.start_timeout
+        )
+    serve_task(
+        description,
+        name=NAME,
+        bind=options.bind,
+        mode=options.mode,
+        until=until,
+        begins_anew=True,
+        signal_sets_code=True,
+    )
+
+
+def train(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
+    """Run the script as the chief, tell the tasks of its end, and return its exit code."""
+    received: list[signal.Signals] = []
+    with signal_handlers(lambda number, frame: received.append(signal.Signals(number))):
+        wait_for_name(description, options)
+        # At once: tasks that are told nothing begin anew.
+        state = RunState(options.max_restarts, code_of_lost=CODE_OF_LOST, death_grace_s=0.0)
+        with ScriptRun(command, description, state, NAME, _script_variables(options)) as run:
+            code = run.until_the_end(received)
+            if signal.SIGINT in received and code != 0:
+                code = 128 + signal.SIGINT
+            run.end_forks_of_script()
+        return _announce(description, options, code, received)
+
+
+def _script_variables(options: NodeOptions) -> dict[str, str]:
+    variables = dict(options.variables)
+    if CONNECT_TIMEOUT_VARIABLE not in os.environ:
+        variables[CONNECT_TIMEOUT_VARIABLE] = f"{options.start_timeout:g}"
+    if options.bind is not None:
+        variables[BIND_VARIABLE] = options.bind
+    return variables
+
+
+def _announce(
+    description: ClusterDescription,
+    options: NodeOptions,
+    code: int,
+    received: list[signal.Signals],
+) -> int:
+    """Tell the tasks that the run has ended, and return its exit code.
+
+    A signal from here on cuts it short.
+    """
+    this = (description.task_type, description.task_index)
+    others = [
+        task for task in description.addresses if task != this and task[0] in ("worker", "ps")
+    ]
+    drivers = [task for task in others if task[0] == "worker" and options.mode == "worker"]
+    before = len(received)
+    try:
+        announcer = RunEndAnnouncer(
+            listen_address(description, options.bind),
+            split_address(str(description.address))[1],
+            code,
+            others,
+            waits_for=drivers,
+        )
+    except (OSError, ClusterConfigError) as exc:
+        say(f"the tasks cannot be told that the run has ended: {exc}")
+        return code
+    with announcer:
+        missing = announcer.finish(_ANNOUNCE_S, is_hurried=lambda: len(received) > before)
+    if missing:
+        names = ", ".join(f"{job} {index}" for job, index in sorted(missing))
+        say(f"not there when the run has ended: {names}")
+    return announcer.code
+
+
+def drive(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
+    """Run the script as a worker that drives its own steps; return the exit code of this node.
+
+    A script that a signal ends is started again. Where the chief's fails, this one is ended.
+    """
+    chief = chief_of(description)
+    is_chief = chief is not None and chief[0] == (description.task_type, description.task_index)
+    received: list[signal.Signals] = []
+    with signal_handlers(lambda number, frame: received.append(signal.Signals(number))):
+        wait_for_name(description, options)
+        env = script_environment(description, {**os.environ, **_script_variables(options)})
+        watch = None
+        if chief is not None and not is_chief:
+            task = (description.task_type, description.task_index)
+            watch = RunEndWatch(chief[1], task, timeout_s=options.start_timeout, say=say)
+        with DrivenScript(command, env, options.max_restarts, say) as script:
+            code = script.until_the_end(received, watch)
+        return _announce(description, options, code, received) if is_chief else code
+
+
+def evaluate(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
+    """Run the script as the evaluator, and tell it when the training is over.
+
+    Returns:
+        The exit code of the script where that is not 0, else that of the run.
+    """
+    received: list[signal.Signals] = []
+    chief = chief_of(description)
+    env = script_environment(description, {**os.environ, **options.variables})
+    if chief is not None:
+        env[END_OF_TRAINING_ON_STDIN] = "1"
+    with (
+        signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
+        subprocess.Popen(
+            command,
+            env=env,
+            stdin=None if chief is None else subprocess.PIPE,
+            preexec_fn=end_with_parent(),
+        ) as process,
+    ):
+        watch = None
+        if chief is not None:
+            task = (description.task_type, description.task_index)
+            watch = RunEndWatch(chief[1], task, timeout_s=options.start_timeout, say=say)
+        code = _evaluate_until_the_end(process, watch, received, options.evaluator_timeout)
+    run_code = 0 if watch is None else watch.exit_code or 0
+    return (128 - code if code < 0 else code) or run_code
+
+
+def _evaluate_until_the_end(
+    process: subprocess.Popen[bytes],
+    watch: RunEndWatch | None,
+    received: list[signal.Signals],
+    timeout_s: float,
+) -> int:
+    signals = Signals(received)
+    end_at = None
+    while process.poll() is None:
+        for number in signals.new():
+            if number in FORWARDED:
+                process.send_signal(number)
+        if signals.is_interrupt_due():
+            process.send_signal(signal.SIGINT)
+        if watch is not None and end_at is None and watch.is_over():
+            end_at = time.monotonic() + timeout_s
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        if end_at is not None and time.monotonic() > end_at:
+            say(
+                f"the evaluator did not end within {timeout_s:g} s after the training, and is "
+                "ended. Allow more time with --evaluator-timeout."
+            )
+            process.kill()
+            process.wait()
+            return 1
+        time.sleep(_POLL_INTERVAL_S)
+    return process.returncode
+
+
+def wait_for_name(description: ClusterDescription, options: NodeOptions) -> None:
+    """Wait until the name of this task leads to this machine, where it may do so later.
+
+    The name service of a scheduler knows a name only a while after the task's start, and for a
+    while the address of the machine on which the task was before. Whoever listens says what is
+    wrong where it stays so.
+    """
+    if options.bind is not None or os.environ.get(BIND_VARIABLE):
+        return
+    host, _ = split_address(str(description.address))
+    began = said_at = time.monotonic()
+    is_said = False
+    while True:
+        is_elsewhere = leads_elsewhere(host)
+        if is_known(host) and not is_elsewhere:
+            return
+        now = time.monotonic()
+        if now - began > (_RENAME_S if is_elsewhere else options.start_timeout):
+            return
+        if not is_said and now - said_at > 2.0:
+            is_said = True
+            what = "leads to another machine" if is_elsewhere else "has no address yet"
+            say(f"the name {host!r} {what}; waiting")
+        time.sleep(_RESOLVE_INTERVAL_S)

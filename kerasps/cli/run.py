@@ -1,0 +1,226 @@
+"""The command `kerasps run`: the same on every node of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+
+from kerasps.cli.options import (
+    MODES,
+    Commands,
+    add_mode,
+    as_count,
+    as_count_or_zero,
+    as_mode,
+    as_seconds,
+    check_script,
+    setting,
+)
+from kerasps.cli.role import DEFAULT_PORT, RoleOptions, find_role, this_hostname
+from kerasps.cluster.description.cluster_description import EVALUATOR, TASK_TYPES
+from kerasps.cluster.description.platforms import Sizes
+from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
+from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
+
+_HELP = """\
+Runs one node of a training: the same command on every node, whatever starts it.
+
+Each node finds out which task it is, from the first of these that says so: the options
+--role, --index and --hosts; TF_CONFIG; CLUSTER_SPEC (Vertex AI); the variables of JobSet,
+of Slurm, and of SageMaker. Its first line says what it is, and by what.
+
+A ps or worker serves. The chief runs the script, which finds the cluster in TF_CONFIG. An
+evaluator runs the script, or that of --evaluator, beside the training. All end when the
+chief's script has ended, with its exit code.
+
+A script that a signal ended, or that lost a ps, begins anew, up to --max-restarts times
+within an hour, as soon as all tasks are there. With a `keras.callbacks.BackupAndRestore` in
+its `fit` it goes on from the last backup. A worker that ends is started again by whoever
+started it, and takes part again. A script that fails by an error of its own is not restarted.
+
+With --mode worker each worker runs the script, for `kerasps.WorkerDrivenStrategy()`, and
+only ps serve. The chief, or without one worker 0, ends the run.
+
+Whoever reaches the port of a task can read and write files as this user: see
+`kerasps serve --help`."""
+
+_EPILOG = """\
+hosts:
+  "chief=h0;ps=h1,h2;worker=h3,h4" or the same as JSON: the hosts of each job.
+  "h0,h1,h2,h3,h4" with --num-ps 2: the chief, the ps, the workers.
+  A host without a port has that of --port, or where it is listed twice, the next one.
+  Without --role, the host that is this machine is its task.
+
+exit code:
+  That of the script, on every node; 128 + N when signal N ended it; 138 when a task was lost
+  and did not come back, or the chief did not; 2 when the command line or the cluster's
+  description is wrong. 137, 138 and 143 are worth another try.
+
+environment variables:
+  An option on the command line beats its environment variable.
+  KERASPS_NUM_WORKERS, KERASPS_NUM_PS   as the options; JobSet needs the first
+  KERASPS_CHIEF            as --chief
+  KERASPS_MODE, KERASPS_BIND, KERASPS_EVALUATOR, KERASPS_EVALUATOR_TIMEOUT,
+  KERASPS_MAX_RESTARTS     as the options
+  KERASPS_START_TIMEOUT    as --start-timeout; the script has KERASPS_CONNECT_TIMEOUT from it
+
+example:
+  kerasps run --hosts "chief=h0;ps=h1;worker=h2,h3" train.py --epochs 3
+  srun kerasps run --num-ps 2 train.py"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command to the parser."""
+    run: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="run one node of a training, the same command on every node",
+        usage="kerasps run [options] script.py [args ...]",
+        description=_HELP,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    run.set_defaults(parser=run)
+    run.add_argument(
+        "--role",
+        choices=(*TASK_TYPES, EVALUATOR),
+        help="the task that this node is (default: what the environment says)",
+    )
+    run.add_argument("--index", type=as_count_or_zero, metavar="N", help="its index (default: 0)")
+    run.add_argument(
+        "--hosts", metavar="HOSTS", help="the hosts of all tasks, see below (default: none)"
+    )
+    run.add_argument(
+        "--num-workers",
+        type=as_count,
+        metavar="N",
+        help="workers, where the platform lists nodes and no roles (default: all that remain; "
+        "environment: KERASPS_NUM_WORKERS)",
+    )
+    run.add_argument(
+        "--num-ps",
+        type=as_count,
+        metavar="M",
+        help="ps, likewise (default: 1; environment: KERASPS_NUM_PS)",
+    )
+    run.add_argument(
+        "--port",
+        type=as_count,
+        metavar="PORT",
+        help=f"the port of tasks for which none is given (default: {DEFAULT_PORT}; with Slurm one "
+        "that follows from the job)",
+    )
+    run.add_argument(
+        "--chief",
+        metavar="worker:N",
+        help="the worker that is the chief, where no chief is listed; the same on every node "
+        "(default: none; environment: KERASPS_CHIEF)",
+    )
+    _add_settings(run)
+    run.add_argument(
+        "script", metavar="script.py", help="the training script; ps and workers do not read it"
+    )
+    run.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
+    )
+
+
+def _add_settings(run: argparse.ArgumentParser) -> None:
+    """Add the options that say how a node does what its role is."""
+    add_mode(run, "who drives the steps")
+    run.add_argument(
+        "--bind",
+        metavar="ADDRESS",
+        help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
+        "task's own entry; environment: KERASPS_BIND)",
+    )
+    run.add_argument(
+        "--start-timeout",
+        type=as_seconds,
+        metavar="SECONDS",
+        help="how long a node waits for the others, and a task for a chief that is gone (default: "
+        "600; environment: KERASPS_START_TIMEOUT)",
+    )
+    run.add_argument(
+        "--max-restarts",
+        type=as_count_or_zero,
+        metavar="N",
+        help="restarts of the script within an hour, for each ps and for itself; 0: none (default: "
+        f"{DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
+    )
+    run.add_argument(
+        "--evaluator",
+        metavar="COMMAND",
+        help="the script of an evaluator, in quotes where it has arguments (default: the script "
+        "itself; environment: KERASPS_EVALUATOR)",
+    )
+    run.add_argument(
+        "--evaluator-timeout",
+        type=as_seconds,
+        metavar="SECONDS",
+        help="time for the evaluator to end when the training has (default: 600; environment: "
+        "KERASPS_EVALUATOR_TIMEOUT)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run this node, and return its exit code.
+
+    Raises:
+        ClusterConfigError: this node has no role, or its cluster is described wrongly.
+    """
+    parser: argparse.ArgumentParser = args.parser
+    mode = setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])
+    if args.chief is not None:
+        # A task that begins anew finds it there too.
+        os.environ[CHIEF_VARIABLE] = args.chief
+    if args.bind is None:
+        args.bind = os.environ.get("KERASPS_BIND") or None
+    sizes = Sizes(
+        num_ps=setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1),
+        num_workers=setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", as_count, None),
+        port=args.port,
+    )
+    role = find_role(
+        RoleOptions(args.role, args.index, args.hosts, sizes, needs_chief=mode == MODES[0]),
+        os.environ,
+        this_hostname(),
+    )
+    # Only now: whoever starts a node in vain learns of it before TensorFlow is looked for.
+    from kerasps.cli import node
+
+    node.say(str(role))
+    options = node.NodeOptions(
+        mode=mode,
+        bind=args.bind,
+        start_timeout=setting(
+            parser, args.start_timeout, "KERASPS_START_TIMEOUT", as_seconds, 600.0
+        ),
+        max_restarts=setting(
+            parser,
+            args.max_restarts,
+            "KERASPS_MAX_RESTARTS",
+            as_count_or_zero,
+            DEFAULT_MAX_RESTARTS,
+        ),
+        evaluator_timeout=setting(
+            parser, args.evaluator_timeout, "KERASPS_EVALUATOR_TIMEOUT", as_seconds, 600.0
+        ),
+    )
+    description = role.description
+    drives = description.task_type == "worker" and mode == "worker"
+    if description.task_type in ("ps", "worker") and not drives:
+        node.serve(description, options)
+    evaluator = args.evaluator or os.environ.get("KERASPS_EVALUATOR")
+    command = [args.script, *args.args]
+    if description.task_type == EVALUATOR and evaluator:
+        command = shlex.split(evaluator)
+    check_script(parser, command[0], command[1:])
+    command = [sys.executable, *command]
+    if description.task_type == EVALUATOR:
+        return node.evaluate(command, description, options)
+    if mode == "worker":
+        return node.drive(command, description, options)
+    return node.train(command, description, options)

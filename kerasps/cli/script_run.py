@@ -1,0 +1,198 @@
+"""Runs the script of a chief, as often as it takes, and ends with it.
+
+What is to be done is decided in `cli/run_state.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from kerasps.cli.run_state import (
+    Command,
+    End,
+    EndHungWorker,
+    EndScript,
+    Event,
+    RunState,
+    Say,
+    ScriptEnded,
+    StartAnew,
+    TimePassed,
+    Told,
+    ToldToEnd,
+)
+from kerasps.cli.signals import FORWARDED, Signals
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.members.listeners import processes_listening_on
+from kerasps.cluster.processes.process import child_environment, end_with_parent
+from kerasps.evaluator.process import EvaluatorProcess
+from kerasps.runtime.addresses import split_address
+from kerasps.runtime.supervision import Notice, SupervisorPipe
+from kerasps.script_start import with_quiet_start
+
+# How often the launcher looks at tasks and script: a person does not notice it, and neither does
+# the processor.
+_POLL_INTERVAL_S = 0.05
+
+
+def script_environment(
+    description: ClusterDescription, variables: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of a script that is a task of a cluster.
+
+    Args:
+        description: the cluster, as that task sees it.
+        variables: the environment to start from.
+    """
+    env = child_environment(variables)
+    env["TF_CONFIG"] = json.dumps(description.as_tf_config())
+    # Of a cluster that has a chief by now.
+    env.pop("KERASPS_CHIEF", None)
+    # The coordinator computes little. Without this it would take all memory of every GPU away from
+    # the workers.
+    env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    return with_quiet_start(env)
+
+
+class ScriptRun:
+    """Carries out what a `RunState` decides: starts the script, ends it, and starts all again.
+
+    The tasks are others' business here: a subclass may end them and start them.
+
+    Args:
+        command: the script's command line.
+        description: the cluster, as the chief sees it.
+        state: what decides.
+        name: the name of the command that prints what the state says.
+        variables: environment variables of the script, besides those of this process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        description: ClusterDescription,
+        state: RunState,
+        name: str,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command = command
+        self._port = split_address(description.jobs["chief"][0])[1]
+        self._state = state
+        self._name = name
+        self._env = script_environment(description, {**os.environ, **(variables or {})})
+        self._pipe: SupervisorPipe | None = None
+        self._script: subprocess.Popen[bytes] | None = None
+        # The exit code of the launcher, None while it goes on.
+        self._code: int | None = None
+
+    def until_the_end(
+        self, received: list[signal.Signals], evaluator: EvaluatorProcess | None = None
+    ) -> int:
+        """Run the script, as often as it takes, and return the exit code.
+
+        Args:
+            received: the signals that have come to the launcher, in their order; it grows.
+            evaluator: the evaluator to watch meanwhile.
+        """
+        signals = Signals(received)
+        self._start_script()
+        while True:
+            # Signals first: what ends because of one is not to be started again.
+            for number in signals.new():
+                self._handle(ToldToEnd(number))
+                if number in FORWARDED:
+                    self._signal_script(number)
+            if signals.is_interrupt_due():
+                self._signal_script(signal.SIGINT)
+            for event in self._events():
+                self._handle(event)
+            if self._code is not None:
+                return self._code
+            if evaluator is not None:
+                evaluator.watch()
+            time.sleep(_POLL_INTERVAL_S)
+
+    def close(self) -> None:
+        """Close the pipe to the script."""
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def __enter__(self) -> ScriptRun:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def end_forks_of_script(self) -> None:
+        """Kill what the script that has ended forked off, and where the next one could not listen.
+
+        They cannot reach the cluster, and nobody waits for the data that they load.
+        """
+        for pid in processes_listening_on(self._port):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _task_events(self) -> Iterator[Event]:
+        """Return what has happened to the tasks."""
+        return iter(())
+
+    def _end_hung_worker(self, notice: Notice) -> None:
+        """Kill a worker that does not answer."""
+
+    def _restart_tasks(self) -> None:
+        """Start all tasks again, empty. Tasks that serve begin anew by themselves."""
+
+    def _events(self) -> Iterator[Event]:
+        """Return what has happened, and never nothing: time passes."""
+        # Asked first: whatever made the script end is found below.
+        code = None if self._script is None else self._script.poll()
+        yield from self._task_events()
+        if self._pipe is not None:
+            for notice in self._pipe.read():
+                yield Told(notice)
+        if code is not None:
+            self._script = None
+            yield ScriptEnded(code)
+        yield TimePassed()
+
+    def _handle(self, event: Event) -> None:
+        for command in self._state.handle(event, time.monotonic()):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Say(text):
+                print(f"{self._name}: {text}", file=sys.stderr, flush=True)
+            case EndScript(number):
+                self._signal_script(number)
+            case EndHungWorker(notice):
+                self._end_hung_worker(notice)
+            case StartAnew():
+                self.end_forks_of_script()
+                self._restart_tasks()
+                self._start_script()
+            case End(code):
+                self._code = code
+
+    def _start_script(self) -> None:
+        self.close()
+        # One for each start: what an earlier script had to say is no business of this one.
+        self._pipe = SupervisorPipe()
+        self._script = subprocess.Popen(
+            self._command,
+            env=self._env | self._pipe.variables,
+            pass_fds=[self._pipe.fd_to_pass],
+            preexec_fn=end_with_parent(),
+        )
+        self._pipe.has_been_passed()
+
+    def _signal_script(self, number: int) -> None:
+        if self._script is not None:
+            self._script.send_signal(number)

@@ -1,0 +1,87 @@
+"""The command `kerasps serve`: one worker or ps task, which TF_CONFIG names."""
+
+from __future__ import annotations
+
+import argparse
+
+from kerasps.cli.options import MODES, Commands, add_mode, as_mode, setting
+from kerasps.cluster.description.tf_config import read_tf_config
+
+_HELP = """\
+Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
+
+Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG says
+which task this is and where all the others are; the task listens on the port that
+TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG but
+for its "task". A task whose chief was killed starts anew, without what it held
+for it. Where each worker drives its own steps (`kerasps.WorkerDrivenStrategy`) only
+ps are served: say --mode worker, or list no chief, and the ps keeps what it holds.
+
+The server has no access control: whoever reaches its port can read and write files
+as this user. It listens on one address, the host of its entry in TF_CONFIG, and so
+can be reached from the network of that address alone. Keep that to machines that
+you trust. Where the host is no address of this machine (a service's name, or a
+network behind a translation of addresses), it does not start unless --bind says
+where to listen."""
+
+_EPILOG = """\
+environment variables:
+  An option on the command line beats its environment variable.
+  TF_CONFIG                the cluster and this task (required)
+  KERASPS_BIND             as --bind; the script heeds it too, for its own server
+  KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
+                           names of modules to import besides, for their custom
+                           ops, with commas between them
+  KERASPS_CPU_DEVICES      the CPU devices of a worker (default: 1), to try
+                           `worker_devices` without GPUs
+
+example:
+  TF_CONFIG='{"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"],
+    "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command to the parser."""
+    serve = commands.add_parser(
+        "serve",
+        help="run the server of the worker or ps task in TF_CONFIG",
+        description=_HELP,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.set_defaults(parser=serve)
+    add_mode(serve, "who drives the steps; with worker, the chief may go and come back")
+    serve.add_argument(
+        "--exit-with-chief",
+        action="store_true",
+        help="end when the run has: with its exit code where `kerasps run` started the script, "
+        "else with 0 as soon as the coordinator is gone (default: serve until a signal)",
+    )
+    serve.add_argument(
+        "--bind",
+        metavar="ADDRESS",
+        help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
+        "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the task that TF_CONFIG names; does not return.
+
+    Raises:
+        ClusterConfigError: TF_CONFIG is wrong, or its task is none that serves.
+    """
+    from kerasps.cli.served_task import end_with_chief, serve_task
+
+    parser: argparse.ArgumentParser = args.parser
+    mode = setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])
+    description = read_tf_config(needs_chief=False, may_be_sparse=True)
+    until = end_with_chief(description, mode) if args.exit_with_chief else None
+    serve_task(
+        description,
+        name="kerasps serve",
+        bind=setting(parser, args.bind, "KERASPS_BIND", str, None),
+        mode=mode,
+        until=until,
+        begins_anew=not args.exit_with_chief,
+    )

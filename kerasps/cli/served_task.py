@@ -1,0 +1,155 @@
+"""Serves a worker or ps task for the commands `serve` and `run`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from typing import NoReturn
+
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.server import serve
+from kerasps.cluster.serving.renewal import AfterTheEnd, End, start_anew
+from kerasps.cluster.serving.run_end import RunEndWatch, wait_for_run_end
+from kerasps.errors import ClusterConfigError
+from kerasps.quiet_start import quiet_start
+from kerasps.runtime.addresses import split_address
+
+# How long ps serve the workers that are still at work when the chief is done.
+_LINGER_S = 600.0
+# How soon whoever started the script says that it has ended.
+_HEAR_OF_END_S = 1.0
+_CHIEF = ("chief", 0)
+
+
+def say_as(name: str, text: str) -> None:
+    """Print a line of the command that has this name."""
+    print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+def chief_of(description: ClusterDescription) -> tuple[tuple[str, int], str] | None:
+    """Return the task that is the chief, and its address; None where that is not known."""
+    addresses = description.addresses
+    for task in (_CHIEF, ("worker", 0)):
+        if task in addresses and not description.is_sparse:
+            return task, addresses[task]
+    return None
+
+
+def serve_task(
+    description: ClusterDescription,
+    *,
+    name: str,
+    bind: str | None,
+    mode: str,
+    until: End | None,
+    begins_anew: bool,
+    signal_sets_code: bool = False,
+) -> NoReturn:
+    """Serve a task until a signal, or what `until` waits for.
+
+    Args:
+        description: the cluster, as this task sees it.
+        name: the command, for its lines.
+        bind: the address to listen on; None for that of the task's entry.
+        mode: who drives the steps: `"coordinator"` or `"worker"`.
+        until: says when to end; None for never.
+        begins_anew: whether the task begins anew where the coordinator is gone, or ends.
+        signal_sets_code: as for `cluster.server.serve`.
+    """
+    task = (description.task_type, description.task_index)
+    task_name = f"{task[0]} {task[1]}"
+
+    starting = contextlib.ExitStack()
+
+    def ready(port: int, address: str | None) -> None:
+        starting.close()
+        say_as(
+            name, f"{task_name} listens on port {port} of {address or 'every network interface'}"
+        )
+
+    def coordinator_gone(port: int) -> int:
+        chief = description.jobs["chief"][0]
+        if not begins_anew:
+            return wait_for_run_end(chief, task, timeout_s=_HEAR_OF_END_S) or 0
+        say_as(
+            name,
+            f"the coordinator at {chief} is gone; {task_name} starts anew, without what it held "
+            "for it",
+        )
+        start_anew(port)
+
+    has_coordinator = mode == "coordinator" and "chief" in description.jobs
+    with warnings.catch_warnings(), starting:
+        warnings.showwarning = _printing_as(name)
+        starting.enter_context(quiet_start())
+        serve(
+            description,
+            bind=bind,
+            on_ready=ready,
+            on_coordinator_gone=coordinator_gone if has_coordinator else None,
+            until=until,
+            signal_sets_code=signal_sets_code,
+        )
+
+
+def _printing_as(name: str) -> Callable[..., None]:
+    """Return what prints a warning as errors are, without the line of code that gives it."""
+
+    def show(message: Warning | str, *where: object, **more: object) -> None:
+        say_as(name, f"warning: {message}")
+
+    return show
+
+
+def end_with_chief(description: ClusterDescription, mode: str) -> End:
+    """Return what ends a task of `kerasps serve` with its chief.
+
+    Raises:
+        ClusterConfigError: the cluster's description does not include the chief.
+    """
+    chief = chief_of(description)
+    if chief is None:
+        raise ClusterConfigError(
+            "There is no chief to end with. Expected: TF_CONFIG with the address of the chief. "
+            f"Received: {dict(description.jobs)}. Leave --exit-with-chief out, or add the chief."
+        )
+    return end_of_run("kerasps serve", description, chief[1], mode, timeout_s=math.inf)
+
+
+def end_of_run(
+    name: str, description: ClusterDescription, chief: str, mode: str, *, timeout_s: float
+) -> End:
+    """Return the watch that ends a served task with its run.
+
+    Args:
+        name: the command, for its lines.
+        description: the cluster, as this task sees it.
+        chief: the `"host:port"` of the chief.
+        mode: who drives the steps.
+        timeout_s: the seconds for which nobody listens there, after which the task gives up.
+    """
+    watch = RunEndWatch(
+        chief,
+        (description.task_type, description.task_index),
+        port=split_address(str(description.address))[1],
+        timeout_s=timeout_s,
+        say=lambda text: say_as(name, text),
+    )
+    return watch if mode == "coordinator" else _AfterWorkers(str(description.address), watch)
+
+
+class _AfterWorkers(AfterTheEnd):
+    """The end of a ps whose workers drive their own steps, and may end after the chief."""
+
+    def __init__(self, address: str, watch: RunEndWatch) -> None:
+        super().__init__(address, watch.is_over, linger_s=_LINGER_S)
+        self._watch = watch
+
+    def is_over(self) -> bool:
+        is_over = super().is_over()
+        self.exit_code = self._watch.exit_code
+        # Where the run has failed, the workers have nothing to do either.
+        return is_over or bool(self.exit_code)

@@ -1,0 +1,218 @@
+"""`kerasps run` on several hosts with names: on a network that can be cut, as no loopback can."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from support.hosts import Hosts, HostsNotAllowedError
+from support.manifests import KUBERNETES, container_of, pods_of, read
+from support.process_checks import marked_environment, marked_processes, wait_for
+
+pytestmark = pytest.mark.timeout(240)
+
+TRAINING = Path(__file__).with_name("restarted_training.py")
+CODE_OF_LOST_PS = 138
+STEPS = 20
+
+
+class Run:
+    """Tasks on hosts, and what the script of `restarted_training.py` has told."""
+
+    def __init__(self, hosts, folder):
+        self.hosts, self.folder = hosts, folder
+        self.tasks = {}
+        self._mark = str(uuid.uuid4())
+
+    def start(self, name, command, *, on=None, **variables):
+        """Start the task of a name, on the host of that name or on another one."""
+        env = marked_environment(
+            self._mark,
+            self.folder,
+            TF_CPP_MIN_LOG_LEVEL="3",
+            KERAS_BACKEND="tensorflow",
+            # Ten seconds are the default.
+            KERASPS_HANG_TIMEOUT="4",
+            **variables,
+        )
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.tasks[name] = self.hosts.run(
+                on or name,
+                command,
+                env=env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def events(self, what):
+        path = self.folder / "events"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["what"] == what]
+
+    def wait_for_epoch(self, number):
+        chief = self.tasks["chief"]
+        wait_for(
+            lambda: (
+                chief.poll() is not None or any(e["epoch"] == number for e in self.events("epoch"))
+            ),
+            timeout_s=120,
+            what=f"epoch {number}",
+        )
+        assert chief.poll() is None, self.logs()
+
+    def codes(self, *names):
+        """The exit codes of tasks, which all end."""
+        found = {}
+        for name in names or self.tasks:
+            try:
+                found[name] = self.tasks[name].wait(timeout=120)
+            except subprocess.TimeoutExpired:
+                found[name] = f"{name} runs on"
+        return found
+
+    def lose(self, name):
+        """Let the host of a task be gone: nothing runs there, and the network is cut first."""
+        self.hosts.cut(name)
+        pids = {
+            pid
+            for pid in marked_processes(self._mark)
+            if os.readlink(f"/proc/{pid}/ns/net")
+            == os.readlink(f"/proc/{self.tasks[name].pid}/ns/net")
+        }
+        assert self.tasks[name].pid in pids
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.tasks.pop(name).wait()
+
+    def logs(self):
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-3000:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def close(self):
+        for process in self.tasks.values():
+            process.kill()
+            process.wait()
+        for pid in marked_processes(self._mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Makes hosts with names, and a run on them; both end with the test."""
+    made = []
+
+    def make(names, spare=0):
+        try:
+            made.append(Hosts(names, spare))
+        except HostsNotAllowedError as exc:
+            pytest.skip(f"Hosts of a network cannot be made here: {exc}")
+        made.append(Run(made[0], tmp_path))
+        return made[-1]
+
+    yield make
+    for each in reversed(made):
+        each.close()
+
+
+def kerasps_run(*arguments):
+    return [sys.executable, "-m", "kerasps", "run", *arguments]
+
+
+class SmallRun:
+    """A chief, a ps and a worker or two, each of which is told all hosts."""
+
+    def __init__(self, make_run, *, num_workers=1, spare=0, options=(), epochs=6):
+        workers = [f"worker-{index}" for index in range(num_workers)]
+        self.run = make_run(["chief", "ps-0", *workers], spare)
+        self.hosts = self.run.hosts
+        self.epochs = epochs
+        self._options = ["--hosts", f"chief=chief;ps=ps-0;worker={','.join(workers)}", *options]
+        for name in (*workers, "ps-0", "chief"):
+            self.start(name)
+
+    def start(self, name, on=None):
+        # The same command on each: a host finds itself by its name.
+        script = [str(TRAINING), str(self.run.folder), str(self.epochs), str(STEPS)]
+        self.run.start(name, kerasps_run(*self._options, *script), on=on)
+
+    def check_done(self, *names):
+        """Each step was done once, and all tasks of these names end well."""
+        codes = self.run.codes(*names)
+        assert set(codes.values()) == {0}, (codes, self.run.logs())
+        (done,) = self.run.events("done")
+        assert done["updates"] == done["iterations"] == self.epochs * STEPS
+        assert len(self.run.events("started")) == 1
+
+
+def test_hosts_run_what_the_jobset_starts(make_run, tmp_path):
+    """Names, variables, command and script are those of deploy/kubernetes/base."""
+    (jobset,) = read(KUBERNETES / "base/jobset.yaml")
+    name = jobset["metadata"]["name"]
+    pods = {
+        f"{hostname}.{name}": environment
+        for _, hostname, _, environment in pods_of(name, jobset["spec"])
+    }
+    run = make_run([*pods])
+    # What the pod mounts as its working directory.
+    shutil.copy(KUBERNETES / "base/train.py", tmp_path)
+    command = container_of(jobset["spec"]["replicatedJobs"][0])["command"]
+    assert command[:2] == ["kerasps", "run"]
+    script = {"EPOCHS": "2", "STEPS": "50", "BACKUPS": str(tmp_path / "backup")}
+    for host, environment in pods.items():
+        run.start(host, kerasps_run(*command[2:]), **script, **environment)
+    codes = run.codes()
+    assert set(codes.values()) == {0}, (codes, run.logs())
+    log = (tmp_path / f"{name}-chief-0-0.{name}.log").read_text()
+    assert float(log.rpartition("accuracy ")[2]) > 0.6
+    assert log.count("Epoch 1/2") == 1
+
+
+def test_a_host_that_was_cut_off_takes_part_again(make_run):
+    small = SmallRun(make_run)
+    small.run.wait_for_epoch(1)
+    small.hosts.cut("worker-0")
+    is_noticed = re.compile(r"worker 0 at \S+ (is lost|has not answered)").search
+    wait_for(lambda: is_noticed(small.run.logs()), what="the loss to be noticed")
+    begun = len(small.run.events("epoch"))
+    assert begun < small.epochs
+    small.hosts.heal("worker-0")
+    # There is no other worker: it has done all that was left.
+    small.check_done()
+
+
+def test_the_others_go_on_without_a_host_that_is_gone(make_run):
+    small = SmallRun(make_run, num_workers=2)
+    small.run.wait_for_epoch(1)
+    small.run.lose("worker-1")
+    small.check_done()
+
+
+def test_a_run_ends_when_the_host_of_a_ps_is_gone(make_run):
+    small = SmallRun(make_run, options=["--start-timeout", "25"], epochs=1000)
+    small.run.wait_for_epoch(1)
+    small.run.lose("ps-0")
+    codes = small.run.codes()
+    assert codes == {"chief": CODE_OF_LOST_PS, "worker-0": CODE_OF_LOST_PS}, small.run.logs()
+
+
+def test_a_worker_that_comes_at_another_address_takes_part(make_run):
+    small = SmallRun(make_run, spare=1)
+    small.run.wait_for_epoch(1)
+    small.run.lose("worker-0")
+    # Kubernetes keeps the name of a pod that it starts on another node.
+    small.hosts.rename("worker-0", "spare-0")
+    small.start("worker-0", on="spare-0")
+    small.check_done()

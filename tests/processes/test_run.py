@@ -1,0 +1,314 @@
+"""`kerasps run` on one machine: all tasks end with the run, and tell how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from support.process_checks import (
+    marked_environment,
+    marked_processes,
+    reserved_address,
+    wait_for,
+)
+
+pytestmark = pytest.mark.timeout(180)
+
+RESTARTED = Path(__file__).with_name("restarted_training.py")
+SIDECAR = Path(__file__).with_name("sidecar_training.py")
+EPOCHS, STEPS = 6, 20
+WAITING = """
+import os, pathlib, sys, time
+import keras, kerasps
+strategy = kerasps.ParameterServerStrategy()
+pathlib.Path("connected").touch()
+while not os.path.exists("end"): time.sleep(0.05)
+sys.exit(int(pathlib.Path("end").read_text()))
+"""
+DRIVEN = """
+import os, pathlib, signal, sys
+import keras, numpy as np, kerasps
+strategy = kerasps.WorkerDrivenStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+def batches(context):
+    import tensorflow as tf
+    x = tf.ones([8, 1])
+    return tf.data.Dataset.from_tensors((x, x)).repeat()
+class Dies(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        dead = pathlib.Path("dead")
+        if not strategy.is_chief and batch == 3 and not dead.exists():
+            dead.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+model.fit(kerasps.DatasetCreator(batches), epochs=2, steps_per_epoch=20, verbose=0,
+          callbacks=[Dies()])
+print("DONE", strategy.is_chief, flush=True)
+sys.exit(int(sys.argv[1]) if strategy.is_chief else 0)
+"""
+
+
+class Run:
+    """The nodes of a run, each a process on this machine."""
+
+    def __init__(self, tmp_path):
+        self.here = tmp_path
+        self.mark = str(uuid.uuid4())
+        self.holders = []
+        self.nodes = {}
+
+    def reserve(self, **numbers):
+        """Take a port for each task, which nothing else can have."""
+        jobs = {}
+        for job, number in numbers.items():
+            held = [reserved_address() for _ in range(number)]
+            self.holders += [holder for holder, _ in held]
+            jobs[job] = [address for _, address in held]
+        self.hosts = ";".join(f"{job}={','.join(tasks)}" for job, tasks in jobs.items())
+
+    def start(self, role, index, script, *args, options=(), **variables):
+        name = f"{role}-{index}"
+        place = ["--hosts", self.hosts, "--role", role, "--index", str(index), *options]
+        self.start_command(name, ["run", *place, str(script), *map(str, args)], **variables)
+
+    def start_command(self, name, command, **variables):
+        variables = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"} | variables
+        env = marked_environment(self.mark, self.here, **variables)
+        with (self.here / f"{name}.log").open("a") as log:
+            self.nodes[name] = subprocess.Popen(
+                [sys.executable, "-m", "kerasps", *command],
+                env=env,
+                cwd=self.here,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Signals of a test are for one of them.
+                start_new_session=True,
+            )
+
+    def start_all(self, script, *args, num_workers=1, options=(), **variables):
+        self.reserve(chief=1, ps=1, worker=num_workers)
+        for role, number in (("ps", 1), ("worker", num_workers), ("chief", 1)):
+            for index in range(number):
+                self.start(role, index, script, *args, options=options, **variables)
+
+    def script(self, text):
+        (self.here / "script.py").write_text(text)
+        return "script.py"
+
+    def wait_for_file(self, name):
+        chief = self.nodes["chief-0"]
+        wait_for(
+            lambda: (self.here / name).exists() or chief.poll() is not None, what=f"file {name}"
+        )
+        assert chief.poll() is None, self.logs()
+
+    def events(self, what):
+        path = self.here / "events"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["what"] == what]
+
+    def wait_for_epoch(self, number):
+        wait_for(
+            lambda: (
+                self.nodes["chief-0"].poll() is not None
+                or any(event["epoch"] == number for event in self.events("epoch"))
+            ),
+            what=f"epoch {number}",
+        )
+        assert self.nodes["chief-0"].poll() is None, self.logs()
+
+    def codes(self, *names):
+        found = {}
+        for name in names or self.nodes:
+            try:
+                found[name] = self.nodes[name].wait(timeout=90)
+            except subprocess.TimeoutExpired:
+                found[name] = "runs on"
+        return found
+
+    def check_codes(self, expected, *names):
+        codes = self.codes(*names)
+        assert set(codes.values()) == {expected}, (codes, self.logs())
+
+    def check_exact(self, starts):
+        """Each step was done once, in so many lives of the script."""
+        (done,) = self.events("done")
+        assert done["iterations"] == EPOCHS * STEPS
+        assert done["updates"] == EPOCHS * STEPS
+        assert len(self.events("started")) == starts, self.logs()
+
+    def log(self, name):
+        return (self.here / f"{name}.log").read_text()
+
+    def logs(self):
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-3000:]}"
+            for path in sorted(self.here.glob("*.log"))
+        )
+
+    def close(self):
+        for process in self.nodes.values():
+            process.kill()
+            process.wait()
+        # A script ends with the command that started it.
+        wait_for(lambda: marked_processes(self.mark) == {}, 10, "the end of all processes")
+        for holder in self.holders:
+            holder.close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run(tmp_path)
+    yield run
+    run.close()
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_all_end_with_the_exit_code_of_the_script(run, code):
+    run.start_all(run.script(WAITING), num_workers=2)
+    run.wait_for_file("connected")
+    (run.here / "end").write_text(str(code))
+    run.check_codes(code)
+    for name in ("ps-0", "worker-0", "worker-1"):
+        assert f"the run has ended with exit code {code}" in run.log(name)
+        # None of them took the end for a loss.
+        assert run.log(name).count("this is") == 1, run.logs()
+    assert "kerasps run: this is chief 0 of 1 chief, 2 workers, 1 ps" in run.log("chief-0")
+
+
+def test_a_script_that_never_connects_ends_the_run_too(run):
+    run.start_all(run.script("raise ValueError('an error of its own')"))
+    run.check_codes(1)
+    assert run.log("chief-0").count("an error of its own") == 2  # the line, and the message
+
+
+def test_a_killed_script_begins_anew_and_counts_are_exact(run):
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, num_workers=2)
+    run.wait_for_epoch(2)
+    os.kill(run.events("started")[-1]["pid"], signal.SIGKILL)
+    run.check_codes(0)
+    run.check_exact(starts=2)
+    assert "starts anew" in run.log("ps-0")
+    assert "The run is started again, 1 of 3 in this hour" in run.log("chief-0")
+
+
+def test_a_ps_that_is_started_again_gets_the_last_backup(run):
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS)
+    run.wait_for_epoch(2)
+    run.nodes["ps-0"].kill()
+    run.nodes["ps-0"].wait()
+    run.start("ps", 0, RESTARTED)
+    run.check_codes(0)
+    run.check_exact(starts=2)
+
+
+def test_a_run_whose_ps_stays_away_ends_with_a_code_to_try_again(run):
+    run.start_all(
+        RESTARTED,
+        run.here,
+        EPOCHS,
+        STEPS,
+        options=["--start-timeout", "8"],
+    )
+    run.wait_for_epoch(1)
+    run.nodes["ps-0"].kill()
+    run.check_codes(138, "chief-0", "worker-0")
+
+
+def test_a_worker_told_to_end_hands_back_its_work_and_the_others_go_on(run):
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, num_workers=2)
+    run.wait_for_epoch(1)
+    run.nodes["worker-1"].terminate()
+    assert run.nodes["worker-1"].wait(timeout=60) == 143
+    run.start("worker", 1, RESTARTED)
+    run.check_codes(0)
+    run.check_exact(starts=1)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_chief_told_to_end_ends_all(run, number, code):
+    run.start_all(run.script(WAITING))
+    run.wait_for_file("connected")
+    run.nodes["chief-0"].send_signal(number)
+    run.check_codes(code)
+
+
+def test_a_chief_that_is_gone_is_waited_for(run):
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, options=["--start-timeout", "10"])
+    run.wait_for_epoch(2)
+    run.nodes["chief-0"].kill()
+    run.nodes["chief-0"].wait()
+    run.start("chief", 0, RESTARTED, run.here, EPOCHS, STEPS)
+    run.check_codes(0)
+    run.check_exact(starts=2)
+
+
+def test_a_chief_that_stays_away_is_given_up(run):
+    run.start_all(run.script(WAITING), options=["--start-timeout", "6"])
+    run.wait_for_file("connected")
+    run.nodes["chief-0"].kill()
+    run.check_codes(138, "ps-0", "worker-0")
+    assert "gives up" in run.log("ps-0")
+
+
+def test_an_evaluator_ends_with_the_run(run):
+    run.reserve(chief=1, ps=1, worker=1, evaluator=1)
+    run.hosts, _, _ = run.hosts.rpartition(";evaluator")
+    for role in ("ps", "worker", "evaluator", "chief"):
+        run.start(role, 0, SIDECAR, run.here, "plain")
+    run.check_codes(0)
+    for name in ("chief-0", "evaluator-0"):
+        (report,) = (line for line in run.log(name).splitlines() if line.startswith("REPORT "))
+        assert json.loads(report.removeprefix("REPORT "))
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_workers_drive_and_the_first_ends_the_run(run, code):
+    run.reserve(ps=1, worker=2)
+    script = run.script(DRIVEN)
+    for role, index in (("ps", 0), ("worker", 1), ("worker", 0)):
+        run.start(role, index, script, code, options=["--mode", "worker"])
+    assert run.codes("worker-0", "ps-0") == {"worker-0": code, "ps-0": code}, run.logs()
+    # The other one may have been done before it could hear of a failure.
+    assert run.codes("worker-1")["worker-1"] in (0, code), run.logs()
+    assert "DONE True" in run.log("worker-0")
+    assert "the script died (signal SIGKILL): started again" in run.log("worker-1")
+
+
+@pytest.mark.parametrize("by_run", [True, False])
+def test_served_tasks_end_with_their_chief(run, by_run):
+    """Whoever starts the script: its exit code is known where `kerasps run` does."""
+    run.reserve(chief=1, ps=1, worker=1)
+    cluster = {
+        job: tasks.split(",")
+        for job, _, tasks in (part.partition("=") for part in run.hosts.split(";"))
+    }
+    config = {
+        role: json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})
+        for role in cluster
+    }
+    for role in ("ps", "worker"):
+        run.start_command(f"{role}-0", ["serve", "--exit-with-chief"], TF_CONFIG=config[role])
+    script = run.script(WAITING)
+    if by_run:
+        run.start_command("chief-0", ["run", script], TF_CONFIG=config["chief"])
+    else:
+        env = marked_environment(
+            run.mark, run.here, TF_CONFIG=config["chief"], KERAS_BACKEND="tensorflow"
+        )
+        run.nodes["chief-0"] = subprocess.Popen(
+            [sys.executable, script], env=env, cwd=run.here, stdin=subprocess.DEVNULL
+        )
+    run.wait_for_file("connected")
+    (run.here / "end").write_text("6")
+    assert run.nodes["chief-0"].wait(timeout=60) == 6
+    run.check_codes(6 if by_run else 0, "ps-0", "worker-0")
