@@ -237,11 +237,6 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "ProfileOptions",
         "what a task's profiler is to record, for a trace",
     ),
-    "EagerContext": PrivateName(
-        "tensorflow.python.eager.context",
-        "Context",
-        "looks for the devices of this process, which `quiet_start` makes quiet",
-    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",
@@ -327,7 +322,8 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "Context": PrivateName(
         "tensorflow.python.eager.context",
         "Context",
-        "patched: at exit, functions are not removed from tasks that may have ended before",
+        "patched: at exit, functions are not removed from tasks that may have ended before; and "
+        "when it looks for devices, TensorFlow prints less",
     ),
     "anonymous_name": PrivateName(
         "tensorflow.python.eager.context",

@@ -58,7 +58,7 @@ def script_environment(
     # The coordinator computes little. Without this it would take all memory of every GPU away from
     # the workers.
     env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return env
+    return with_quiet_start(env)
 
 
 class ScriptRun:

@@ -146,8 +146,9 @@ class RunStatus:
     Args:
         state: `"idle"`, `"training"`, `"evaluating"`, `"predicting"` or `"closed"`.
         epoch: the number of the epoch that runs, from 0; None where none does.
-        steps: the training steps of all workers in the running or last `fit`.
-        steps_total: those since this process was connected.
+        steps: the training steps of all workers in the running or last `fit`. Those of `evaluate`,
+            `predict` and `train_on_batch` are not counted.
+        steps_total: those of each `fit` since this process was connected.
         steps_per_second: of the last ten seconds of a `fit` that runs; the mean of one that ended.
         seconds: the time that the steps of the running or last `fit` took.
         workers: the status of each worker. Where workers drive their own steps, of this one alone.

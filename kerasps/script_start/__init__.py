@@ -1,4 +1,4 @@
-"""The directory that `kerasps launch` puts first on the script's path.
+"""The directory that `kerasps launch` and `kerasps run` put first on the script's path.
 
 Contract: Python imports its `sitecustomize` before the script. That makes TensorFlow's start quiet,
 whatever the script imports first, and leaves no trace: neither on the path nor in the environment.

@@ -1,4 +1,4 @@
-"""Makes TensorFlow's start quiet in the script of `kerasps launch`, before the script begins.
+"""Makes TensorFlow's start quiet in the script of a launcher, before the script begins.
 
 It takes its directory off the path, and then imports the `sitecustomize` that the user may have.
 """

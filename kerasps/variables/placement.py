@@ -11,6 +11,7 @@ from typing import Any, overload
 import tensorflow as tf
 
 from kerasps.runtime.devices import ps_device
+from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.words import text_table
 
 # A variable, or a shard of one, of up to so many bytes is small: to read or update it takes less
@@ -183,15 +184,15 @@ class PlacementLedger:
         by_bytes = sorted(range(self._num_ps), key=weights.__getitem__)
         return [by_bytes[shard % self._num_ps] for shard in range(num_shards)]
 
-    def add(self, variable: tf.Variable, *, is_placed: bool, device: str | None = None) -> None:
+    def add(self, variable: tf.Variable, *, is_placed: bool) -> None:
         """Count a variable until Python collects it.
 
         Args:
             variable: the variable. One that is on no ps does not count.
             is_placed: whether `place` or `spread` has chosen its ps.
-            device: the device that it was made for. Default: the one that it is on.
         """
-        spec = tf.DeviceSpec.from_string(device or variable.device)
+        # In a dry run, the ps that it would be on is not there.
+        spec = tf.DeviceSpec.from_string(DRY_RUN.device or variable.device)
         if spec.job == "ps":
             num_bytes = math.prod(variable.shape) * variable.dtype.size
             held = Held(variable.name, spec.task, num_bytes, is_placed)
