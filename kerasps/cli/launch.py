@@ -35,6 +35,7 @@ from kerasps.cli.run_state import (
 )
 from kerasps.cli.signals import FORWARDED, EndedBySignal, Signals, end_with, signal_handlers
 from kerasps.cli.worker_run import WorkerRun
+from kerasps.cluster.local.launched_cluster import LaunchedCluster
 from kerasps.cluster.local.local_cluster import LocalCluster, task_watch_of
 from kerasps.cluster.local.local_ps import LocalPS
 from kerasps.cluster.members.listeners import processes_listening_on
@@ -63,6 +64,8 @@ def launch(
 ) -> int:
     """Start a cluster, run a command as its coordinator, and close the cluster.
 
+    The tasks start while the command does: its strategy waits for them.
+
     Thread: the main thread, whose signal handlers it replaces for the time being.
 
     Args:
@@ -88,7 +91,7 @@ def launch(
     received: list[signal.Signals] = []
     try:
         with signal_handlers(end_with):
-            cluster = (LocalPS if mode == "worker" else LocalCluster)(
+            cluster = (LocalPS if mode == "worker" else LaunchedCluster)(
                 num_workers,
                 num_ps,
                 log_dir=log_dir,
@@ -138,16 +141,24 @@ def _run_to_the_end(
 
     Returns:
         The exit code of the command; 1 where it was 0 and the evaluator failed.
+
+    Raises:
+        TaskStartError: the cluster did not start.
     """
-    code = run.until_the_end(received, evaluator)
-    _close(cluster)
+    try:
+        code = run.until_the_end(received, evaluator)
+    finally:
+        run.close()
+        _close(cluster)
     # A signal means that all is to end, and soon.
     if evaluator is not None and not evaluator.finish(evaluator_timeout, lambda: bool(received)):
         code = code or 1
     return code
 
 
-def _run_of(command: Sequence[str], cluster: LocalCluster, max_restarts: int) -> _Run | WorkerRun:
+def _run_of(
+    command: Sequence[str], cluster: LocalPS | LaunchedCluster, max_restarts: int
+) -> _Run | WorkerRun:
     if isinstance(cluster, LocalPS):
         return WorkerRun(command, cluster, max_restarts)
     return _Run(command, cluster, RunState(max_restarts))
@@ -169,7 +180,7 @@ class _Run:
         state: what decides.
     """
 
-    def __init__(self, command: Sequence[str], cluster: LocalCluster, state: RunState) -> None:
+    def __init__(self, command: Sequence[str], cluster: LaunchedCluster, state: RunState) -> None:
         self._command = command
         self._cluster = cluster
         self._state = state
@@ -194,6 +205,9 @@ class _Run:
         Args:
             received: the signals that have come to the launcher, in their order; it grows.
             evaluator: the evaluator to watch meanwhile.
+
+        Raises:
+            TaskStartError: the cluster did not start.
         """
         signals = Signals(received)
         self._start_script()
@@ -209,12 +223,20 @@ class _Run:
                 self._handle(event)
             if self._code is not None:
                 return self._code
+            self._cluster.look_at_start()
             if evaluator is not None:
                 evaluator.watch()
             time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        """Close the pipe to the script."""
+        """Kill the script where it still runs, and close the pipe to it."""
+        if self._script is not None:
+            self._script.kill()
+            self._script.wait()
+            self._script = None
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
 
@@ -264,7 +286,7 @@ class _Run:
                 self._code = code
 
     def _start_script(self) -> None:
-        self.close()
+        self._close_pipe()
         # One for each start: what an earlier script had to say is no business of this one.
         self._pipe = SupervisorPipe()
         self._script = subprocess.Popen(
