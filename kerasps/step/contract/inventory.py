@@ -18,7 +18,7 @@ import tensorflow as tf
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.updates.coupled import CoupledUpdate
 from kerasps.variables import ParameterServerVariable, is_seed_state
-from kerasps.variables.kinds import is_metric_state
+from kerasps.variables.kinds import TABLE_NAME, is_metric_state
 
 # A table that is read whole all the same costs its size in each step; below this nobody would
 # notice.
@@ -119,7 +119,10 @@ class Inventory:
         """
         for variable in variables:
             if known is None:
-                self.add(variable)
+                if variable.name == TABLE_NAME and self.may_be_table(variable):
+                    self.add_table(variable, 1)
+                else:
+                    self.add(variable)
             elif variable in known.tables:
                 self.add_table(variable, known.tables[variable])
             elif variable in known._unused:
