@@ -67,6 +67,7 @@ class Inventory:
         scratch: the resources that the worker has for a step, and what lies in them.
         coupled: the updates that were traced, by all that they depend on.
         grew: whether there was news since this was last set to False.
+        presumes: whether no trace has settled yet what was presumed.
     """
 
     def __init__(self, table_min_bytes: int = 0) -> None:
@@ -82,7 +83,7 @@ class Inventory:
         self.scratch: dict[ScratchKey, tf.TensorSpec] = {}
         self.coupled: dict[Hashable, CoupledUpdate] = {}
         self.grew = False
-        self._presumes = True
+        self.presumes = True
         self._used_whole: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._unused: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
@@ -198,9 +199,9 @@ class Inventory:
             whole: the variables that the trace read whole, and why.
             lookups: its look-ups, by the table.
         """
-        if not self._presumes:
+        if not self.presumes:
             return
-        self._presumes = False
+        self.presumes = False
         for table, presumed in list(self.tables.items()):
             number = len(lookups.get(table, []))
             if number == 0:
