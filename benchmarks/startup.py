@@ -6,6 +6,7 @@
 
 Plain Keras 3 is one process. tf_keras with its own ParameterServerStrategy and kerasps run under
 `kerasps launch`, so both have the same workers and ps. The peers take turns (A B C A B C ...).
+Bytecode of all modules is there, as after a first run: a run of each peer is not counted.
 A step is an epoch of one step, with its metrics.
 Prints medians, as tables in Markdown; ratios are medians of the ratios within a round.
 """
@@ -13,11 +14,14 @@ Prints medians, as tables in Markdown; ratios are medians of the ratios within a
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -45,8 +49,17 @@ AGAIN = {
 }
 
 
-def measure(peer: str, model: str, options: argparse.Namespace) -> dict[str, float]:
-    """Run a peer once; return the seconds of each phase, and of each later beginning."""
+def measure(
+    peer: str, model: str, options: argparse.Namespace, bytecode: str
+) -> dict[str, float]:
+    """Run a peer once; return the seconds of each phase, and of each later beginning.
+
+    Args:
+        peer: one of `PEERS`.
+        model: one of `MODELS`.
+        options: the command line.
+        bytecode: the directory for compiled modules.
+    """
     command = [str(SCRIPT), peer, model]
     if options.profiles:
         directory = options.profiles / f"{peer}-{model}"
@@ -57,6 +70,9 @@ def measure(peer: str, model: str, options: argparse.Namespace) -> dict[str, flo
         command = ["-m", "kerasps", "launch", *counts, *command]
     environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     environment |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    # Where Python writes none, each process of each run would compile its modules.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = bytecode
     began = time.time()
     done = subprocess.run(
         [sys.executable, *command],
@@ -83,16 +99,19 @@ Results = dict[tuple[str, str], list[dict[str, float]]]
 def measure_all(options: argparse.Namespace) -> Results:
     """Run all rounds, the peers in turn."""
     results: Results = defaultdict(list)
-    for number in range(1, options.rounds + 1):
-        for model in options.models:
-            for peer in options.peers:
-                try:
-                    seconds = measure(peer, model, options)
-                except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
-                    raise SystemExit(f"{peer}, {model}: {exc}\n{exc.stderr}") from exc
+    first = [(0, options.models[0], peer) for peer in options.peers]
+    counted = itertools.product(range(1, options.rounds + 1), options.models, options.peers)
+    with contextlib.ExitStack() as stack:
+        bytecode = options.bytecode or stack.enter_context(tempfile.TemporaryDirectory())
+        for number, model, peer in [*first, *counted]:
+            try:
+                seconds = measure(peer, model, options, bytecode)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
+                raise SystemExit(f"{peer}, {model}: {exc}\n{exc.stderr}") from exc
+            if number:
                 results[model, peer].append(seconds)
-                line = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
-                print(f"round {number}: {model}, {peer}: {line}", file=sys.stderr, flush=True)
+            line = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
+            print(f"round {number}: {model}, {peer}: {line}", file=sys.stderr, flush=True)
     return results
 
 
@@ -128,6 +147,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the seconds of every run to a file")
     parser.add_argument(
         "--profiles", type=Path, help="directory for profiles of `fit` and `evaluate` (cProfile)"
+    )
+    parser.add_argument(
+        "--bytecode", help="directory for compiled modules, to keep it; default: a temporary one"
     )
     options = parser.parse_args()
     results = measure_all(options)
