@@ -49,9 +49,7 @@ AGAIN = {
 }
 
 
-def measure(
-    peer: str, model: str, options: argparse.Namespace, bytecode: str
-) -> dict[str, float]:
+def measure(peer: str, model: str, options: argparse.Namespace, bytecode: str) -> dict[str, float]:
     """Run a peer once; return the seconds of each phase, and of each later beginning.
 
     Args:

@@ -62,9 +62,7 @@ def launch(
     evaluator: Sequence[str] | None = None,
     evaluator_timeout: float = 600.0,
 ) -> int:
-    """Start a cluster, run a command as its coordinator, and close the cluster.
-
-    The tasks start while the command does: its strategy waits for them.
+    """Start a cluster, beside it a command as its coordinator, and close the cluster.
 
     Thread: the main thread, whose signal handlers it replaces for the time being.
 

@@ -186,8 +186,10 @@ def _store(fused: tf.Variable, storages: list[tf.Variable]) -> None:
 # the same operations to a graph.
 
 
-def _reshaped(value: tf.Tensor, shape: tf.TensorShape, new_shape: Any) -> tf.Tensor:
-    """Return elements of a storage of a shape in another; most are vectors, and stay as they are."""
+def _reshaped(
+    value: tf.Tensor, shape: tf.TensorShape, new_shape: tf.TensorShape | list[int]
+) -> tf.Tensor:
+    """Return elements in another shape; those of a vector, as most are, stay as they are."""
     return value if shape.rank == 1 else tf.raw_ops.Reshape(tensor=value, shape=new_shape)
 
 
