@@ -41,8 +41,8 @@ PHASES = {
 }
 # The seconds between two notes.
 AGAIN = {
-    "second epoch": ("fit, epoch 1 begins", "fit, epoch 1"),
     "second fit": ("second fit is called", "second fit, epoch 0"),
+    "its second epoch": ("second fit, epoch 1 begins", "second fit, epoch 1"),
     "evaluate": ("evaluate is called", "evaluate, epoch 0"),
     "second evaluate": ("second evaluate is called", "second evaluate, epoch 0"),
     "third fit": ("third fit is called", "third fit, epoch 0"),
