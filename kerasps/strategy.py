@@ -8,11 +8,13 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.base_strategy import BaseStrategy
-from kerasps.cluster.description.cluster_description import read_tf_config, require_chief
+from kerasps.cluster.description.cluster_description import require_chief
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.description.worker_devices import checked_device_names
 from kerasps.cluster.local.cluster_resolver import as_resolver, check_cluster_resolver
 from kerasps.cluster.local.local_cluster import LocalCluster
+from kerasps.cluster.local.resolver import resolver_of_tf_config, with_jobs_renamed
 from kerasps.cluster.members.membership import WorkerInfo
 from kerasps.coordinator_host import CoordinatorHost
 from kerasps.runtime.connected import check_not_closed
@@ -159,10 +161,10 @@ class ParameterServerStrategy(BaseStrategy):
         check_overlap(overlap)
         check_jit_compile_updates(jit_compile_updates)
         if cluster_resolver is None:
-            require_chief(read_tf_config())
-            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            cluster_resolver = resolver_of_tf_config(require_chief(read_tf_config()))
         resolver = as_resolver(cluster_resolver)
         description = check_cluster_resolver(resolver)
+        resolver = with_jobs_renamed(resolver)
         options = StrategyOptions(
             variable_partitioner=variable_partitioner,
             shard_layout=shard_layout,

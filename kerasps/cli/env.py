@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from kerasps import __version__
-from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.members.reachability import unreachable
 from kerasps.errors import ClusterConfigError
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from kerasps import __version__
 from kerasps.checks import count, seconds
-from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
 
@@ -211,7 +211,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     bind = _setting(args.parser, args.bind, "KERASPS_BIND", str, None)
     mode = _setting(args.parser, args.mode, "KERASPS_MODE", _mode, MODES[0])
-    description = read_tf_config(needs_chief=False)
+    description = read_tf_config(needs_chief=False, may_be_sparse=True)
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
 
     def ready(port: int, address: str | None) -> None:

@@ -26,7 +26,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kerasps import _compat
-from kerasps.cluster.description.cluster_description import ClusterDescription, read_tf_config
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.serving import leaving, renewal
 from kerasps.cluster.serving.bind import listening_on
 from kerasps.cluster.serving.first_context import open_first_context
@@ -109,7 +110,7 @@ def serve(
 
 def check_can_serve(description: ClusterDescription) -> None:
     """Raise `ClusterConfigError` where the task runs no server."""
-    is_driven = "chief" not in description.jobs
+    is_driven = "chief" not in description.jobs and not description.is_sparse
     if description.task_type == "ps" or (description.task_type == "worker" and not is_driven):
         return
     if description.task_type == "worker":
@@ -147,7 +148,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     server_lib = _server_lib()
     address = description.server_addresses[description.task_type, description.task_index]
     _, port = split_address(address)
-    spec = server_lib.ClusterSpec({job: list(tasks) for job, tasks in description.jobs.items()})
+    spec = server_lib.ClusterSpec(description.as_cluster_spec())
     config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
     config.inter_op_parallelism_threads = _inter_op_threads()
     config.intra_op_parallelism_threads = _intra_op_threads(description)

@@ -8,12 +8,9 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.base_strategy import BaseStrategy
-from kerasps.cluster.description.cluster_description import (
-    EVALUATOR,
-    ClusterDescription,
-    read_tf_config,
-)
+from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.local.cluster_resolver import as_resolver, describe_resolver
 from kerasps.cluster.local.local_cluster import LocalCluster
 from kerasps.cluster.local.resolver import LocalClusterResolver

@@ -12,11 +12,8 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.cluster.description.cluster_description import (
-    EVALUATOR,
-    ClusterDescription,
-    read_tf_config,
-)
+from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.server import serve
 from kerasps.cluster.serving.renewal import AfterTheEnd
 from kerasps.evaluator.arguments import check_exports

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import kerasps
-from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.description.tf_config import read_tf_config
 
 DIRECTORY, EVALUATES_UNDER_STRATEGY = Path(sys.argv[1]), sys.argv[2] == "strategy"
 CHECKPOINTS = DIRECTORY / "checkpoints"

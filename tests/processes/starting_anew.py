@@ -7,7 +7,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.server import start_server
 from kerasps.cluster.serving.listen_address import listen_address
 from kerasps.cluster.serving.renewal import start_anew

@@ -99,7 +99,7 @@ def test_the_script_reads_the_terminals_stdin(launch):
 
 
 INTERRUPTED = """
-from kerasps.cluster.description.cluster_description import read_tf_config
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.members.reachability import unreachable
 interrupts = []
 def interrupt(number, frame):

@@ -386,7 +386,7 @@ def test_a_child_finds_this_kerasps_without_shadowing_the_standard_library():
 
 
 def test_a_process_that_was_not_started_has_no_pid(tmp_path):
-    from kerasps.cluster.description.cluster_description import read_tf_config
+    from kerasps.cluster.description.tf_config import read_tf_config
     from kerasps.cluster.processes.process import TaskProcess
 
     description = read_tf_config(json.dumps({"cluster": JOBS, "task": {"type": "ps", "index": 0}}))

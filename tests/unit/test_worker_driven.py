@@ -16,7 +16,8 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.cli.main import main
-from kerasps.cluster.description.cluster_description import ClusterDescription, read_tf_config
+from kerasps.cluster.description.cluster_description import ClusterDescription
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.local.resolver import LocalClusterResolver
 from kerasps.cluster.server import check_can_serve
 from kerasps.cluster.serving.renewal import AfterTheEnd

@@ -12,16 +12,15 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from kerasps.cluster.description.checking import checked_cluster, checked_jobs, reject
 from kerasps.cluster.description.cluster_description import (
     ClusterDescription,
-    checked_cluster,
-    checked_jobs,
     is_loopback,
-    read_tf_config,
-    reject,
     require_chief,
 )
+from kerasps.cluster.description.forms import named_as_here, with_names_of_here
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.local.local_cluster import LocalCluster
 from kerasps.errors import ClusterConfigError
 from kerasps.runtime.addresses import split_address
@@ -138,7 +137,8 @@ def _cluster_of(resolver: ClusterResolver) -> dict[str, Any]:
         expected = 'rpc_layer="grpc", or None'
         received = f"rpc_layer={protocol!r}"
         reject(f"The rpc_layer of {name} is none that tasks speak", expected, received, source=name)
-    return dict(cluster)
+    jobs: dict[str, Any] = with_names_of_here(cluster, source=name)
+    return jobs
 
 
 def _described(
@@ -157,7 +157,7 @@ def _described(
 def _task_type_of(resolver: ClusterResolver) -> Any:
     # Kubernetes and Slurm resolvers have no place for the chief: TensorFlow's convention is that
     # unset means the coordinator.
-    return getattr(resolver, "task_type", None) or "chief"
+    return named_as_here(getattr(resolver, "task_type", None)) or "chief"
 
 
 @functools.cache

@@ -1,9 +1,16 @@
-"""The cluster resolver of a `LocalCluster`."""
+"""Cluster resolvers as TensorFlow takes them: of a `LocalCluster`, and of renamed jobs."""
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import tensorflow as tf
 
+from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
+from kerasps.cluster.description.forms import MASTER, named_as_here, with_names_of_here
+from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
 from kerasps.cluster.local.local_registry import LocalTasks
 
 
@@ -30,3 +37,62 @@ class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver)
         """Return the tasks as they are now: workers may have joined."""
         jobs = self.local_cluster.description.jobs
         return tf.train.ClusterSpec({job: list(tasks) for job, tasks in jobs.items()})
+
+
+class RenamedJobsResolver(tf.distribute.cluster_resolver.ClusterResolver):
+    """Tells TensorFlow the jobs of another resolver with `master` as the chief, without evaluators.
+
+    Args:
+        given: the other resolver, which is asked anew each time.
+    """
+
+    def __init__(self, given: ClusterResolver) -> None:
+        super().__init__()
+        self._given: Any = given
+
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """Return the tasks as they are now."""
+        spec = self._given.cluster_spec().as_dict()
+        return tf.train.ClusterSpec(with_names_of_here(spec, source=type(self._given).__name__))
+
+    def master(self, *args: object, **kwargs: object) -> Any:
+        """Return what the other resolver returns."""
+        return self._given.master(*args, **kwargs)
+
+    @property
+    def task_type(self) -> Any:
+        """The job of this process, under its present name."""
+        return named_as_here(getattr(self._given, "task_type", None))
+
+    @property
+    def task_id(self) -> Any:
+        """The index of this process in its job."""
+        return getattr(self._given, "task_id", None)
+
+    @property
+    def rpc_layer(self) -> Any:
+        """The protocol, as the other resolver names it."""
+        return getattr(self._given, "rpc_layer", None)
+
+
+def with_jobs_renamed(resolver: ClusterResolver) -> ClusterResolver:
+    """Return a resolver as TensorFlow takes it: the same one, unless a job has to be renamed."""
+    jobs = resolver.cluster_spec().as_dict()
+    return RenamedJobsResolver(resolver) if {MASTER, EVALUATOR} & set(jobs) else resolver
+
+
+def resolver_of_tf_config(description: ClusterDescription) -> ClusterResolver:
+    """Return the cluster resolver of TF_CONFIG.
+
+    Args:
+        description: the cluster, as it was read from TF_CONFIG.
+    """
+    resolvers = tf.distribute.cluster_resolver
+    if os.environ.get(CHIEF_VARIABLE):  # TensorFlow's resolver would find no chief
+        spec = tf.train.ClusterSpec(description.as_cluster_spec())
+        found: ClusterResolver = resolvers.SimpleClusterResolver(
+            spec, task_type="chief", task_id=0, rpc_layer="grpc"
+        )
+    else:
+        found = resolvers.TFConfigClusterResolver()
+    return found
