@@ -3,6 +3,7 @@
     python benchmarks/startup.py
     python benchmarks/startup.py --models mlp2 --peers kerasps --rounds 7
     python benchmarks/startup.py --models mlp2 --peers kerasps --rounds 1 --profiles /tmp/profiles
+    PYTHONPATH=<another checkout> python benchmarks/startup.py --peers kerasps
 
 Plain Keras 3 is one process. tf_keras with its own ParameterServerStrategy and kerasps run under
 `kerasps launch`, so both have the same workers and ps. The peers take turns (A B C A B C ...).
@@ -60,7 +61,7 @@ def measure(peer: str, model: str, options: argparse.Namespace, bytecode: str) -
     """
     command = [str(SCRIPT), peer, model]
     if options.profiles:
-        directory = options.profiles / f"{peer}-{model}"
+        directory = options.profiles.absolute() / f"{peer}-{model}"
         directory.mkdir(parents=True, exist_ok=True)
         command += ["--profiles", str(directory)]
     if peer != "plain":
@@ -74,6 +75,7 @@ def measure(peer: str, model: str, options: argparse.Namespace, bytecode: str) -
     began = time.time()
     done = subprocess.run(
         [sys.executable, *command],
+        cwd=SCRIPT.parent,  # where there is no kerasps: `PYTHONPATH` says which one it is
         env=environment,
         capture_output=True,
         text=True,
