@@ -100,6 +100,9 @@ class ScriptRun:
         Args:
             received: the signals that have come to the launcher, in their order; it grows.
             evaluator: the evaluator to watch meanwhile.
+
+        Raises:
+            TaskStartError: the tasks did not start.
         """
         signals = Signals(received)
         self._start_script()
@@ -115,12 +118,20 @@ class ScriptRun:
                 self._handle(event)
             if self._code is not None:
                 return self._code
+            self._look_at_start()
             if evaluator is not None:
                 evaluator.watch()
             time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        """Close the pipe to the script."""
+        """Kill the script where it still runs, and close the pipe to it."""
+        if self._script is not None:
+            self._script.kill()
+            self._script.wait()
+            self._script = None
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
 
@@ -138,6 +149,9 @@ class ScriptRun:
         for pid in processes_listening_on(self._port):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _look_at_start(self) -> None:
+        """Go on with the start of the tasks, where they start beside the script."""
 
     def _task_events(self) -> Iterator[Event]:
         """Return what has happened to the tasks."""
@@ -182,7 +196,7 @@ class ScriptRun:
                 self._code = code
 
     def _start_script(self) -> None:
-        self.close()
+        self._close_pipe()
         # One for each start: what an earlier script had to say is no business of this one.
         self._pipe = SupervisorPipe()
         self._script = subprocess.Popen(
