@@ -120,10 +120,7 @@ class Inventory:
         """
         for variable in variables:
             if known is None:
-                # TensorFlow has no gradient of a look-up in as many rows as that.
-                is_named = variable.name == TABLE_NAME
-                is_huge = bool(variable.shape) and variable.storage.shape[0] > tf.int32.max
-                if (is_named or is_huge) and self.may_be_table(variable):
+                if self.may_be_table(variable) and _is_read_by_rows(variable):
                     self.add_table(variable, 1)
                 else:
                     self.add(variable)
@@ -230,6 +227,12 @@ class Inventory:
         if key not in self.scratch:
             self.scratch[key] = spec
             self.grew = True
+
+
+def _is_read_by_rows(variable: ParameterServerVariable) -> bool:
+    """Return whether the first trace presumes that a variable of some rank is read by rows."""
+    # TensorFlow has no gradient of a look-up in more rows than that.
+    return variable.name == TABLE_NAME or variable.storage.shape[0] > tf.int32.max
 
 
 def _num_bytes(variable: ParameterServerVariable) -> int:
