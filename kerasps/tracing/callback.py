@@ -19,6 +19,7 @@ from kerasps.training.contract.host import host_of
 # those of fast steps are longer than asked for, up to a tenth of a second (`execution_size`).
 _EXECUTIONS_PER_WORKER = 3
 _LEAST_S = 0.5
+_GIVE_UP_S = 1.0
 
 
 class Trace(keras.callbacks.Callback):
@@ -146,7 +147,8 @@ class Trace(keras.callbacks.Callback):
     def _give_up(self) -> None:
         if self._recording is not None and not self._has_stopped:
             self._has_stopped = True
-            self._recording.stop()
+            # Nobody wants it. A task that hangs may be why `fit` has failed.
+            self._recording.stop(_GIVE_UP_S, _GIVE_UP_S)
 
     def _in_flight(self) -> int:
         workers = sum(job == "worker" for job, _ in self._addresses)

@@ -32,6 +32,8 @@ MAX_SECONDS = 60.0
 # A task answers within milliseconds, and sends what it has recorded within seconds.
 _ANSWER_S = 10.0
 _FETCH_S = 60.0
+# A call that is cancelled has ended, here.
+_CANCEL_S = 1.0
 
 
 @dataclass
@@ -79,8 +81,13 @@ class Recording:
             self._threads[task] = thread
             thread.start()
 
-    def stop(self) -> None:
-        """Tell every task to stop, and wait for what it has recorded, for so long as it sends."""
+    def stop(self, answer_s: float = _ANSWER_S, fetch_s: float = _FETCH_S) -> None:
+        """Tell every task to stop, and wait for what it has recorded.
+
+        Args:
+            answer_s: the seconds for a task to hear of it. Default 10.
+            fetch_s: the seconds for all to send what they have recorded. Default 60.
+        """
         import grpc
 
         request = _field(_ENDED_SESSION, self._session.encode())
@@ -90,16 +97,17 @@ class Recording:
                 channel = grpc.insecure_channel(
                     self._addresses[task], [("grpc.enable_http_proxy", 0)]
                 )
-                told.append((channel, channel.unary_unary(_TERMINATE).future(request, _ANSWER_S)))
+                told.append((channel, channel.unary_unary(_TERMINATE).future(request, answer_s)))
         for channel, call in told:
             with contextlib.suppress(grpc.RpcError):  # it says in its other answer what is wrong
                 call.result()
             channel.close()
-        deadline = time.monotonic() + _FETCH_S
+        deadline = time.monotonic() + fetch_s
         for task, thread in self._threads.items():
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 self._calls[task].cancel()
+                thread.join(_CANCEL_S)
 
     @property
     def contents(self) -> dict[Task, bytes]:
