@@ -105,7 +105,7 @@ class Recording:
         deadline = time.monotonic() + fetch_s
         for task, thread in self._threads.items():
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
+            if thread.is_alive() and task in self._calls:
                 self._calls[task].cancel()
                 thread.join(_CANCEL_S)
 
