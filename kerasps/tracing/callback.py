@@ -75,7 +75,8 @@ class Trace(keras.callbacks.Callback):
 
     def _reset(self) -> None:
         self._done = self._in_epoch = self._done_at_start = 0
-        self._started_at = 0.0
+        self._started_at = self._begun_at = 0.0
+        self._has_begun = False
         self._recording: Recording | None = None
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
@@ -113,10 +114,14 @@ class Trace(keras.callbacks.Callback):
             if self._done >= self._first_step:
                 self._start()
             return
-        elapsed = time.monotonic() - self._started_at
+        if not self._has_begun:
+            # On a machine that is busy, steps are done before all tasks were asked.
+            self._has_begun = self._recording.has_begun
+            self._done_at_start, self._begun_at = self._done, time.monotonic()
+        elapsed = time.monotonic() - self._begun_at
         wanted = self._num_steps + self._in_flight()
         is_enough = self._done - self._done_at_start >= wanted and elapsed >= _LEAST_S
-        if is_enough or elapsed >= MAX_SECONDS:
+        if is_enough or time.monotonic() - self._started_at >= MAX_SECONDS:
             self._stop()
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
@@ -159,7 +164,7 @@ class Trace(keras.callbacks.Callback):
         self._run = new_run(self._log_dir)
         self._recording = Recording(self._addresses, f"kerasps-{self._run}-{os.getpid()}")
         self._recording.start()
-        self._started_at, self._done_at_start = time.monotonic(), self._done
+        self._started_at = time.monotonic()
 
     def _stop(self) -> None:
         """Stop, once; the files are written meanwhile."""

@@ -38,11 +38,19 @@ _CANCEL_S = 1.0
 
 @dataclass
 class _Answer:
-    """What a task has answered: a serialized `XSpace`, or why there is none."""
+    """What a task has answered: a serialized `XSpace`, or why there is none.
+
+    Attributes:
+        content: the `XSpace`.
+        reason: why there is none.
+        asked: when the task was asked, and when it had answered.
+        is_reached: whether the question has reached it, or cannot.
+    """
 
     content: bytes | None = None
     reason: str = ""
     asked: Asked | None = None
+    is_reached: bool = False
 
 
 class Recording:
@@ -110,6 +118,11 @@ class Recording:
                 thread.join(_CANCEL_S)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether every task that can be reached was asked to begin."""
+        return all(answer.is_reached for answer in self._answers.values())
+
+    @property
     def contents(self) -> dict[Task, bytes]:
         """The serialized `XSpace` of each task that has answered."""
         return {t: own.content for t, own in self._answers.items() if own.content is not None}
@@ -127,6 +140,10 @@ class Recording:
     def _record(self, task: Task, channel: grpc.Channel, answer: _Answer) -> None:
         import grpc
 
+        def note(state: grpc.ChannelConnectivity) -> None:
+            answer.is_reached |= state is grpc.ChannelConnectivity.READY
+
+        channel.subscribe(note)
         begin = time.time_ns()
         call = channel.unary_unary(_PROFILE).future(
             _profile_request(self._session, f"{task[0]}-{task[1]}"),
@@ -144,6 +161,7 @@ class Recording:
             answer.asked = Asked(begin, time.time_ns())
             answer.content = _content_of(response)
             answer.reason = "it records for somebody else, or cannot record"
+        answer.is_reached = True
         channel.close()
 
 

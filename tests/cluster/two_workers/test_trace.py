@@ -152,7 +152,7 @@ def test_twice_in_a_row_and_after_a_failure(strategy, tmp_path):
     assert "kerasps-trace" not in [thread.name for thread in threading.enumerate()]
     files = []
     for _ in range(2):
-        model.fit(DATA, steps_per_epoch=100, verbose=0, callbacks=[trace])
+        model.fit(DATA, steps_per_epoch=300, verbose=0, callbacks=[trace])
         assert trace.report.missing == {}
         assert trace.report.num_steps == 10
         files.append(trace.report.file)
