@@ -56,7 +56,14 @@ def slices_of(report):
 
 
 def times(events):
-    return {own["args"]["step"]: (own["ts"], own["ts"] + own["dur"]) for own in events}
+    """In nanoseconds: of microseconds, the sum of two may differ from a third by a rounding."""
+    return {
+        event["args"]["step"]: (
+            round(event["ts"] * 1e3),
+            round((event["ts"] + event["dur"]) * 1e3),
+        )
+        for event in events
+    }
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 5, 40])
