@@ -43,7 +43,7 @@ def chosen_run(
             f"that answers. Start the training first{advice}."
         )
     jobs = [process.reply.get("jobs") for process in running]
-    if one_of_cluster and jobs[0] and all(own == jobs[0] for own in jobs):
+    if one_of_cluster and jobs[0] and all(tasks == jobs[0] for tasks in jobs):
         return running[0]
     raise RunNotFoundError(
         f"There are {len(running)} runs. Expected: the process id of one of them. Received: none. "

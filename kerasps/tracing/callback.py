@@ -19,6 +19,7 @@ from kerasps.training.contract.host import host_of
 # those of fast steps are longer than asked for, up to a tenth of a second (`execution_size`).
 _EXECUTIONS_PER_WORKER = 3
 _LEAST_S = 0.5
+_GIVE_UP_S = 1.0
 
 
 class Trace(keras.callbacks.Callback):
@@ -74,7 +75,8 @@ class Trace(keras.callbacks.Callback):
 
     def _reset(self) -> None:
         self._done = self._in_epoch = self._done_at_start = 0
-        self._started_at = 0.0
+        self._started_at = self._begun_at = 0.0
+        self._has_begun = False
         self._recording: Recording | None = None
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
@@ -112,10 +114,14 @@ class Trace(keras.callbacks.Callback):
             if self._done >= self._first_step:
                 self._start()
             return
-        elapsed = time.monotonic() - self._started_at
+        if not self._has_begun:
+            # On a machine that is busy, steps are done before all tasks were asked.
+            self._has_begun = self._recording.has_begun
+            self._done_at_start, self._begun_at = self._done, time.monotonic()
+        elapsed = time.monotonic() - self._begun_at
         wanted = self._num_steps + self._in_flight()
         is_enough = self._done - self._done_at_start >= wanted and elapsed >= _LEAST_S
-        if is_enough or elapsed >= MAX_SECONDS:
+        if is_enough or time.monotonic() - self._started_at >= MAX_SECONDS:
             self._stop()
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
@@ -146,7 +152,8 @@ class Trace(keras.callbacks.Callback):
     def _give_up(self) -> None:
         if self._recording is not None and not self._has_stopped:
             self._has_stopped = True
-            self._recording.stop()
+            # Nobody wants it. A task that hangs may be why `fit` has failed.
+            self._recording.stop(_GIVE_UP_S, _GIVE_UP_S)
 
     def _in_flight(self) -> int:
         workers = sum(job == "worker" for job, _ in self._addresses)
@@ -157,7 +164,7 @@ class Trace(keras.callbacks.Callback):
         self._run = new_run(self._log_dir)
         self._recording = Recording(self._addresses, f"kerasps-{self._run}-{os.getpid()}")
         self._recording.start()
-        self._started_at, self._done_at_start = time.monotonic(), self._done
+        self._started_at = time.monotonic()
 
     def _stop(self) -> None:
         """Stop, once; the files are written meanwhile."""

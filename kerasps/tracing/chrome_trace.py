@@ -45,6 +45,8 @@ class ChromeTrace:
         Call in the order of beginnings.
         """
         begin, end = time
+        # In whole nanoseconds, so that what ends before something begins does so in the file.
+        first, last = round(begin - self._origin), round(end - self._origin)
         lanes = self._lanes.setdefault((pid, track), [])
         lane = next((i for i, until in enumerate(lanes) if until <= begin), len(lanes))
         lanes[lane : lane + 1] = [end]
@@ -60,8 +62,8 @@ class ChromeTrace:
                 "pid": pid,
                 "tid": tid,
                 "name": name,
-                "ts": round((begin - self._origin) / 1e3, 3),
-                "dur": round((end - begin) / 1e3, 3),
+                "ts": first / 1e3,
+                "dur": (last - first) / 1e3,
                 "args": args,
             }
         )

@@ -32,15 +32,25 @@ MAX_SECONDS = 60.0
 # A task answers within milliseconds, and sends what it has recorded within seconds.
 _ANSWER_S = 10.0
 _FETCH_S = 60.0
+# A call that is cancelled has ended, here.
+_CANCEL_S = 1.0
 
 
 @dataclass
 class _Answer:
-    """What a task has answered: a serialized `XSpace`, or why there is none."""
+    """What a task has answered: a serialized `XSpace`, or why there is none.
+
+    Attributes:
+        content: the `XSpace`.
+        reason: why there is none.
+        asked: when the task was asked, and when it had answered.
+        is_reached: whether the question has reached it, or cannot.
+    """
 
     content: bytes | None = None
     reason: str = ""
     asked: Asked | None = None
+    is_reached: bool = False
 
 
 class Recording:
@@ -79,8 +89,13 @@ class Recording:
             self._threads[task] = thread
             thread.start()
 
-    def stop(self) -> None:
-        """Tell every task to stop, and wait for what it has recorded, for so long as it sends."""
+    def stop(self, answer_s: float = _ANSWER_S, fetch_s: float = _FETCH_S) -> None:
+        """Tell every task to stop, and wait for what it has recorded.
+
+        Args:
+            answer_s: the seconds for a task to hear of it. Default 10.
+            fetch_s: the seconds for all to send what they have recorded. Default 60.
+        """
         import grpc
 
         request = _field(_ENDED_SESSION, self._session.encode())
@@ -90,16 +105,22 @@ class Recording:
                 channel = grpc.insecure_channel(
                     self._addresses[task], [("grpc.enable_http_proxy", 0)]
                 )
-                told.append((channel, channel.unary_unary(_TERMINATE).future(request, _ANSWER_S)))
+                told.append((channel, channel.unary_unary(_TERMINATE).future(request, answer_s)))
         for channel, call in told:
             with contextlib.suppress(grpc.RpcError):  # it says in its other answer what is wrong
                 call.result()
             channel.close()
-        deadline = time.monotonic() + _FETCH_S
+        deadline = time.monotonic() + fetch_s
         for task, thread in self._threads.items():
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
+            if thread.is_alive() and task in self._calls:
                 self._calls[task].cancel()
+                thread.join(_CANCEL_S)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every task that can be reached was asked to begin."""
+        return all(answer.is_reached for answer in self._answers.values())
 
     @property
     def contents(self) -> dict[Task, bytes]:
@@ -119,6 +140,10 @@ class Recording:
     def _record(self, task: Task, channel: grpc.Channel, answer: _Answer) -> None:
         import grpc
 
+        def note(state: grpc.ChannelConnectivity) -> None:
+            answer.is_reached |= state is grpc.ChannelConnectivity.READY
+
+        channel.subscribe(note)
         begin = time.time_ns()
         call = channel.unary_unary(_PROFILE).future(
             _profile_request(self._session, f"{task[0]}-{task[1]}"),
@@ -136,6 +161,7 @@ class Recording:
             answer.asked = Asked(begin, time.time_ns())
             answer.content = _content_of(response)
             answer.reason = "it records for somebody else, or cannot record"
+        answer.is_reached = True
         channel.close()
 
 
