@@ -162,6 +162,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         host.begin()
         take_note_of_forks()
         self._status_reader = StatusReader(host, self._local_cluster)
+        host.run_meter.after_fit = self._status_reader.advise
         self._status_socket = StatusSocket(
             lambda: described(repr(self), self.status(), self.description.jobs)
         )

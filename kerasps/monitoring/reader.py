@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -10,6 +12,7 @@ from typing import Protocol
 
 from kerasps.cluster.local.local_registry import LocalTasks
 from kerasps.cluster.members.membership import WorkerInfo
+from kerasps.monitoring.advice import advice_for
 from kerasps.monitoring.status import (
     ProcessUsage,
     PSRunStatus,
@@ -24,6 +27,8 @@ from kerasps.step.tracing.traffic import LoadReport, TrafficMeter
 from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import Staleness, StalenessMeter
 from kerasps.variables.placing import Extended
+
+_LOGGER = logging.getLogger("kerasps")
 
 _STATES = {
     "there": "connected",
@@ -40,6 +45,8 @@ _CLOSED = "closed"
 # wait for it.
 _ANSWER_S = 0.5
 _STALENESS_S = 1.0
+# Nobody changes a script to save a part of this.
+_WORTH_ADVICE_S = 30.0
 
 
 class MonitoredHost(Protocol):
@@ -89,6 +96,7 @@ class StatusReader:
         self._listeners = Listeners()
         self._lock = threading.Lock()
         self._asking: threading.Thread | None = None
+        self._has_advised = False
 
     def read(self) -> RunStatus:
         """Return the status of now. It takes milliseconds; a second and a half where a ps hangs."""
@@ -108,7 +116,7 @@ class StatusReader:
         state = _CLOSED if is_closed else _LOOPS.get(meter.mode, "idle")
         if state == "idle" and meter.is_fitting:
             state = "training"  # between two epochs, or before the first
-        return RunStatus(
+        status = RunStatus(
             state=state,
             epoch=meter.epoch,
             steps=sum(steps for steps, _ in meter.steps().values()),
@@ -122,6 +130,19 @@ class StatusReader:
             staleness_max=staleness.max if staleness.pushes else None,
             coordinator=self._usage.read(os.getpid()) if host.own_worker is None else None,
         )
+        return dataclasses.replace(status, advice=advice_for(status, meter.execution_steps))
+
+    def advise(self, seconds: float) -> None:
+        """Log, once, what would have made a `fit` faster; of a short one, nothing.
+
+        Args:
+            seconds: the time that it took.
+        """
+        if self._has_advised or seconds < _WORTH_ADVICE_S:
+            return
+        for advice in self.read().advice:
+            self._has_advised = True
+            _LOGGER.warning("This training could be faster. %s", advice)
 
     def finish(self) -> None:
         """Wait for a question that is on its way: a process may not end meanwhile."""

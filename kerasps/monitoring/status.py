@@ -157,6 +157,7 @@ class RunStatus:
         staleness_mean: the mean staleness of all updates of the last `fit`; None without one.
         staleness_max: the largest.
         coordinator: the load of the coordinator's process; None where this process is a worker.
+        advice: what would make the run faster, a sentence each; empty where nothing is known to.
     """
 
     state: str
@@ -171,6 +172,7 @@ class RunStatus:
     staleness_mean: float | None = None
     staleness_max: int | None = None
     coordinator: ProcessUsage | None = None
+    advice: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the status as dictionaries, tuples, numbers and texts, which `json` can write."""
@@ -220,6 +222,7 @@ def status_of(values: Fields) -> RunStatus:
     )
     known["tables"] = tuple(TableStatus(**_known(TableStatus, v)) for v in values["tables"])
     known["coordinator"] = _usage(values["coordinator"])
+    known["advice"] = tuple(values.get("advice", ()))
     return RunStatus(**known)
 
 

@@ -19,7 +19,7 @@ _LEFT = {"state", "waits for", "address", "table", "hottest table"}
 
 
 def summary_lines(status: RunStatus) -> list[str]:
-    """Return what holds of the whole run, in one or two lines."""
+    """Return what holds of the whole run, a line each."""
     doing = status.state if status.epoch is None else f"{status.state}, epoch {status.epoch + 1}"
     staleness = (
         ""
@@ -33,7 +33,7 @@ def summary_lines(status: RunStatus) -> list[str]:
     if status.coordinator is not None:
         cpu, memory = _usage_cells(status.coordinator)
         lines.append(f"coordinator: process {status.coordinator.pid}, CPU {cpu}, memory {memory}")
-    return lines
+    return [*lines, *(f"advice: {advice}" for advice in status.advice)]
 
 
 def worker_rows(status: RunStatus) -> Rows:

@@ -232,7 +232,7 @@ class Inventory:
 def _is_read_by_rows(variable: ParameterServerVariable) -> bool:
     """Return whether the first trace presumes that a variable of some rank is read by rows."""
     # TensorFlow has no gradient of a look-up in more rows than that.
-    return variable.name == TABLE_NAME or variable.storage.shape[0] > tf.int32.max
+    return variable.name == TABLE_NAME or bool(variable.storage.shape[0] > tf.int32.max)
 
 
 def _num_bytes(variable: ParameterServerVariable) -> int:

@@ -57,6 +57,10 @@ class RunMeter:
 
     def __init__(self) -> None:
         self._totals: dict[int, int] = {}
+        # Called with the seconds that a `fit` took which has ended well.
+        self.after_fit: Callable[[float], None] | None = None
+        # The most steps of an execution in the last `fit`.
+        self._execution_steps = 0
         self._before: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
         self._began = time.monotonic()
@@ -71,13 +75,17 @@ class RunMeter:
     @contextlib.contextmanager
     def fit(self) -> Iterator[None]:
         """In this context a `fit` runs."""
+        began = time.monotonic()
         with contextlib.ExitStack() as at_end:
             self._before, self._rates, self._epoch = dict(self._totals), {}, None
+            self._execution_steps = 0
             self._fits.append(at_end)
             try:
                 yield
             finally:
                 self._fits.remove(at_end)
+        if self.after_fit is not None:
+            self.after_fit(time.monotonic() - began)
 
     def when_fit_ends(self, function: Callable[[], object]) -> None:
         """Have a function called when the running `fit` ends, also where it fails.
@@ -112,6 +120,7 @@ class RunMeter:
         if worker not in self._rates:
             self._rates[worker] = Rate(self._began, total)
         self._totals[worker] = total = total + steps
+        self._execution_steps = max(self._execution_steps, steps)
         self._rates[worker].note(now, total)
 
     # What others ask
@@ -120,6 +129,11 @@ class RunMeter:
     def is_fitting(self) -> bool:
         """Whether a `fit` runs."""
         return bool(self._fits)
+
+    @property
+    def execution_steps(self) -> int:
+        """The most steps that one execution of the last `fit` had; 0 before the first."""
+        return self._execution_steps
 
     @property
     def mode(self) -> str:
