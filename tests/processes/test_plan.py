@@ -201,3 +201,28 @@ def test_what_is_done_before_the_first_step(tmp_path):
     assert "A step with batch 0 would fail: Ids out of range: " in out
     assert "has 50000 rows" in out
     assert "Nothing to change, as far as is known." in out
+
+
+def test_a_table_of_more_rows_than_32_bits_count_is_read_by_rows(tmp_path):
+    """TensorFlow has no gradient of a look-up in so many rows, of whatever name the variable is."""
+    rows = 2**31 + 7
+    path = script(
+        tmp_path,
+        f"""
+        class Table(keras.layers.Layer):
+            def build(self, shape):
+                self.table = self.add_weight(shape=({rows}, 1), initializer="zeros")
+            def call(self, x):
+                ids = tf.cast(x, tf.int64)
+                return tf.squeeze(tf.nn.embedding_lookup(self.table, ids), -1)
+        with kerasps.ParameterServerStrategy().scope():
+            model = make(keras.layers.Embedding({rows}, 1), keras.layers.Flatten(), Table())
+        model.fit(x, y, batch_size=8)
+        """,
+    )
+    plan = plan_of(tmp_path, "--num-ps", 2, path)
+    read = {
+        v["path"].rpartition("/")[2]: v["read"] for v in plan["variables"] if v["shape"][0] == rows
+    }
+    assert len(read) == 2
+    assert set(read.values()) == {"rows"}
