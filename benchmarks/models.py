@@ -41,12 +41,12 @@ def mlp_data(width: int = 64) -> Arrays:
     return x, x.sum(axis=1, keepdims=True)
 
 
-def build_transformer(keras: Any) -> Any:
-    """Build four blocks over 128 tokens, of 29 MB."""
+def build_transformer(keras: Any, num_blocks: int = 4) -> Any:
+    """Build blocks over 128 tokens; four are of 29 MB."""
     layers = keras.layers
     tokens = layers.Input((LENGTH,), dtype="int32")
     hidden = layers.Embedding(VOCABULARY, WIDTH)(tokens)
-    for _ in range(4):
+    for _ in range(num_blocks):
         attended = layers.MultiHeadAttention(8, WIDTH // 8)(hidden, hidden)
         hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
         inner = layers.Dense(4 * WIDTH, activation="relu")(hidden)

@@ -10,8 +10,10 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kerasps.quiet_start import watch_import as _watch_import
+
 if TYPE_CHECKING:
-    from kerasps.callbacks import BackupAndRestore, StalenessLogger
+    from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster.description.cluster_description import ClusterDescription
     from kerasps.cluster.description.protocol import ClusterResolver
@@ -35,8 +37,16 @@ if TYPE_CHECKING:
     from kerasps.evaluator.sidecar import Evaluation, SidecarEvaluator
     from kerasps.evaluator.training_end import TrainingEndMarker
     from kerasps.inputs import DatasetCreator
+    from kerasps.monitoring.status import (
+        ProcessUsage,
+        PSRunStatus,
+        RunStatus,
+        TableStatus,
+        WorkerRunStatus,
+    )
     from kerasps.step.tracing.traffic import LoadReport, TaskLoad
     from kerasps.strategy import ParameterServerStrategy
+    from kerasps.tracing import Trace
     from kerasps.training.contract.staleness import Staleness, WorkerStaleness
     from kerasps.variables import FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner
     from kerasps.variables.placement import LookedUp, Placement, TaskPlacement
@@ -55,6 +65,7 @@ __all__ = [
     "ClusterClosedError",
     "ClusterConfigError",
     "ClusterDescription",
+    "ClusterMonitor",
     "ClusterResolver",
     "DatasetCreator",
     "EvalSpec",
@@ -68,25 +79,31 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "PSLostError",
+    "PSRunStatus",
     "ParameterServerStrategy",
     "Placement",
+    "ProcessUsage",
     "RunConfig",
+    "RunStatus",
     "SidecarEvaluator",
     "SidecarEvaluatorModelExport",
     "Staleness",
     "StalenessLogger",
+    "TableStatus",
     "TaskLoad",
     "TaskLostError",
     "TaskPlacement",
     "TaskProcess",
     "TaskStartError",
     "TaskUnreachableError",
+    "Trace",
     "TrainSpec",
     "TrainingEndMarker",
     "UnsupportedError",
     "WorkerDrivenStrategy",
     "WorkerInfo",
     "WorkerLostError",
+    "WorkerRunStatus",
     "WorkerStaleness",
     "__version__",
     "train_and_evaluate",
@@ -100,6 +117,7 @@ _MODULES = {
     "BackupAndRestore": "callbacks",
     "CentralStorageStrategy": "central_storage",
     "ClusterDescription": "cluster.description.cluster_description",
+    "ClusterMonitor": "callbacks",
     "ClusterResolver": "cluster.description.protocol",
     "DatasetCreator": "inputs",
     "EvalSpec": "worker_driven",
@@ -110,19 +128,25 @@ _MODULES = {
     "LookedUp": "variables.placement",
     "MaxSizePartitioner": "variables",
     "MinSizePartitioner": "variables",
+    "PSRunStatus": "monitoring.status",
     "ParameterServerStrategy": "strategy",
     "Placement": "variables.placement",
+    "ProcessUsage": "monitoring.status",
     "RunConfig": "worker_driven",
+    "RunStatus": "monitoring.status",
     "SidecarEvaluator": "evaluator.sidecar",
     "SidecarEvaluatorModelExport": "evaluator.best_model",
     "Staleness": "training.contract.staleness",
     "StalenessLogger": "callbacks",
+    "TableStatus": "monitoring.status",
     "TaskLoad": "step.tracing.traffic",
     "TaskPlacement": "variables.placement",
     "TaskProcess": "cluster.processes.process",
+    "Trace": "tracing",
     "TrainSpec": "worker_driven",
     "TrainingEndMarker": "evaluator.training_end",
     "WorkerDrivenStrategy": "worker_driven",
+    "WorkerRunStatus": "monitoring.status",
     "WorkerInfo": "cluster.members.membership",
     "WorkerStaleness": "training.contract.staleness",
     "train_and_evaluate": "worker_driven",
@@ -173,6 +197,9 @@ if not TYPE_CHECKING:
             value.__module__ = __name__
         globals()[name] = value
         return value
+
+
+_watch_import()
 
 
 def __dir__() -> list[str]:

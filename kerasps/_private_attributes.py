@@ -124,6 +124,10 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_server_def", "set back when connecting fails"),
         PrivateAttribute("ensure_initialized", "what TensorFlow's own connect calls"),
         PrivateAttribute("config", "the options that TensorFlow runs with"),
+        PrivateAttribute(
+            "_initialize_physical_devices", "prints that there is no GPU; `quiet_start` drops it"
+        ),
+        PrivateAttribute("_physical_devices", "whether TensorFlow has looked for devices"),
         PrivateAttribute("get_server_def", "what the context is connected with"),
         PrivateAttribute(
             "set_server_def",

@@ -227,6 +227,16 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "that is in flight",
         ("op_name", "num_outputs", "inputs", "attrs", "ctx"),
     ),
+    "XSpace": PrivateName(
+        "tensorflow.tsl.profiler.protobuf.xplane_pb2",
+        "XSpace",
+        "what a task's profiler has recorded, for a trace",
+    ),
+    "ProfileOptions": PrivateName(
+        "tensorflow.tsl.profiler.protobuf.profiler_options_pb2",
+        "ProfileOptions",
+        "what a task's profiler is to record, for a trace",
+    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",
@@ -312,7 +322,8 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "Context": PrivateName(
         "tensorflow.python.eager.context",
         "Context",
-        "patched: at exit, functions are not removed from tasks that may have ended before",
+        "patched: at exit, functions are not removed from tasks that may have ended before; and "
+        "when it looks for devices, TensorFlow prints less",
     ),
     "anonymous_name": PrivateName(
         "tensorflow.python.eager.context",

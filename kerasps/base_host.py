@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import keras
@@ -11,12 +11,15 @@ import tensorflow as tf
 
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
+from kerasps.cluster.members.membership import WorkerInfo
+from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.inputs import Input, InputArguments
 from kerasps.step import Mode, TracedStep
 from kerasps.step.tracing.traffic import TrafficMeter
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.training import Dispatching
 from kerasps.training.calls.scheduled import ScheduledCalls
+from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import StalenessMeter
 from kerasps.variables.placing import Extended
 
@@ -37,6 +40,7 @@ class BaseHost(abc.ABC):
         extended: places its variables; from `make_extended` on.
         traffic_meter: measures the traffic of `fit`; from `begin` on.
         staleness_meter: measures how stale updates are; from `begin` on.
+        run_meter: counts the steps of each worker; from `begin` on.
         scheduled_calls: the functions that users have scheduled; None where nobody can.
         why_no_eager_steps: why steps cannot run as plain Python here; None where they can.
     """
@@ -45,6 +49,7 @@ class BaseHost(abc.ABC):
     extended: Extended
     traffic_meter: TrafficMeter
     staleness_meter: StalenessMeter
+    run_meter: RunMeter
     scheduled_calls: ScheduledCalls | None = None
     why_no_eager_steps: str | None = None
 
@@ -59,6 +64,17 @@ class BaseHost(abc.ABC):
         self.options = options
 
     # From the first connection to the end
+
+    def wait_for_tasks(self, timeout: float | None) -> None:
+        """Wait until every task accepts connections.
+
+        Args:
+            timeout: the time limit in seconds; None for that of `KERASPS_CONNECT_TIMEOUT`.
+
+        Raises:
+            TaskUnreachableError: one does not within the time.
+        """
+        wait_until_reachable(self.connects_to.server_addresses, timeout)
 
     @abc.abstractmethod
     def connect(self, protocol: str | None) -> None:
@@ -80,6 +96,7 @@ class BaseHost(abc.ABC):
     def begin(self) -> None:
         """Begin what goes on for as long as the process is connected. Call when it is."""
         self.traffic_meter = TrafficMeter(self.num_ps)
+        self.run_meter = RunMeter()
         self.staleness_meter = StalenessMeter(self.extended.fences)
 
     @abc.abstractmethod
@@ -114,6 +131,21 @@ class BaseHost(abc.ABC):
     def hangs(self, ps: int) -> bool:
         """Return whether a ps counts as lost since it does not answer."""
 
+    # What a status needs (see `monitoring`)
+
+    @abc.abstractmethod
+    def known_workers(self) -> list[WorkerInfo]:
+        """Return what this process knows of the workers that do steps."""
+
+    @abc.abstractmethod
+    def known_ps(self) -> list[WorkerInfo]:
+        """Return what this process knows of the ps, without asking them."""
+
+    @property
+    @abc.abstractmethod
+    def own_worker(self) -> int | None:
+        """The index of the worker that this process is; None where it is their coordinator."""
+
     # What training needs (see `training.Host`)
 
     @property
@@ -144,6 +176,12 @@ class BaseHost(abc.ABC):
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
     ) -> tuple[Input, Any]:
         """Return the input of a `fit` that begins, and the callbacks to call in this process."""
+
+    def before_steps(
+        self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
+    ) -> None:
+        """Note that steps are about to run (see `training.Host`)."""
+        return
 
     @abc.abstractmethod
     def dispatcher(

@@ -17,16 +17,19 @@ from kerasps.cluster.connection.tf_info import without_info
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.local.local_registry import local_cluster_of
-from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.errors import KeraspsError
 from kerasps.inputs import makes_quickly_deleted, quickly_deleted
+from kerasps.monitoring.reader import StatusReader
+from kerasps.monitoring.sockets import StatusSocket
+from kerasps.monitoring.status import RunStatus, described
 from kerasps.runtime.connected import (
     check_not_closed,
     connected_strategy,
     note_closed,
     remember_connected,
 )
-from kerasps.runtime.forks import take_note_of_forks
+from kerasps.runtime.dry_run import DRY_RUN
+from kerasps.runtime.forks import check_not_forked, take_note_of_forks
 from kerasps.step.tracing.traffic import LoadReport
 from kerasps.strategy_arguments import ShardLayout, SparseUpdates, UpdateMode
 from kerasps.training import Host
@@ -34,7 +37,43 @@ from kerasps.variables.placement import Placement
 from kerasps.variables.placing import Extended
 
 
-class BaseStrategy(tf.distribute.ParameterServerStrategy):
+class _Reports:
+    """The reports of a strategy on a run."""
+
+    _host: BaseHost
+    _status_reader: StatusReader
+
+    def placement(self) -> Placement:
+        """Return how many variables and bytes every ps holds, and its device; prints as a table.
+
+        Raises:
+            ClusterClosedError: the cluster was closed.
+        """
+        check_not_closed("`strategy.placement()`")
+        return self._host.extended.ledger.placement()
+
+    def load_report(self) -> LoadReport:
+        """Return the traffic of every ps in the running or last `fit`; prints as a table.
+
+        Traffic is what a ps hands out and takes in: rows and bytes, per second.
+        """
+        return self._host.traffic_meter.report()
+
+    def status(self) -> RunStatus:
+        """Return the status of workers, ps, tables and the coordinator; prints as tables.
+
+        It may be called at any time, from any thread: before, during and after `fit`, after the
+        loss of a ps, and after the cluster was closed. It takes some milliseconds, and up to two
+        seconds where a ps does not answer.
+
+        Raises:
+            KeraspsError: this process was forked from the one that is connected to the cluster.
+        """
+        check_not_forked()
+        return self._status_reader.read()
+
+
+class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
     """A strategy that keeps variables on ps tasks.
 
     The constructor of each strategy checks its arguments and calls `_set_up` with its host, which
@@ -42,7 +81,6 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
     """
 
     _connecting = threading.Lock()
-    _host: BaseHost
 
     def __new__(cls, *args: object, **kwargs: object) -> BaseStrategy:
         # The constructor that runs next tells whether it is for the same cluster.
@@ -73,7 +111,7 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
             _compat.check_overridden()
             hooks.check_patched(hooks.PATCHES)
             _compat.warn_of_untested_versions()
-            wait_until_reachable(host.connects_to.server_addresses, connect_timeout)
+            host.wait_for_tasks(connect_timeout)
             with without_info():
                 self._connect(cluster_resolver)
             remember_connected(self)
@@ -123,6 +161,13 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
         self._extended.host = as_training_needs_it
         host.begin()
         take_note_of_forks()
+        self._status_reader = StatusReader(host, self._local_cluster)
+        host.run_meter.after_fit = self._status_reader.advise
+        self._status_socket = StatusSocket(
+            lambda: described(repr(self), self.status(), self.description.jobs)
+        )
+        if not DRY_RUN.is_active:
+            self._status_socket.start()
 
         atexit.register(self._before_tasks_end, None)
         if self._local_cluster is not None:
@@ -147,6 +192,8 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
             closed_by: what closes it, and where; None where this process ends and the tasks are
                 somebody else's.
         """
+        self._status_socket.close()
+        self._status_reader.finish()
         if closed_by is None:
             hooks.leave_remote_functions()
         if self._has_left:
@@ -261,22 +308,6 @@ class BaseStrategy(tf.distribute.ParameterServerStrategy):
             options: a `tf.distribute.InputOptions`.
         """
         return super().distribute_datasets_from_function(makes_quickly_deleted(dataset_fn), options)
-
-    def placement(self) -> Placement:
-        """Return how many variables and bytes every ps holds, and its device; prints as a table.
-
-        Raises:
-            ClusterClosedError: the cluster was closed.
-        """
-        check_not_closed("`strategy.placement()`")
-        return self._extended.ledger.placement()
-
-    def load_report(self) -> LoadReport:
-        """Return the traffic of every ps in the running or last `fit`; prints as a table.
-
-        Traffic is what a ps hands out and takes in: rows and bytes, per second.
-        """
-        return self._host.traffic_meter.report()
 
 
 def _tasks(description: ClusterDescription) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import threading
+from pathlib import Path
 from typing import Any, Literal
 
 import keras
@@ -10,6 +14,20 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps import checks
+from kerasps.base_strategy import BaseStrategy
+from kerasps.errors import KeraspsError
+from kerasps.monitoring.endpoint import Endpoint
+from kerasps.monitoring.metrics import METRICS
+from kerasps.monitoring.status import described
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.training.contract.host import host_of
+
+_LOGGER = logging.getLogger("kerasps")
+
+# How often it is looked whether scalars are due.
+_LOOK_S = 0.5
+# TensorBoard shows a graph for each table.
+_MOST_TABLES = 20
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -146,3 +164,249 @@ class StalenessLogger(keras.callbacks.Callback):
         )
         with self._writer.as_default():
             tf.summary.write(tag, tf.constant(bars), step=epoch, metadata=metadata)
+
+
+class ClusterMonitor(keras.callbacks.Callback):
+    """Shows a training in TensorBoard, and to Prometheus at an address of this process.
+
+    The numbers are those of `strategy.status()`: steps and staleness of each worker, who was lost
+    and came back, bytes, rows and traffic of each ps, memory and CPU. `docs/monitoring.md` lists
+    them. The callback is not told of batches, so it makes no worker wait.
+
+    ```python
+    # `model` is one of a `ParameterServerStrategy`.
+    model.fit(
+        np.ones((1000, 64)),
+        np.ones(1000),
+        epochs=3,
+        callbacks=[kerasps.ClusterMonitor("logs", port=0)],
+    )
+    ```
+
+    While `fit` runs, `http://host:port/metrics` has the text for Prometheus, and
+    `kerasps top host:port` shows the same. The port is closed when `fit` ends, also by an error.
+    Under a `WorkerDrivenStrategy` each worker shows itself: worker i at `port + i`, and in the
+    directory `worker_i` of `log_dir`. Without a strategy of kerasps the callback does nothing.
+
+    Args:
+        log_dir: a directory of TensorBoard's, where scalars are written as the run `cluster`; the
+            steps of this process's trainings are their axis. Default None: none are written.
+        port: the port for Prometheus and `kerasps top`, 0 for a free one, which `address` names.
+            It needs the package `prometheus-client`. Default None: no port is opened.
+        host: the address to listen on. There is no access control: whoever reaches another address
+            than the loopback can read the numbers. Default `"127.0.0.1"`.
+        update_freq: `"epoch"`, or a number of steps after which scalars are written, at the latest
+            half a second late. Default `"epoch"`.
+
+    Raises:
+        TypeError: an argument is not of its type.
+        ValueError: an argument is out of its range, or neither `log_dir` nor `port` is given.
+        ImportError: `port` is given, and `prometheus-client` is not installed.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        port: int | None = None,
+        host: str = "127.0.0.1",
+        *,
+        update_freq: Literal["epoch"] | int = "epoch",
+    ) -> None:
+        super().__init__()
+        if log_dir is None and port is None:
+            raise ValueError(
+                "A ClusterMonitor without arguments shows nothing. Expected: `log_dir` for "
+                "TensorBoard, `port` for Prometheus, or both. Received: neither. Give one like "
+                "`kerasps.ClusterMonitor('logs')`; `kerasps top` needs no callback."
+            )
+        self.log_dir = None if log_dir is None else checks.path("log_dir", log_dir)
+        self.port = None if port is None else _checked_port(port)
+        if not isinstance(host, str) or not host:
+            kind = ValueError if isinstance(host, str) else TypeError
+            raise kind(
+                "Argument `host` is not an address. Expected: a text. Received: "
+                f"host={host!r}. Give one like '127.0.0.1'."
+            )
+        self.host = host
+        if update_freq != "epoch":
+            update_freq = checks.count(
+                "Argument `update_freq` is neither 'epoch' nor a number of steps",
+                update_freq,
+                expected="'epoch', or a whole number of at least 1",
+                received=f"update_freq={update_freq!r}",
+                advice="Give 'epoch', or a number like 100.",
+            )
+        self.update_freq = update_freq
+        if port is not None:
+            _exposition()
+        self._run: _MonitoredRun | None = None
+
+    @property
+    def address(self) -> str | None:
+        """The `"host:port"` of `/metrics` and `/status`; None where none is open."""
+        return None if self._run is None else self._run.address
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is for another `fit`, which sets its model and opens its own files and port.
+        return {**self.__dict__, "_run": None, "_model": None}
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Open the port and the file.
+
+        Raises KeraspsError where the port is in use, or cannot be listened on.
+        """
+        self._close()
+        strategy = self.model._distribute_strategy
+        if not isinstance(strategy, BaseStrategy):
+            _LOGGER.warning(
+                "A ClusterMonitor does nothing here: the model is of no strategy with workers."
+            )
+            return
+        self._run = run = _MonitoredRun(strategy)
+        host_of(self.model).run_meter.when_fit_ends(self._close)
+        if self.port is not None:
+            run.listen(self.host, self.port)
+        if self.log_dir is not None:
+            run.write_to(self.log_dir)
+            if self.update_freq != "epoch":
+                run.write_every(self.update_freq)
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Write scalars."""
+        if self._run is not None and self.update_freq == "epoch":
+            self._run.write()
+
+    def on_train_end(self, logs: object = None) -> None:
+        """Write the last scalars, and close the port and the file."""
+        if self._run is not None and self.update_freq != "epoch":
+            self._run.write()
+        self._close()
+
+    def _close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
+
+
+def _checked_port(port: object) -> int:
+    number = checks.count(
+        "Argument `port` is not a port",
+        port,
+        least=0,
+        expected="a whole number from 0 to 65535",
+        received=f"port={port!r}",
+        advice="Give one like 9090, or 0 for a free one.",
+    )
+    if number > 65535:
+        raise ValueError(
+            "Argument `port` is not a port. Expected: a whole number from 0 to 65535. Received: "
+            f"port={port!r}. Give one like 9090, or 0 for a free one."
+        )
+    return number
+
+
+def _exposition() -> Any:
+    """Return what writes metrics for Prometheus.
+
+    Raises ImportError where its package is not installed.
+    """
+    try:
+        from kerasps.monitoring.prometheus import exposition
+    except ImportError as exc:
+        raise ImportError(
+            "A ClusterMonitor with a port needs the package `prometheus-client`. Expected: that it "
+            f"can be imported. Received: {exc}. Install it with `pip install kerasps[monitor]`, or "
+            "leave `port` out."
+        ) from exc
+    return exposition
+
+
+class _MonitoredRun:
+    """The port and the file of a `ClusterMonitor` during one `fit`.
+
+    Args:
+        strategy: the strategy of the model.
+    """
+
+    def __init__(self, strategy: BaseStrategy) -> None:
+        self._strategy = strategy
+        host = strategy.extended.host
+        self._worker: int | None = host.own_worker
+        self._meter = host.run_meter
+        self._endpoint: Endpoint | None = None
+        self._writer: Any = None
+        self._writing = threading.Lock()
+        self._is_over = threading.Event()
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens; None where it does not."""
+        return None if self._endpoint is None else self._endpoint.address
+
+    def listen(self, host: str, port: int) -> None:
+        """Open the port."""
+        if self._worker is not None and port:
+            port += self._worker
+        strategy = self._strategy
+        try:
+            self._endpoint = Endpoint(
+                host,
+                port,
+                metrics=_exposition()(strategy.status),
+                status=lambda: described(
+                    repr(strategy), strategy.status(), strategy.description.jobs
+                ),
+            )
+        except (OSError, OverflowError) as exc:
+            raise KeraspsError(
+                f"The ClusterMonitor cannot listen at {host}:{port}. Expected: an address of this "
+                f"machine, and a port that nobody uses. Received: {exc}. Give another port, 0 for "
+                "a free one, or another host."
+            ) from exc
+        _LOGGER.info("http://%s/metrics has the numbers of this training.", self.address)
+
+    def write_to(self, log_dir: Path) -> None:
+        """Open the file."""
+        if self._worker is not None:
+            log_dir /= f"worker_{self._worker}"
+        with tf.device(COORDINATOR_CPU):
+            self._writer = tf.summary.create_file_writer(str(log_dir / "cluster"))
+
+    def write_every(self, steps: int) -> None:
+        """Have a thread write scalars after so many steps, time and again."""
+
+        def write_when_due() -> None:
+            last = self._meter.total
+            while not self._is_over.wait(_LOOK_S):
+                if self._meter.total - last >= steps:
+                    last = self._meter.total
+                    # The end of the cluster may be what is about to end this.
+                    with contextlib.suppress(KeraspsError, tf.errors.OpError):
+                        self.write()
+
+        threading.Thread(target=write_when_due, name="kerasps-scalars", daemon=True).start()
+
+    def write(self) -> None:
+        """Write the scalars of now."""
+        if self._writer is None:
+            return
+        status = self._strategy.status()
+        tables = {table.name for table in status.tables[:_MOST_TABLES]}
+        with self._writing, tf.device(COORDINATOR_CPU), self._writer.as_default():
+            for metric in METRICS:
+                for labels, value in metric.samples(status):
+                    if len(labels) > 1 or (metric.labels == ("table",) and labels[0] not in tables):
+                        continue
+                    tag = "/".join([metric.name.removeprefix("kerasps_"), *labels])
+                    tf.summary.scalar(tag.replace(":", "_"), value, step=status.steps_total)
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Close the port and the file."""
+        self._is_over.set()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if self._writer is not None:
+            with self._writing:
+                self._writer.close()
+                self._writer = None

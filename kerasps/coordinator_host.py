@@ -15,7 +15,7 @@ from kerasps.cluster.connection.connect import connect_to_tasks
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.description.worker_devices import FIRST_CPU, WorkerDevices
-from kerasps.cluster.members.membership import Membership
+from kerasps.cluster.members.membership import Membership, WorkerInfo
 from kerasps.inputs import Input, InputArguments, as_input
 from kerasps.step import Mode, TracedStep
 from kerasps.step.running.replica_run import run_in_graph
@@ -47,6 +47,7 @@ class CoordinatorHost(BaseHost):
     """
 
     membership: Membership
+    own_worker = None
     after_ps_loss = (
         "Start the ps again and this script with it, from the last checkpoint: "
         "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
@@ -94,7 +95,7 @@ class CoordinatorHost(BaseHost):
         """
         self._devices.check(self.description.jobs.get("worker", ()))
         super().begin()
-        self.membership = Membership(self.description.server_addresses, self._resolve)
+        self.membership = self.make_membership()
         self.membership.start()
         coordinator = self.coordinator
         self.scheduled_calls = calls = ScheduledCalls(self)
@@ -102,6 +103,10 @@ class CoordinatorHost(BaseHost):
         self._port.replace_failure_handler(self.membership, calls)
         self.extended.away = AwayStates(self.extended.mutex)
         self.extended.replica_runner = functools.partial(run_in_graph, self, calls)
+
+    def make_membership(self) -> Membership:
+        """Return what watches the tasks once it is started."""
+        return Membership(self.description.server_addresses, self._resolve)
 
     def _resolve(self) -> dict[int, str]:
         """Return where the workers are now."""
@@ -131,6 +136,14 @@ class CoordinatorHost(BaseHost):
     def hangs(self, ps: int) -> bool:
         """Return whether a ps counts as lost since it does not answer."""
         return self.membership.hangs(ps)
+
+    def known_workers(self) -> list[WorkerInfo]:
+        """Return what is known of each worker."""
+        return self.membership.tasks("worker")
+
+    def known_ps(self) -> list[WorkerInfo]:
+        """Return what is known of each ps."""
+        return self.membership.tasks("ps")
 
     @property
     def num_workers(self) -> int:

@@ -139,6 +139,9 @@ class ParameterServerStrategy(BaseStrategy):
 
     _host: CoordinatorHost
 
+    # Another one in a dry run, which connects to no task.
+    _host_type: type[CoordinatorHost] = CoordinatorHost
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | LocalCluster | None = None,
@@ -179,7 +182,7 @@ class ParameterServerStrategy(BaseStrategy):
             jit_compile_updates=jit_compile_updates,
         )
         options = checked_updates(checked_tables(options), len(description.jobs["worker"]))
-        self._set_up(CoordinatorHost(description, options, resolver), resolver, connect_timeout)
+        self._set_up(self._host_type(description, options, resolver), resolver, connect_timeout)
 
     def workers(self) -> list[WorkerInfo]:
         """Return the index, address and status of each worker: who is there, and who is not.

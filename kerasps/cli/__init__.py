@@ -1,4 +1,4 @@
-"""The `kerasps` command: `launch`, `serve`, `env`.
+"""The `kerasps` command: `launch`, `run`, `plan`, `serve`, `top`, `trace`, `env`.
 
 Contract: the command starts without TensorFlow's Python packages and without Keras, so that its
 help and its errors come at once.

@@ -12,6 +12,7 @@ from kerasps.cluster.processes.process import describe_exit_code, end_with_paren
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.serving.run_end import CODE_OF_LOST, RunEndWatch
 from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, SupervisorPipe
+from kerasps.script_start import with_quiet_start
 
 _POLL_INTERVAL_S = 0.05
 _END_GRACE_S = 10.0
@@ -90,7 +91,7 @@ class DrivenScript:
         self._pipe = SupervisorPipe()
         self._process = subprocess.Popen(
             self._command,
-            env=self._env | self._pipe.variables,
+            env=with_quiet_start(self._env | self._pipe.variables),
             pass_fds=[self._pipe.fd_to_pass],
             preexec_fn=end_with_parent(),
         )

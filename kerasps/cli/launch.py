@@ -16,6 +16,7 @@ from kerasps.cli.run_state import Event, PSDied, RunState, WorkerDied
 from kerasps.cli.script_run import ScriptRun
 from kerasps.cli.signals import EndedBySignal, end_with, signal_handlers
 from kerasps.cli.worker_run import WorkerRun
+from kerasps.cluster.local.launched_cluster import LaunchedCluster
 from kerasps.cluster.local.local_cluster import LocalCluster, task_watch_of
 from kerasps.cluster.local.local_ps import LocalPS
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
@@ -36,7 +37,7 @@ def launch(
     evaluator: Sequence[str] | None = None,
     evaluator_timeout: float = 600.0,
 ) -> int:
-    """Start a cluster, run a command as its coordinator, and close the cluster.
+    """Start a cluster, beside it a command as its coordinator, and close the cluster.
 
     Thread: the main thread, whose signal handlers it replaces for the time being.
 
@@ -63,7 +64,7 @@ def launch(
     received: list[signal.Signals] = []
     try:
         with signal_handlers(end_with):
-            cluster = (LocalPS if mode == "worker" else LocalCluster)(
+            cluster = (LocalPS if mode == "worker" else LaunchedCluster)(
                 num_workers,
                 num_ps,
                 log_dir=log_dir,
@@ -113,9 +114,15 @@ def _run_to_the_end(
 
     Returns:
         The exit code of the command; 1 where it was 0 and the evaluator failed.
+
+    Raises:
+        TaskStartError: the cluster did not start.
     """
-    code = run.until_the_end(received, evaluator)
-    _close(cluster)
+    try:
+        code = run.until_the_end(received, evaluator)
+    finally:
+        run.close()
+        _close(cluster)
     # A signal means that all is to end, and soon.
     if evaluator is not None and not evaluator.finish(evaluator_timeout, lambda: bool(received)):
         code = code or 1
@@ -123,7 +130,7 @@ def _run_to_the_end(
 
 
 def _run_of(
-    command: Sequence[str], cluster: LocalCluster, max_restarts: int
+    command: Sequence[str], cluster: LocalPS | LaunchedCluster, max_restarts: int
 ) -> ScriptRun | WorkerRun:
     if isinstance(cluster, LocalPS):
         return WorkerRun(command, cluster, max_restarts)
@@ -146,12 +153,15 @@ class _LocalRun(ScriptRun):
         state: what decides.
     """
 
-    def __init__(self, command: Sequence[str], cluster: LocalCluster, state: RunState) -> None:
+    def __init__(self, command: Sequence[str], cluster: LaunchedCluster, state: RunState) -> None:
         super().__init__(command, cluster.description, state, "kerasps launch")
         self._cluster = cluster
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         self._watch = task_watch_of(cluster)
         self._watch.on_death = self._deaths.put
+
+    def _look_at_start(self) -> None:
+        self._cluster.look_at_start()
 
     def _task_events(self) -> Iterator[Event]:
         while not self._deaths.empty():

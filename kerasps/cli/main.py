@@ -1,30 +1,33 @@
-"""Parses the `kerasps` command: `launch` a script, `serve` a task, describe the `env`ironment."""
+"""Parses the `kerasps` command, and hands over to the module of each command."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kerasps import __version__
-from kerasps.cli import run, serve
+from kerasps.cli import plan, run, serve, top, trace
 from kerasps.cli.options import (
     MODES,
     CommandParser,
     Commands,
     add_mode,
-    as_count,
+    add_numbers,
+    add_script,
     as_count_or_zero,
     as_evaluator,
     as_mode,
     as_seconds,
     check_script,
+    numbers,
     refuse,
     setting,
 )
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.errors import ClusterConfigError, KeraspsError
+from kerasps.monitoring.sockets import remove_stale_sockets
 
 _LAUNCH_HELP = """\
 Runs a training script with worker and ps processes around it, all on this machine.
@@ -98,16 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if others:
         refuse(getattr(args, "parser", parser), others)
     try:
-        if args.command == "launch":
-            return _launch(args)
-        if args.command == "serve":
-            return serve.run(args)
-        if args.command == "run":
-            return run.run(args)
-        # Each command imports its own, so that none waits for another's.
-        from kerasps.cli.env import report_environment
-
-        return report_environment()
+        return _HANDLERS[args.command](args)
     except (KeraspsError, RuntimeError, OSError) as exc:
         print(f"kerasps {args.command}: error: {exc}", file=sys.stderr)
         return 2 if isinstance(exc, ClusterConfigError) else 1
@@ -117,8 +111,7 @@ def _launch(args: argparse.Namespace) -> int:
     from kerasps.cli.launch import launch
 
     parser: argparse.ArgumentParser = args.parser
-    num_workers = setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", as_count, 2)
-    num_ps = setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1)
+    num_workers, num_ps = numbers(parser, args)
     start_timeout = setting(parser, args.start_timeout, "KERASPS_START_TIMEOUT", as_seconds, 60.0)
     max_restarts = setting(
         parser, args.max_restarts, "KERASPS_MAX_RESTARTS", as_count_or_zero, DEFAULT_MAX_RESTARTS
@@ -129,17 +122,39 @@ def _launch(args: argparse.Namespace) -> int:
     )
     log_dir = args.log_dir or os.environ.get("KERASPS_LOG_DIR") or None
     check_script(parser, args.script, args.args)
-    return launch(
-        [sys.executable, args.script, *args.args],
-        num_workers=num_workers,
-        num_ps=num_ps,
-        mode=setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0]),
-        log_dir=log_dir,
-        start_timeout=start_timeout,
-        max_restarts=max_restarts,
-        evaluator=None if evaluator is None else [sys.executable, *evaluator],
-        evaluator_timeout=evaluator_timeout,
-    )
+    command = [sys.executable, args.script, *args.args]
+    try:
+        return launch(
+            command,
+            num_workers=num_workers,
+            num_ps=num_ps,
+            mode=setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0]),
+            log_dir=log_dir,
+            start_timeout=start_timeout,
+            max_restarts=max_restarts,
+            evaluator=None if evaluator is None else [sys.executable, *evaluator],
+            evaluator_timeout=evaluator_timeout,
+        )
+    finally:
+        remove_stale_sockets()  # a script that was killed has left its own
+
+
+def _env(args: argparse.Namespace) -> int:
+    from kerasps.cli.env import report_environment
+
+    return report_environment()
+
+
+# Each command imports what it needs when it runs, so that none waits for another's.
+_HANDLERS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "launch": _launch,
+    "plan": plan.run,
+    "run": run.run,
+    "serve": serve.run,
+    "top": top.run,
+    "trace": trace.run,
+    "env": _env,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,8 +169,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
-    serve.add_serve(commands)
-    run.add_run(commands)
+    plan.add_parser(commands)
+    run.add_parser(commands)
+    serve.add_parser(commands)
+    top.add_parser(commands)
+    trace.add_parser(commands)
     commands.add_parser(
         "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
     )
@@ -175,18 +193,7 @@ def _add_launch(commands: Commands) -> None:
         allow_abbrev=False,
     )
     launch.set_defaults(parser=launch)
-    launch.add_argument(
-        "--num-workers",
-        type=as_count,
-        metavar="N",
-        help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)",
-    )
-    launch.add_argument(
-        "--num-ps",
-        type=as_count,
-        metavar="M",
-        help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
-    )
+    add_numbers(launch)
     add_mode(launch, "who drives the steps")
     launch.add_argument(
         "--log-dir",
@@ -209,10 +216,7 @@ def _add_launch(commands: Commands) -> None:
         f"script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
     )
     _add_evaluator(launch)
-    launch.add_argument("script", metavar="script.py", help="the training script")
-    launch.add_argument(
-        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
-    )
+    add_script(launch)
 
 
 def _add_evaluator(launch: argparse.ArgumentParser) -> None:

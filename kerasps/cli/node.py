@@ -34,6 +34,7 @@ from kerasps.cluster.serving.run_end import (
 from kerasps.errors import ClusterConfigError
 from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
 from kerasps.runtime.addresses import split_address
+from kerasps.script_start import with_quiet_start
 
 # How long the chief waits for tasks to ask how the run ended. A task that begins anew takes a few
 # seconds to ask; one that is lost never does.
@@ -187,7 +188,7 @@ def evaluate(command: Sequence[str], description: ClusterDescription, options: N
         signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
         subprocess.Popen(
             command,
-            env=env,
+            env=with_quiet_start(env),
             stdin=None if chief is None else subprocess.PIPE,
             preexec_fn=end_with_parent(),
         ) as process,

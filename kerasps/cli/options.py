@@ -34,6 +34,36 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
 
+def add_numbers(command: argparse.ArgumentParser) -> None:
+    """Add the options that say how many tasks there are."""
+    command.add_argument(
+        "--num-workers",
+        type=as_count,
+        metavar="N",
+        help="worker processes (default: 2; environment: KERASPS_NUM_WORKERS)",
+    )
+    command.add_argument(
+        "--num-ps",
+        type=as_count,
+        metavar="M",
+        help="ps processes (default: 1; environment: KERASPS_NUM_PS)",
+    )
+
+
+def numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[int, int]:
+    """Return how many workers and ps there are to be."""
+    num_workers = setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", as_count, 2)
+    return num_workers, setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1)
+
+
+def add_script(command: argparse.ArgumentParser) -> None:
+    """Add the script and its arguments, behind all options."""
+    command.add_argument("script", metavar="script.py", help="the training script")
+    command.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
+    )
+
+
 def add_mode(command: argparse.ArgumentParser, what: str) -> None:
     """Add the option that says who drives the steps."""
     command.add_argument(
@@ -146,7 +176,9 @@ def refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
     like = difflib.get_close_matches(others[0].partition("=")[0], _options_of(parser), 1)
     hint = f" Did you mean {like[0]}?" if like else ""
     script = (
-        " Options of the script go behind it." if parser.prog.endswith(("launch", "run")) else ""
+        " Options of the script go behind it."
+        if parser.prog.endswith(("launch", "plan", "run"))
+        else ""
     )
     parser.error(
         f"unrecognized arguments: {' '.join(others)}. Expected: those that `{parser.prog} --help` "

@@ -71,7 +71,7 @@ example:
   srun kerasps run --num-ps 2 train.py"""
 
 
-def add_run(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
     run: argparse.ArgumentParser = commands.add_parser(
         "run",

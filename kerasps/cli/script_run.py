@@ -35,6 +35,7 @@ from kerasps.cluster.processes.process import child_environment, end_with_parent
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.supervision import Notice, SupervisorPipe
+from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at tasks and script: a person does not notice it, and neither does
 # the processor.
@@ -57,7 +58,7 @@ def script_environment(
     # The coordinator computes little. Without this it would take all memory of every GPU away from
     # the workers.
     env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    return env
+    return with_quiet_start(env)
 
 
 class ScriptRun:
@@ -99,6 +100,9 @@ class ScriptRun:
         Args:
             received: the signals that have come to the launcher, in their order; it grows.
             evaluator: the evaluator to watch meanwhile.
+
+        Raises:
+            TaskStartError: the tasks did not start.
         """
         signals = Signals(received)
         self._start_script()
@@ -114,12 +118,20 @@ class ScriptRun:
                 self._handle(event)
             if self._code is not None:
                 return self._code
+            self._look_at_start()
             if evaluator is not None:
                 evaluator.watch()
             time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        """Close the pipe to the script."""
+        """Kill the script where it still runs, and close the pipe to it."""
+        if self._script is not None:
+            self._script.kill()
+            self._script.wait()
+            self._script = None
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         if self._pipe is not None:
             self._pipe.close()
 
@@ -137,6 +149,9 @@ class ScriptRun:
         for pid in processes_listening_on(self._port):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _look_at_start(self) -> None:
+        """Go on with the start of the tasks, where they start beside the script."""
 
     def _task_events(self) -> Iterator[Event]:
         """Return what has happened to the tasks."""
@@ -181,12 +196,12 @@ class ScriptRun:
                 self._code = code
 
     def _start_script(self) -> None:
-        self.close()
+        self._close_pipe()
         # One for each start: what an earlier script had to say is no business of this one.
         self._pipe = SupervisorPipe()
         self._script = subprocess.Popen(
             self._command,
-            env=self._env | self._pipe.variables,
+            env=with_quiet_start(self._env | self._pipe.variables),
             pass_fds=[self._pipe.fd_to_pass],
             preexec_fn=end_with_parent(),
         )

@@ -40,7 +40,7 @@ example:
     "ps": ["host2:2222"]}, "task": {"type": "ps", "index": 0}}' kerasps serve"""
 
 
-def add_serve(commands: Commands) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
     serve = commands.add_parser(
         "serve",

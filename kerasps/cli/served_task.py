@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import warnings
@@ -13,6 +14,7 @@ from kerasps.cluster.server import serve
 from kerasps.cluster.serving.renewal import AfterTheEnd, End, start_anew
 from kerasps.cluster.serving.run_end import RunEndWatch, wait_for_run_end
 from kerasps.errors import ClusterConfigError
+from kerasps.quiet_start import quiet_start
 from kerasps.runtime.addresses import split_address
 
 # How long ps serve the workers that are still at work when the chief is done.
@@ -60,7 +62,10 @@ def serve_task(
     task = (description.task_type, description.task_index)
     task_name = f"{task[0]} {task[1]}"
 
+    starting = contextlib.ExitStack()
+
     def ready(port: int, address: str | None) -> None:
+        starting.close()
         say_as(
             name, f"{task_name} listens on port {port} of {address or 'every network interface'}"
         )
@@ -77,8 +82,9 @@ def serve_task(
         start_anew(port)
 
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), starting:
         warnings.showwarning = _printing_as(name)
+        starting.enter_context(quiet_start())
         serve(
             description,
             bind=bind,

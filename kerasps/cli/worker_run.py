@@ -19,6 +19,7 @@ from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, SupervisorPipe
+from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at the workers: a person does not notice it, and neither does the
 # processor.
@@ -123,7 +124,7 @@ class WorkerRun:
                 env["TF_CPP_MIN_LOG_LEVEL"] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
             self._processes[worker] = subprocess.Popen(
                 self._command,
-                env=env,
+                env=with_quiet_start(env),
                 pass_fds=[pipe.fd_to_pass],
                 preexec_fn=end_with_parent(),
             )
@@ -132,7 +133,7 @@ class WorkerRun:
         with open_log(self._cluster.log_dir / f"worker-{worker}.log") as log:
             self._processes[worker] = subprocess.Popen(
                 self._command,
-                env=env,
+                env=with_quiet_start(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ from typing import IO, cast
 from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
 from kerasps.cluster.processes.logs import open_log
 from kerasps.cluster.processes.process import child_environment, describe_exit_code, end_with_parent
+from kerasps.script_start import with_quiet_start
 
 # Set to 1 for a process whose stdin ends when the training does; nothing is ever written to it. A
 # pipe leaves nothing behind and ends with the launcher, however that ends.
@@ -58,7 +59,7 @@ class EvaluatorProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
-            env=env,
+            env=with_quiet_start(env),
             # A session of its own: Ctrl-C in the terminal is for the script.
             start_new_session=True,
             preexec_fn=end_with_parent(),

@@ -13,7 +13,7 @@ import tensorflow as tf
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.forks import check_not_forked
 from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, write_rows
-from kerasps.variables.named import on_own_task
+from kerasps.variables.named import make_initial
 from kerasps.variables.phase import creating_strategy, entering, strategy_of_new_variables
 from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.sharding import ShardedStorage, Sharding
@@ -35,8 +35,9 @@ def create_storage(
     """Create the storage of a variable.
 
     Args:
-        initial_value: makes the whole initial value. It runs on the device that stores it.
-        initial_shard: makes the initial value of one shard. It runs on the device that stores it.
+        initial_value: makes the whole initial value. It runs on the device that stores it, or on
+            the coordinator where the value is small.
+        initial_shard: makes the initial value of one shard, likewise.
         shape: the shape of the whole variable.
         dtype: its dtype.
         trainable: as for `tf.Variable`.
@@ -105,8 +106,9 @@ class _New:
         elif isinstance(beside, PooledRows):
             rows = pools.add_slot(beside, self.dtype, name)
         if rows is not None:
-            with tf.init_scope(), entering(None), tf.device(rows.device):
-                rows.assign(on_own_task(initial_value))
+            if rows.takes_values:
+                with tf.init_scope(), entering(None), tf.device(rows.device):
+                    rows.assign(make_initial(initial_value, rows.shape, rows.dtype))
             self.extended.ledger.add(rows, is_placed=self.is_table and device is None)
             return rows
         variable = self.apart(device, shape, initial_value, name)

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from kerasps.runtime.devices import connected_devices
 from kerasps.variables.keras_random import drawn_seed, fans
 
 # Whole values larger than this are worth a warning: beside the shard itself, they fill the memory
@@ -192,10 +193,7 @@ def _random(
         generated_row_bytes = max(1, row_size * tf.as_dtype(dtype).size) * rows.step
         rows_per_chunk = max(1, CHUNK_BYTES // generated_row_bytes)
         layout = tf.constant([rows.start, rows.step, len(rows), row_size, rows_per_chunk], tf.int64)
-        # A task knows only functions that were traced after the coordinator had connected to it, so
-        # the devices are a part of the cache's key.
-        connected = tuple(device.name for device in tf.config.list_logical_devices())
-        generate = _generator(distribution.kind, dtype, connected)
+        generate = _generator(distribution.kind, dtype, connected_devices())
         values = generate(layout, tf.constant(start), tf.constant(scale_and_shift, dtype))
         return tf.reshape(values, (len(rows), *shape[1:]))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import keras
 
+# The name that `keras.layers.Embedding` gives its weight. That of a Dense layer is read whole.
+TABLE_NAME = "embeddings"
+
 
 def is_metric_state(variable: keras.Variable) -> bool:
     """Return whether `variable` is the state of a metric.

@@ -19,11 +19,18 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.runtime.calls import persist
+from kerasps.runtime.devices import COORDINATOR_CPU
+from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.runtime.errors import comes_from_worker, lost_ps, naming_lost_ps
 from kerasps.runtime.forks import is_fork
 from kerasps.variables.names import CALLS, NAMES
 
 _Returned = TypeVar("_Returned")
+
+# An initializer has up to a dozen operations, and each is a round trip where it is made on a ps: 4
+# ms in all on one machine. To make a value here and send it takes less up to some megabytes there,
+# and with a gigabit a second up to this.
+_SENT_BYTES = 256 << 10
 
 
 class NamedVariable(_compat.ResourceVariable):
@@ -49,6 +56,8 @@ class NamedVariable(_compat.ResourceVariable):
     ) -> None:
         with tf.init_scope():
             dtype, shape = tf.as_dtype(dtype), tf.TensorShape(shape)
+            self._absent_device = DRY_RUN.device
+            self._is_left_out = DRY_RUN.leaves_out(shape, dtype)
             kind = (dtype.name, tuple(shape))
             shared_name = self._claim_name(kind)
             handle = on_own_task(
@@ -64,7 +73,7 @@ class NamedVariable(_compat.ResourceVariable):
             self._distribute_strategy = tf.distribute.get_strategy()
             self.shared_name = shared_name
             if initial_value is not None and self._takes_initial_value():
-                value = on_own_task(initial_value)
+                value = make_initial(initial_value, shape, dtype)
                 assign = super().assign
                 on_own_task(lambda: assign(value, read_value=False))
             # A graph captures handles and not variables, and is asked for the variables later.
@@ -72,15 +81,20 @@ class NamedVariable(_compat.ResourceVariable):
             self._own(kind)
 
     @property
+    def device(self) -> str:
+        """The device that holds it; in a dry run, the one that would."""
+        return self._absent_device or str(super().device)
+
+    @property
     def takes_values(self) -> bool:
         """Whether what this process assigns outside of steps is written."""
-        return True
+        return not self._is_left_out
 
     def _claim_name(self, kind: Hashable) -> str:
         return NAMES.claim(kind)
 
     def _takes_initial_value(self) -> bool:
-        return True
+        return self.takes_values
 
     def _own(self, kind: Hashable) -> None:
         # Not when this process ends: TensorFlow then takes all of the process's resources off the
@@ -105,6 +119,25 @@ def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -
     """
     with naming_lost_ps:
         return persist(call, when=_broke_off if is_repeatable else _was_left_behind)
+
+
+def make_initial(
+    initial_value: Callable[[], _Returned], shape: tf.TensorShape, dtype: tf.DType
+) -> _Returned:
+    """Make the initial value of a variable on the current device, or here where it is small.
+
+    Args:
+        initial_value: makes it.
+        shape: its shape, fully defined.
+        dtype: its dtype.
+
+    Raises:
+        PSLostError: the task of the device is gone.
+    """
+    if shape.num_elements() * dtype.size > _SENT_BYTES:
+        return on_own_task(initial_value)
+    with tf.device(COORDINATOR_CPU):
+        return on_own_task(initial_value)
 
 
 def _was_left_behind(error: tf.errors.OpError) -> bool:

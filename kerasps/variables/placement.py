@@ -11,6 +11,8 @@ from typing import Any, overload
 import tensorflow as tf
 
 from kerasps.runtime.devices import ps_device
+from kerasps.runtime.dry_run import DRY_RUN
+from kerasps.words import text_table
 
 # A variable, or a shard of one, of up to so many bytes is small: to read or update it takes less
 # time than to start the operation.
@@ -128,21 +130,6 @@ class Placement(Sequence[TaskPlacement]):
         return "\n".join(filter(None, [text_table(rows), str(self.looked_up)]))
 
 
-def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text as an aligned table; all columns but the last are numbers."""
-    last = len(rows[0]) - 1
-    widths = [max(len(row[column]) for row in rows) for column in range(last)]
-    return "\n".join(
-        "  ".join(
-            [
-                *(cell.rjust(width) for cell, width in zip(row[:last], widths, strict=True)),
-                row[last],
-            ]
-        )
-        for row in rows
-    )
-
-
 @dataclass(frozen=True)
 class Held:
     """A variable, or a shard of one, that a ps holds.
@@ -204,7 +191,8 @@ class PlacementLedger:
             variable: the variable. One that is on no ps does not count.
             is_placed: whether `place` or `spread` has chosen its ps.
         """
-        spec = tf.DeviceSpec.from_string(variable.device)
+        # In a dry run, the ps that it would be on is not there.
+        spec = tf.DeviceSpec.from_string(DRY_RUN.device or variable.device)
         if spec.job == "ps":
             num_bytes = math.prod(variable.shape) * variable.dtype.size
             held = Held(variable.name, spec.task, num_bytes, is_placed)

@@ -264,7 +264,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     ) -> Any:
         with _without_colocation(), tf.device(device):
             variable = creator(**kwargs)
-        self.ledger.add(variable, is_placed=is_placed)
+            self.ledger.add(variable, is_placed=is_placed)
         return variable
 
     def _create_variable_round_robin(

@@ -34,17 +34,16 @@ class PooledRows(TensorLike):
         holder: as given.
         begin: the first of its rows.
         pool: as given.
+        takes_values: whether what this process assigns outside of steps is written.
         watched: the holder twice more: some of these rows are read as from the one, all of them as
             from the other. By these a GradientTape knows them from others.
     """
-
-    # What this process assigns outside of steps is written.
-    takes_values = True
 
     def __init__(
         self, holder: NamedVariable, rows: range, pool: RowPool, *, trainable: bool, name: str
     ) -> None:
         self.holder = holder
+        self.takes_values = holder.takes_values
         self.begin = rows.start
         self.pool = pool
         self.trainable = trainable

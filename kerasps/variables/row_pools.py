@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from kerasps.variables.kinds import TABLE_NAME
 from kerasps.variables.named import NamedVariable, on_own_task
 from kerasps.variables.names import NAMES
 from kerasps.variables.pooled_rows import PooledRows
@@ -30,8 +31,6 @@ MAX_TABLE_BYTES = 16 << 20
 POOL_BYTES = 128 << 20
 # So many tables of a kind are stored each by itself. Few gain nothing, and most models have few.
 NUM_APART = 3
-# The name that `keras.layers.Embedding` gives its weight. That of a Dense layer is read whole.
-_TABLE_NAME = "embeddings"
 
 _NUMBERS = itertools.count(1)
 
@@ -144,7 +143,8 @@ class RowPool:
                     trainable=trainable,
                     name="tables" if trainable else "rows",
                 )
-                on_own_task(lambda: _take_memory(holder))
+                if holder.takes_values:
+                    on_own_task(lambda: _take_memory(holder))
             self._holders[key] = holder
         return self._holders[key]
 
@@ -174,7 +174,7 @@ class RowPools:
     def takes(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> bool:
         """Return whether a new variable is taken for a table that may share a storage."""
         return (
-            name == _TABLE_NAME
+            name == TABLE_NAME
             and len(shape) > 1
             and dtype.is_floating
             and self._table_min_bytes <= math.prod(shape) * dtype.size

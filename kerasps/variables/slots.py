@@ -95,18 +95,23 @@ def check_optimizer(
             )
 
 
-def move_slots(optimizer: keras.optimizers.Optimizer) -> None:
+def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
     """Move each slot beside its variable. Call before a step is traced.
 
     Optimizers that make slots in their own way leave them elsewhere.
 
+    Returns:
+        True where a slot was moved.
+
     Raises:
         UnsupportedError: the optimizer has large state that belongs to no one variable.
     """
+    has_moved = False
     for variable, own in zip(optimizer._trainable_variables, slots_of(optimizer), strict=True):
         for slot in own:
             if isinstance(slot, ParameterServerVariable) and not slot.lies_beside(variable):
                 slot.move_to(variable)
+                has_moved = True
     # After the slots, which an optimizer may keep in another way: then they are among these.
     for variable in shared_state(optimizer):
         if _num_elements(variable) > MAX_SHARED_ELEMENTS:
@@ -116,6 +121,7 @@ def move_slots(optimizer: keras.optimizers.Optimizer) -> None:
                 f"shape {tuple(variable.shape)}. Keep one slot per variable in a list, in the "
                 "order of `build`'s argument."
             )
+    return has_moved
 
 
 def _num_elements(variable: keras.Variable) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -17,11 +18,13 @@ from kerasps.cluster.connection.connect import connect_to_tasks
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.cluster.description.worker_devices import compute_devices, devices_of_task
+from kerasps.cluster.members.membership import WorkerInfo
 from kerasps.errors import UnsupportedError
 from kerasps.inputs import DatasetCreator, Input, InputArguments, as_input
 from kerasps.runtime.devices import COORDINATOR_TASK
 from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
+from kerasps.tracing import Trace
 from kerasps.training import Dispatching
 from kerasps.worker_driven.fit_news import FitNews, TellStop
 from kerasps.worker_driven.own_steps import OwnSteps
@@ -40,6 +43,7 @@ _OF_CHIEF = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
     keras.callbacks.TensorBoard,
+    Trace,
 )
 
 
@@ -110,6 +114,7 @@ class WorkerHost(BaseHost):
     def begin(self) -> None:
         """Begin the run, or join it."""
         super().begin()
+        self._began = time.monotonic()
         self._run.open(self.extended.mutex)
 
     def leave(self) -> None:
@@ -128,6 +133,22 @@ class WorkerHost(BaseHost):
         """Return False: nobody watches the ps, and a call to one that hangs ends in an error."""
         del ps
         return False
+
+    def known_workers(self) -> list[WorkerInfo]:
+        """Return this process, which knows no other worker."""
+        address = str(self.description.address)
+        return [WorkerInfo(self.worker_index, address, "there", time.monotonic() - self._began)]
+
+    def known_ps(self) -> list[WorkerInfo]:
+        """Return the ps. Nobody watches them here."""
+        since_s = time.monotonic() - self._began
+        addresses = self.description.jobs["ps"]
+        return [WorkerInfo(i, address, "there", since_s) for i, address in enumerate(addresses)]
+
+    @property
+    def own_worker(self) -> int:
+        """The place of this process among those that do steps."""
+        return self.worker_index
 
     @property
     def is_chief(self) -> bool:
@@ -245,6 +266,7 @@ class WorkerHost(BaseHost):
         return OwnSteps(
             function,
             inputs,
+            worker=self.worker_index,
             split=self.worker_index if inputs.num_splits > 1 else 0,
             devices=self.own_devices,
             seed_offset=self._run.seed_offset,

@@ -15,6 +15,7 @@ from kerasps.step import ExecutionResult, TracedStep
 from kerasps.step.tracing.runners import ALONE
 from kerasps.training import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
+from kerasps.training.epoch.worker_activity import WorkerActivity
 from kerasps.worker_driven.fit_news import FitNews
 from kerasps.worker_driven.step_budget import StepBudget
 
@@ -25,6 +26,7 @@ class OwnSteps:
     Args:
         function: the step.
         inputs: the data.
+        worker: the place of this process among those that do steps.
         split: which split of the input this process reads.
         devices: the device of this process that computes, in short, in a list.
         seed_offset: what is added to the seeds of all steps.
@@ -40,6 +42,7 @@ class OwnSteps:
         function: TracedStep,
         inputs: Input,
         *,
+        worker: int,
         split: int,
         devices: Sequence[str],
         seed_offset: int,
@@ -48,6 +51,7 @@ class OwnSteps:
     ) -> None:
         self._function = function
         self._inputs = inputs
+        self._worker = worker
         self._split = split if inputs.num_splits else None
         self._devices = devices
         self._seed_offset = seed_offset
@@ -58,7 +62,7 @@ class OwnSteps:
         self._left: int | None = None
         # The batches that were read of this pass.
         self._num_read = 0
-        self._is_exhausted = False
+        self._is_exhausted = self._is_at_work = False
 
     @property
     def num_in_flight(self) -> int:
@@ -71,6 +75,10 @@ class OwnSteps:
     @property
     def positions(self) -> list[SplitPosition]:
         return []
+
+    def activities(self) -> dict[int, WorkerActivity]:
+        executions = int(self._is_at_work)
+        return {self._worker: WorkerActivity(executions, "" if executions else "coordinator")}
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
         self._inputs.start_pass(epoch, must_end=must_end)
@@ -96,6 +104,7 @@ class OwnSteps:
 
     def wait(self) -> Report:
         """Do the next execution."""
+        self._is_at_work = True
         execution = self._queue.popleft()
         with tf.device(COORDINATOR_CPU):
             if self._dataset is None:
@@ -114,7 +123,8 @@ class OwnSteps:
         # What the budget lacks is asked for again: more may come of it.
         self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
         missing += execution.num_steps - steps
-        return Report(missing, result, self._split, first, pushes=steps)
+        self._is_at_work = False
+        return Report(missing, result, self._split, first, steps, self._worker)
 
     def _next_part(self, execution: Execution) -> tuple[Execution, int]:
         """Put back what is not to be done at once; return the rest, and the steps without data."""

@@ -39,6 +39,21 @@ def tasks():
             pass
     return found
 
+def await_servers():
+    "They start beside the script; each closes what it reports on when it is ready."
+    cluster = config["cluster"]
+    expected = {f"{job}-{index}" for job in ("worker", "ps") for index in range(len(cluster[job]))}
+    while not expected <= set(tasks()):
+        time.sleep(0.01)
+    for name in expected:
+        process = pathlib.Path(f"/proc/{tasks()[name]}")
+        words = (process / "cmdline").read_bytes().decode().split(chr(0))
+        while (process / "fd" / words[words.index("--report-fd") + 1]).exists():
+            time.sleep(0.01)
+
+if "chief" in config["cluster"]:
+    await_servers()
+
 def ready():
     (here / "ready.new").write_text(json.dumps(tasks()))
     (here / "ready.new").rename(here / "ready")

@@ -176,6 +176,24 @@ def test_workers_of_a_creator_gather_their_batches():
         assert all(b"GatherV2" in graph_def.SerializeToString() for graph_def in graphs)
 
 
+def test_all_workers_and_later_calls_share_the_function_that_gathers():
+    array_batches._rows_function.cache_clear()
+    for step in (1, 2):
+
+        def dataset_fn(context, step=step):
+            del context
+            return from_arrays((np.arange(33).reshape(11, 3), np.arange(11) * step)).batch(2)
+
+        found = as_input(kerasps.DatasetCreator(dataset_fn), 3)
+        found.start_pass(0, must_end=True)
+        for split in found._splits:
+            rows, numbers = next(iter(split.make(found._key)[0]))
+            # Each dataset has its arrays: the function has none.
+            np.testing.assert_array_equal(rows, [[0, 1, 2], [3, 4, 5]])
+            np.testing.assert_array_equal(numbers, [0, step])
+    assert array_batches._rows_function.cache_info().misses == 1
+
+
 def test_workers_of_a_whole_dataset_gather_batches_in_one_order():
     dataset = from_arrays(np.arange(40)).shuffle(40).batch(4)
     orders = []

@@ -48,7 +48,8 @@ def test_help_names_every_command(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
     assert all(
-        re.search(rf"^    {command} ", out, re.MULTILINE) for command in ("launch", "serve", "env")
+        re.search(rf"^    {command} ", out, re.MULTILINE)
+        for command in ("launch", "plan", "serve", "env")
     )
 
 
@@ -74,6 +75,25 @@ def test_every_option_of_launch_names_its_environment_variable(capsys):
         assert re.search(rf"{option} \w+ [^()]*\(default: [^()]*environment: {variable}\)", text), (
             option
         )
+
+
+def test_plan_takes_the_numbers_of_launch_and_refuses_what_it_does_not_know(capsys, script):
+    code, out, _ = run(capsys, "plan", "--help")
+    assert code == 0
+    text = " ".join(out.split())
+    for option, variable in (("num-workers", "NUM_WORKERS"), ("num-ps", "NUM_PS")):
+        assert re.search(
+            rf"--{option} \w [^()]*\(default: \d; environment: KERASPS_{variable}\)", text
+        )
+    code, _, err = run(capsys, "plan", "--sample-batch", "3", script)
+    assert code == 2
+    assert "Did you mean --sample-batches?" in err
+    code, _, err = run(capsys, "plan", "--sample-batches", "-1", script)
+    assert code == 2
+    assert "Not a count. Expected: " in err
+    code, _, err = run(capsys, "plan", "missing.py")
+    assert code == 2
+    assert "There is no such script" in err
 
 
 def test_help_of_serve_and_env_says_what_they_do(capsys):

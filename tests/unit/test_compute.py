@@ -29,12 +29,13 @@ def optimizers(monkeypatch):
 class Traced:
     """A step `body(batch)`, traced until nothing in it is news."""
 
-    def __init__(self, body, batch, *, optimizers=(), expected=()):
+    def __init__(self, body, batch, *, optimizers=(), expected=(), presumed=()):
         self.inventory = Inventory()
         self.num_traces = 0
         self._batch = tf.convert_to_tensor(batch)
         for variable in expected:
             self.inventory.add(variable)
+        self.inventory.presume(presumed, None)
         for _ in range(MAX_TRACES):
             self.num_traces += 1
             self.inventory.grew = False
@@ -122,6 +123,23 @@ def test_a_variable_that_is_read_by_rows_only_is_a_table(expected):
     assert list(step.inventory.tables.items()) == [(weights, 1)]
     assert len(step.inventory.pulled) == 0
     np.testing.assert_array_equal(step.run(ids).logs[0], [[6, 7], [2, 3], [6, 7]])
+
+
+def test_the_weight_of_an_embedding_is_a_table_from_the_first_trace_on():
+    weights, whole, both, unused = (matrix(name="embeddings") for _ in range(4))
+    presumed = [weights, whole, both, unused]
+    ids = [3, 1, 3]
+    step = Traced(lambda batch: [weights.take(batch)], ids, presumed=[weights])
+    assert (list(step.inventory.tables.items()), step.num_traces) == ([(weights, 1)], 1)
+    np.testing.assert_array_equal(step.run(ids).logs[0], [[6, 7], [2, 3], [6, 7]])
+
+    def body(batch):
+        rows = weights.take(batch) + weights.take(batch + 0) + both.take(batch)
+        return [rows, tf.reduce_sum(whole.value), tf.reduce_sum(both.value)]
+
+    step = Traced(body, [3, 1], presumed=presumed)
+    assert list(step.inventory.tables.items()) == [(weights, 2)]
+    assert {id(v) for v in step.inventory.pulled} == {id(whole), id(both)}
 
 
 @pytest.mark.parametrize("place", ["beside", "loop"])

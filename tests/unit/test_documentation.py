@@ -212,7 +212,7 @@ def test_the_readme_calls_commands_that_there_are():
         for line in block.splitlines()
         if line.startswith("kerasps ")
     ]
-    assert [command[0] for command in commands] == ["launch", "run"]
+    assert [command[0] for command in commands] == ["plan", "launch", "run"]
     for command in commands:
         _parser().parse_args(command)
 

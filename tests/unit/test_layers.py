@@ -16,11 +16,13 @@ PACKAGE = Path(kerasps.__file__).parent
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
-    *("errors", "_private_names", "_private_attributes", "_compat", "checks"),
+    *("errors", "_private_names", "_private_attributes", "_compat", "checks", "words"),
+    *("start_lines", "start_filter", "quiet_start", "script_start"),
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
+    "monitoring",
     *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
-    *("callbacks", "evaluator", "worker_driven"),
+    *("tracing", "callbacks", "evaluator", "worker_driven", "plan"),
     *("__init__", "cli"),
 ]
 WINGS = [
@@ -31,9 +33,12 @@ WINGS = [
     "step",
     "training",
     "saving",
+    "monitoring",
     "hooks",
+    "tracing",
     "evaluator",
     "worker_driven",
+    "plan",
     "cli",
 ]
 
@@ -57,10 +62,17 @@ MAX_NAMES_AT_DOOR = 15
 # Imports within a function, with what they put off. Everything else is imported where it is seen.
 LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
+    ("callbacks", "kerasps.monitoring.prometheus"): "its package is an extra",
     ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
     ("cli.main", "kerasps.cli.launch"): "as above",
     ("cli.serve", "kerasps.cli.served_task"): "as above",
     ("cli.run", "kerasps.cli"): "as above",
+    ("cli.plan", "kerasps.plan"): "as above",
+    ("cli.top", "kerasps.cli.top_live"): "as above",
+    ("cli.trace", "kerasps.cli.trace_running"): "as above",
+    ("quiet_start", "kerasps"): "importing kerasps imports no more than it needs",
+    ("quiet_start", "kerasps.start_filter"): "as above",
+    ("tracing.recording", "grpc"): "a trace alone takes so long to begin",
     ("cluster.local.local_cluster", "kerasps.cluster.local.resolver"): "a cluster is started "
     "without TensorFlow",
 }
@@ -289,7 +301,9 @@ def test_a_door_is_sorted_and_offers_what_it_imports(wing):
 
 def test_what_a_server_imports_has_a_door_that_imports_nothing():
     # A task's server starts without Keras, and without most of TensorFlow.
-    assert [wing for wing in WINGS if not offered(wing)] == ["runtime", "cluster", "evaluator"]
+    assert [wing for wing in WINGS if not offered(wing)] == [
+        *("runtime", "cluster", "monitoring", "evaluator")
+    ]
 
 
 @pytest.mark.parametrize("wing", WINGS)

@@ -29,6 +29,7 @@ from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.serving.bind import listening_on
 from kerasps.cluster.serving.listen_address import coordinator_listen_address
 from kerasps.errors import TaskStartError, TaskUnreachableError
+from kerasps.quiet_start import quiet_server_start
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.devices import COORDINATOR_JOB
 from kerasps.runtime.grpc_options import hang_limit, set_grpc_options
@@ -218,7 +219,7 @@ def _start_own_server(
     address = server_def.cluster.job[0].tasks[0]
     _check_port(address, listens_on, own_task)
     try:
-        with listening_on(listens_on, split_address(address)[1]):
+        with quiet_server_start(), listening_on(listens_on, split_address(address)[1]):
             context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except tf.errors.OpError as exc:
         # TensorFlow has taken note of a server that it does not have, and would not try again.

@@ -92,6 +92,9 @@ class LocalCluster:
             holds the end of its log.
     """
 
+    # False in a dry run, which needs no tasks.
+    starts_processes = True
+
     def __new__(cls, *args: object, **kwargs: object) -> LocalCluster:
         # The constructor that runs next tells whether the same cluster is asked for.
         connected = connected_cluster()
@@ -148,8 +151,8 @@ class LocalCluster:
                 0,
             )
             note_cluster(self)
-            self._start_all()
-            self._watch.start()
+            if self.starts_processes:
+                self._start_all()
         except BaseException:
             # Tasks that died are the subject of the error that is on its way, so no warning.
             self._end_all()
@@ -423,10 +426,12 @@ class LocalCluster:
         return tuple(address_of(port) for port in ports)
 
     def _start_all(self) -> None:
+        """Start all processes, and return when they are ready and watched."""
         deadline = time.monotonic() + self._start_timeout
         for task_type, task_index in self._own_tasks():
             self._new_process(task_type, task_index)
         self._wait_until_ready(list(self._processes.values()), deadline)
+        self._watch.start()
 
     def _own_tasks(self) -> Iterable[tuple[str, int]]:
         """Return the tasks whose processes are the cluster's own."""
@@ -449,14 +454,23 @@ class LocalCluster:
 
     def _wait_until_ready(self, processes: list[TaskProcess], deadline: float) -> None:
         pending = processes
-        while pending := [process for process in pending if not process.is_ready()]:
-            for process in pending:
-                if process.poll() is not None:
-                    raise self._start_error(process, "ended before it was ready")
-            if time.monotonic() > deadline:
-                limit = f"was not ready within start_timeout={self._start_timeout:g} s"
-                raise self._start_error(pending[0], limit)
+        while pending := self._pending(pending, deadline):
             time.sleep(_POLL_INTERVAL_S)
+
+    def _pending(self, processes: Iterable[TaskProcess], deadline: float) -> list[TaskProcess]:
+        """Return those of the processes that are not ready yet. Does not wait.
+
+        Raises:
+            TaskStartError: one of them has ended, or the deadline is over.
+        """
+        pending = [process for process in processes if not process.is_ready()]
+        for process in pending:
+            if process.poll() is not None:
+                raise self._start_error(process, "ended before it was ready")
+        if pending and time.monotonic() > deadline:
+            limit = f"was not ready within start_timeout={self._start_timeout:g} s"
+            raise self._start_error(pending[0], limit)
+        return pending
 
     def _start_error(self, process: TaskProcess, what: str) -> TaskStartError:
         with self._watch.lock:

@@ -23,6 +23,10 @@ class LocalTasks(Protocol):
         """The tasks and their addresses."""
 
     @property
+    def processes(self) -> Mapping[Task, TaskProcess]:
+        """The process of each task."""
+
+    @property
     def is_closed(self) -> bool:
         """Whether it is closed, or about to be."""
 

@@ -43,12 +43,16 @@ class WorkerInfo:
         status: `"there"`, `"does not answer"`, `"lost"`, `"is about to leave"`, `"has left"` or
             `"joins"`.
         since_s: for how many seconds.
+        times_lost: how often it was lost, or did not answer for too long. Default 0.
+        times_back: how often it came back afterwards. Default 0.
     """
 
     index: int
     address: str
     status: WorkerStatus
     since_s: float
+    times_lost: int = 0
+    times_back: int = 0
 
 
 class Membership:
@@ -103,16 +107,21 @@ class Membership:
 
     def workers(self) -> list[WorkerInfo]:
         """Return what is known of each worker."""
+        return self.tasks("worker")
+
+    def tasks(self, job: str) -> list[WorkerInfo]:
+        """Return what is known of each task of a job, `"worker"` or `"ps"`."""
         with self._shared.lock:
             presence, now = self._shared.presence, time.monotonic()
             return [
                 WorkerInfo(
                     index,
-                    presence.addresses["worker", index],
-                    presence.status(("worker", index)).value,
-                    now - presence.since(("worker", index)),
+                    presence.addresses[job, index],
+                    presence.status((job, index)).value,
+                    now - presence.since((job, index)),
+                    *presence.changes((job, index)),
                 )
-                for index in presence.of("worker")
+                for index in presence.of(job)
             ]
 
     def address(self, task: Task) -> str:

@@ -47,6 +47,9 @@ class _Known:
     is_back: bool = False
     # How often it was taken back: what it held before is gone each time.
     generation: int = 0
+    # How often it was lost, or hung, and how often it was there again afterwards.
+    losses: int = 0
+    returns: int = 0
     reason: str = ""
 
 
@@ -108,6 +111,11 @@ class Presence:
     def generation(self, task: Task) -> int:
         """Return how often a task was taken back."""
         return self._tasks[task].generation
+
+    def changes(self, task: Task) -> tuple[int, int]:
+        """Return how often a task was lost or hung, and how often it came back afterwards."""
+        known = self._tasks[task]
+        return known.losses, known.returns
 
     def of(self, job: str, *statuses: Status) -> list[int]:
         """Return the indices of a job's tasks that have one of `statuses`; without any, of all."""
@@ -276,5 +284,8 @@ class Presence:
         if after_s is None:
             after_s = now - known.since
         noticed = Noticed(task, known.address, status, known.status, after_s, reason)
+        away = (Status.LOST, Status.HUNG)
+        known.losses += status in away and known.status not in away
+        known.returns += status is Status.THERE and known.losses > known.returns
         known.status, known.since, known.reason = status, now, reason
         return noticed

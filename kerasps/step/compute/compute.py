@@ -30,6 +30,7 @@ from kerasps.step.rows.row_requests import LookupIds, checked
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable
 from kerasps.variables.sharding import from_start
+from kerasps.variables.tensor_like import note_read
 
 _IN_ANOTHER_WAY = "the step does not only look rows up, or does so inside a loop or a condition"
 
@@ -95,7 +96,7 @@ class Compute:
         if not self._may_be_read_by_rows(variable):
             return self.read_whole(variable)
         if self.is_table(variable):
-            value = zeros_of(variable)
+            value = self._zeros_of_table(variable)
         elif self.values.has(variable):
             value = self.values.current(variable)
         else:
@@ -126,11 +127,21 @@ class Compute:
         self._look_ahead(variable)
         if self.is_table(variable):
             self.inventory.read_whole(variable, _IN_ANOTHER_WAY)
-            return zeros_of(variable)
+            return self._zeros_of_table(variable)
         if not self.values.has(variable):
             self.inventory.add(variable)
             return zeros_of(variable)
         return self.values.current(variable)
+
+    def _zeros_of_table(self, table: ParameterServerVariable) -> tf.Tensor:
+        """Return zeros in the place of a whole table."""
+        zeros = zeros_of(table)
+        if not self.inventory.presumes:
+            return zeros
+        # What was only presumed is no table, and Keras warns of variables without a gradient: one
+        # flows through here in the trace that finds out.
+        note_read(table)
+        return zeros + tf.zeros((), zeros.dtype) * tf.reduce_sum(self.rows(table))
 
     def shape(self, variable: ParameterServerVariable) -> tf.TensorShape:
         return variable.storage.shape

@@ -18,7 +18,7 @@ import tensorflow as tf
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.updates.coupled import CoupledUpdate
 from kerasps.variables import ParameterServerVariable, is_seed_state
-from kerasps.variables.kinds import is_metric_state
+from kerasps.variables.kinds import TABLE_NAME, is_metric_state
 
 # A table that is read whole all the same costs its size in each step; below this nobody would
 # notice.
@@ -67,6 +67,7 @@ class Inventory:
         scratch: the resources that the worker has for a step, and what lies in them.
         coupled: the updates that were traced, by all that they depend on.
         grew: whether there was news since this was last set to False.
+        presumes: whether no trace has settled yet what was presumed.
     """
 
     def __init__(self, table_min_bytes: int = 0) -> None:
@@ -82,7 +83,7 @@ class Inventory:
         self.scratch: dict[ScratchKey, tf.TensorSpec] = {}
         self.coupled: dict[Hashable, CoupledUpdate] = {}
         self.grew = False
-        self._presumes = True
+        self.presumes = True
         self._used_whole: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._unused: IdentitySet[ParameterServerVariable] = IdentitySet()
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
@@ -119,8 +120,7 @@ class Inventory:
         """
         for variable in variables:
             if known is None:
-                if self.may_be_table(variable) and variable.storage.shape[0] > tf.int32.max:
-                    # TensorFlow has no gradient of a look-up in so many rows.
+                if self.may_be_table(variable) and _is_read_by_rows(variable):
                     self.add_table(variable, 1)
                 else:
                     self.add(variable)
@@ -199,9 +199,9 @@ class Inventory:
             whole: the variables that the trace read whole, and why.
             lookups: its look-ups, by the table.
         """
-        if not self._presumes:
+        if not self.presumes:
             return
-        self._presumes = False
+        self.presumes = False
         for table, presumed in list(self.tables.items()):
             number = len(lookups.get(table, []))
             if number == 0:
@@ -227,6 +227,12 @@ class Inventory:
         if key not in self.scratch:
             self.scratch[key] = spec
             self.grew = True
+
+
+def _is_read_by_rows(variable: ParameterServerVariable) -> bool:
+    """Return whether the first trace presumes that a variable of some rank is read by rows."""
+    # TensorFlow has no gradient of a look-up in more rows than that.
+    return variable.name == TABLE_NAME or bool(variable.storage.shape[0] > tf.int32.max)
 
 
 def _num_bytes(variable: ParameterServerVariable) -> int:

@@ -166,6 +166,7 @@ class StepPlan:
                 shard.variable.path,
                 math.prod(shard.spec.shape[1:]) * wire_dtype_of(sent_rows(shard.variable)).size,
                 shard in updated,
+                shard.spec.shape[0],
             )
             for shard in self.table_shards
         ]

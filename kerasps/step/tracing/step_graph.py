@@ -22,6 +22,11 @@ from kerasps.step.tracing.runners import Runner, on_cpu
 from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
 from kerasps.variables import ParameterServerVariable, anonymous_handle
 
+# Of the operations of the two phases, as `compute_phase.NAME_SCOPE` is of the third: a trace finds
+# them by these.
+PULL_SCOPE = "pull"
+PUSH_SCOPE = "push"
+
 
 class StepResult(NamedTuple):
     """The result of one step, or of several.
@@ -316,12 +321,14 @@ class _Step:
         step = StepContext(self._handles, replicas, lanes, asked=asked, device=plan.converts_on)
         if self.overlap is not None:
             self.overlap.before_pull(step)
-        plan.pull.add_to(step)
+        with tf.name_scope(PULL_SCOPE):
+            plan.pull.add_to(step)
         plan.push.rule.after_pull(step)
         if self.overlap is not None:
             self.overlap.after_pull(step)
         plan.compute.add_to(step)
-        plan.push.add_to(step)
+        with tf.name_scope(PUSH_SCOPE):
+            plan.push.add_to(step)
         outputs = step.outputs
         after = StepState(
             steps=state.steps + len(batches),

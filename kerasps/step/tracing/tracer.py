@@ -172,12 +172,14 @@ class Tracer:
 
     def _settle_optimizers(self) -> None:
         # A step may build an optimizer, so this is done before each trace.
-        optimizers = self._optimizers()
-        self._inventory.add_optimizers(optimizers)
+        self._inventory.add_optimizers(self._optimizers())
+        self._move_slots()
+
+    def _move_slots(self) -> bool:
+        """Move slots beside their variables; return whether there were any to move."""
         with self._host.strategy.scope():
-            for optimizer in optimizers:
-                if optimizer.built:
-                    move_slots(optimizer)
+            moved = [move_slots(own) for own in self._optimizers() if own.built]
+        return any(moved)
 
     def _trace_once(
         self, devices: Sequence[str], known: StepPlan | None = None, single: StepPlan | None = None
@@ -200,7 +202,8 @@ class Tracer:
         if not self._has_loops and has_loops(graph_def):
             self._has_loops = True
             return None
-        if inventory.grew:
+        # A trace that has built an optimizer may have slots that lie elsewhere.
+        if inventory.grew or self._move_slots():
             return None
         if not self._surroundings.trains_bare:
             _check_assigned(function.graph, self._method.name)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from kerasps.runtime.devices import ps_device
-from kerasps.variables.placement import text_table
+from kerasps.words import text_table
 
 _HOTTEST = 3
 
@@ -114,12 +114,14 @@ class TableTraffic:
         name: the path of the table.
         row_bytes: the bytes of a row.
         is_written: whether steps write it too.
+        num_rows: the rows that it has.
     """
 
     ps: int
     name: str
     row_bytes: int
     is_written: bool
+    num_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,79 @@ class StepTraffic:
     tables: Sequence[TableTraffic]
 
 
+@dataclass(frozen=True)
+class Moved:
+    """The rows and bytes that one ps has handed out and taken in.
+
+    Attributes:
+        rows_read: the rows of tables that it handed out.
+        bytes_read: the bytes of the values that it handed out.
+        rows_written: the rows for which it took in gradients.
+        bytes_written: the bytes of the gradients and new values that it took in.
+    """
+
+    rows_read: int = 0
+    bytes_read: int = 0
+    rows_written: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
+            self.rows_read + other.rows_read,
+            self.bytes_read + other.bytes_read,
+            self.rows_written + other.rows_written,
+            self.bytes_written + other.bytes_written,
+        )
+
+
+class _Counted(NamedTuple):
+    """The steps that were counted since `start`, and the rows that they read of each table.
+
+    One tuple, so that whoever asks in another thread finds numbers that belong together, and it
+    costs little to make the next.
+    """
+
+    traffic: StepTraffic
+    rows: np.ndarray
+    steps: int
+    # Of each ps, and of each table, before `start`.
+    moved_before: tuple[Moved, ...]
+    rows_before: Mapping[str, int]
+
+    def rows_here(self, ps: int) -> list[tuple[TableTraffic, int]]:
+        """Return the shards of tables on a ps, and the rows that were read of each."""
+        return [
+            (table, int(rows))
+            for table, rows in zip(self.traffic.tables, self.rows, strict=True)
+            if table.ps == ps
+        ]
+
+    def moved(self, ps: int) -> Moved:
+        """Return what a ps has moved since `start`."""
+        here, traffic = self.rows_here(ps), self.traffic
+        written = [(table, rows) for table, rows in here if table.is_written]
+        return Moved(
+            sum(rows for _, rows in here),
+            sum(rows * table.row_bytes for table, rows in here)
+            + self.steps * traffic.dense_read.get(ps, 0),
+            sum(rows for _, rows in written),
+            sum(rows * table.row_bytes for table, rows in written)
+            + self.steps * traffic.dense_written.get(ps, 0),
+        )
+
+    @property
+    def rows_by_table(self) -> dict[str, int]:
+        """The rows that were read of each table since this process was connected."""
+        by_name = dict(self.rows_before)
+        for table, rows in zip(self.traffic.tables, self.rows, strict=True):
+            by_name[table.name] = by_name.get(table.name, 0) + int(rows)
+        return by_name
+
+
 class TrafficMeter:
     """Adds up what steps moved, for a `LoadReport`.
+
+    Thread: that of `fit` counts; any asks.
 
     Args:
         num_ps: the number of ps tasks.
@@ -146,15 +219,22 @@ class TrafficMeter:
 
     def __init__(self, num_ps: int) -> None:
         self._num_ps = num_ps
-        self.start(StepTraffic({}, {}, ()))
+        nothing = StepTraffic({}, {}, ())
+        self._counted = _Counted(nothing, np.zeros([0], np.int64), 0, (Moved(),) * num_ps, {})
+        self._seconds = 0.0
+        self._running_since: float | None = None
 
     def start(self, traffic: StepTraffic) -> None:
         """Begin anew, for steps that move `traffic`."""
-        self._traffic = traffic
-        self._rows = np.zeros([len(traffic.tables)], np.int64)
-        self._steps = 0
+        self._counted = _Counted(
+            traffic,
+            np.zeros([len(traffic.tables)], np.int64),
+            0,
+            tuple(self.moved()),
+            self._counted.rows_by_table,
+        )
         self._seconds = 0.0
-        self._running_since: float | None = None
+        self._running_since = None
 
     def resume(self) -> None:
         """Let time count from here on."""
@@ -168,39 +248,55 @@ class TrafficMeter:
 
     def add(self, steps: int, rows: Sequence[np.ndarray]) -> None:
         """Count steps, and the rows that they read of each of the traffic's tables."""
-        self._steps += steps
-        if rows:
-            self._rows = self._rows + rows[0]
+        traffic, counted, steps_before, moved_before, rows_before = self._counted
+        total = counted + rows[0] if rows else counted
+        self._counted = _Counted(traffic, total, steps_before + steps, moved_before, rows_before)
 
     def report(self) -> LoadReport:
         """Return what was counted since `start`."""
-        running = 0.0 if self._running_since is None else time.monotonic() - self._running_since
-        seconds = self._seconds + running
+        since, counted = self._running_since, self._counted
+        seconds = self._seconds + (0.0 if since is None else time.monotonic() - since)
         return LoadReport(
-            [self._task(ps, seconds) for ps in range(self._num_ps)], self._steps, seconds
+            [_load(counted, ps, seconds) for ps in range(self._num_ps)], counted.steps, seconds
         )
 
-    def _task(self, ps: int, seconds: float) -> TaskLoad:
-        def rate(amount: float) -> float:
-            return float(amount) / seconds if seconds else 0.0
+    def moved(self) -> list[Moved]:
+        """Return what each ps has moved since this process was connected."""
+        counted = self._counted
+        return [before + counted.moved(ps) for ps, before in enumerate(counted.moved_before)]
 
-        here = [
-            (table, int(rows))
-            for table, rows in zip(self._traffic.tables, self._rows, strict=True)
-            if table.ps == ps
-        ]
-        written = [(table, rows) for table, rows in here if table.is_written]
-        read_bytes = sum(rows * table.row_bytes for table, rows in here)
-        written_bytes = sum(rows * table.row_bytes for table, rows in written)
-        by_name: dict[str, int] = {}
-        for table, rows in here:
-            by_name[table.name] = by_name.get(table.name, 0) + rows
-        hottest = sorted(by_name.items(), key=lambda item: -item[1])[:_HOTTEST]
-        return TaskLoad(
-            ps_device(ps),
-            rate(sum(rows for _, rows in here)),
-            rate(read_bytes + self._steps * self._traffic.dense_read.get(ps, 0)),
-            rate(sum(rows for _, rows in written)),
-            rate(written_bytes + self._steps * self._traffic.dense_written.get(ps, 0)),
-            tuple((name, rate(rows)) for name, rows in hottest if rows),
-        )
+    def rows_read(self) -> dict[str, tuple[int, int]]:
+        """Return, of each table, the rows read by the last training, and by all until now."""
+        counted = self._counted
+        before = counted.rows_before
+        return {
+            name: (rows - before.get(name, 0), rows) for name, rows in counted.rows_by_table.items()
+        }
+
+    def table_rows(self) -> dict[str, int]:
+        """Return the rows of each table that the steps of the last training read."""
+        rows: dict[str, int] = {}
+        for table in self._counted.traffic.tables:
+            rows[table.name] = rows.get(table.name, 0) + table.num_rows
+        return rows
+
+
+def _load(counted: _Counted, ps: int, seconds: float) -> TaskLoad:
+    """Return the traffic of one ps, per second."""
+
+    def rate(amount: float) -> float:
+        return float(amount) / seconds if seconds else 0.0
+
+    by_name: dict[str, int] = {}
+    for table, rows in counted.rows_here(ps):
+        by_name[table.name] = by_name.get(table.name, 0) + rows
+    hottest = sorted(by_name.items(), key=lambda item: -item[1])[:_HOTTEST]
+    moved = counted.moved(ps)
+    return TaskLoad(
+        ps_device(ps),
+        rate(moved.rows_read),
+        rate(moved.bytes_read),
+        rate(moved.rows_written),
+        rate(moved.bytes_written),
+        tuple((name, rate(rows)) for name, rows in hottest if rows),
+    )

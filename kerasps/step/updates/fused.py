@@ -172,16 +172,38 @@ def _fused(
 
 
 def _load(fused: tf.Variable, storages: list[tf.Variable]) -> None:
-    fused.assign(
-        tf.concat([tf.reshape(storage.read_value(), [-1]) for storage in storages], 0),
-        read_value=False,
-    )
+    values = [_reshaped(_read(storage), storage.shape, [-1]) for storage in storages]
+    _assign(fused, tf.concat(values, 0))
 
 
 def _store(fused: tf.Variable, storages: list[tf.Variable]) -> None:
-    values = tf.split(fused.read_value(), [storage.shape.num_elements() for storage in storages])
+    values = tf.split(_read(fused), [storage.shape.num_elements() for storage in storages])
     for storage, value in zip(storages, values, strict=True):
-        storage.assign(tf.reshape(value, storage.shape), read_value=False)
+        _assign(storage, _reshaped(value, storage.shape, storage.shape))
+
+
+# A large model has a thousand of each, and TensorFlow's methods take several times as long to add
+# the same operations to a graph.
+
+
+def _reshaped(
+    value: tf.Tensor, shape: tf.TensorShape, new_shape: tf.TensorShape | list[int]
+) -> tf.Tensor:
+    """Return elements in another shape; those of a vector, as most are, stay as they are."""
+    return value if shape.rank == 1 else tf.raw_ops.Reshape(tensor=value, shape=new_shape)
+
+
+def _read(storage: tf.Variable) -> tf.Tensor:
+    if not isinstance(storage, NamedVariable):
+        return storage.read_value()
+    return tf.raw_ops.ReadVariableOp(resource=storage.handle, dtype=storage.dtype)
+
+
+def _assign(storage: tf.Variable, value: tf.Tensor) -> None:
+    if isinstance(storage, NamedVariable):
+        tf.raw_ops.AssignVariableOp(resource=storage.handle, value=value)
+    else:
+        storage.assign(value, read_value=False)
 
 
 def _trace(

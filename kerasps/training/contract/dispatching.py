@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
+from kerasps.training.epoch.worker_activity import WorkerActivity
 
 
 class Dispatching(Protocol):
@@ -48,6 +49,9 @@ class Dispatching(Protocol):
 
         False where updates are not synchronous.
         """
+
+    def activities(self) -> dict[int, WorkerActivity]:
+        """Return the part of each worker in this loop, by its index. Thread: any."""
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
         """Begin a pass over the data with `epoch`; data that never end are an error if they must.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, Unpack
 
 import keras
@@ -13,6 +14,7 @@ from kerasps.step import Mode, TracedStep
 from kerasps.step.contract.host import StepHost
 from kerasps.step.tracing.traffic import TrafficMeter
 from kerasps.training.contract.dispatching import Dispatching
+from kerasps.training.contract.run_meter import RunMeter
 from kerasps.training.contract.staleness import StalenessMeter
 
 
@@ -33,6 +35,10 @@ class Host(StepHost, Protocol):
     @property
     def staleness_meter(self) -> StalenessMeter:
         """Measures how stale the updates of `fit` are."""
+
+    @property
+    def run_meter(self) -> RunMeter:
+        """Counts the steps of each worker, and knows the loop that runs."""
 
     @property
     def scheduled_calls(self) -> Calls | None:
@@ -59,6 +65,18 @@ class Host(StepHost, Protocol):
             data: the `x` of `fit`.
             callbacks: the user's.
             arguments: those of `as_input`.
+        """
+
+    def before_steps(
+        self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
+    ) -> None:
+        """Note that steps are about to run, before any callback is told.
+
+        Args:
+            model: the model.
+            mode: the kind of its step.
+            function: the step, traced.
+            data: the data, or the batches of a method on one batch.
         """
 
     def dispatcher(

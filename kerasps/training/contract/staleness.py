@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kerasps.variables.fences import Fences
 from kerasps.variables.lane_table import NUM_BINS, LaneRecord
-from kerasps.variables.placement import text_table
+from kerasps.words import text_table
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,11 @@ class StalenessMeter:
         with self._lock:
             for lane in self._lanes:
                 self._fences.give_back(lane)
+
+    @property
+    def last_report(self) -> Staleness:
+        """What was read last: no ps is asked. Thread: any."""
+        return self._report
 
     def report(self) -> Staleness:
         """Return what was counted since `start`; what was read last, where a ps is gone.

@@ -291,7 +291,7 @@ class Report:
 
     `missing_steps` must be asked for again: a worker's data ended before. Of a result, `split` and
     `first_batch` say which batches it is of, where each execution returns its own, and `pushes` how
-    many each ps was sent for it.
+    many each ps was sent for it. `worker` has done them.
     """
 
     missing_steps: int = 0
@@ -299,6 +299,7 @@ class Report:
     split: int | None = None
     first_batch: int = 0
     pushes: int = 0
+    worker: int = 0
 
 
 Command = Open | Join | Leave | Send | Collect | Report

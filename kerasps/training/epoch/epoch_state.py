@@ -256,7 +256,7 @@ class EpochState:
         if worker.split is not None:
             first += self.splits[worker.split].confirm(event.steps)
         source = None if worker.split is None else self.splits[worker.split].source
-        report = Report(missing, event.result, source, first, pushes)
+        report = Report(missing, event.result, source, first, pushes, event.worker)
         return [report, *self._go_on(event.worker)]
 
     def _count_collected(self, event: ResultCollected) -> list[Command]:
@@ -272,7 +272,7 @@ class EpochState:
         worker.collect_at = event.at + self._collect_interval
         if worker.split is not None:
             self.splits[worker.split].confirm(event.steps)
-        report = Report(missing, event.result, pushes=pushes)
+        report = Report(missing, event.result, pushes=pushes, worker=event.worker)
         return [report, *self._go_on(event.worker)]
 
     def _begin_to_leave(self, index: int) -> list[Command]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kerasps.training.epoch.epoch_events import Execution, Open, SplitPosition
 from kerasps.training.epoch.splits import SplitLedger, SplitStatus
+from kerasps.training.epoch.worker_activity import WorkerActivity
 from kerasps.training.epoch.worker_state import WorkerState, WorkerStatus
 
 
@@ -84,6 +85,31 @@ class EpochWorkers:
             return None
         unfinished = self.splits[worker.split].unfinished
         return unfinished[0] if unfinished else None
+
+    def activities(self, *, is_queued: bool) -> dict[int, WorkerActivity]:
+        """Return the part of each worker in the epoch, by its index.
+
+        Args:
+            is_queued: whether executions wait for workers.
+        """
+        return {
+            index: WorkerActivity(len(worker.running), self._waits_for(worker, is_queued))
+            for index, worker in enumerate(self.states)
+        }
+
+    def _waits_for(self, worker: WorkerState, is_queued: bool) -> str:
+        match worker.status:
+            case WorkerStatus.AWAITED:
+                return "session"
+            case WorkerStatus.OPENING | WorkerStatus.DRY:
+                return "data"
+            case WorkerStatus.LOST:
+                return ""
+        if worker.running or worker.is_collecting:
+            return ""
+        if not self.has_data(worker):
+            return "data"
+        return "workers" if is_queued else "coordinator"
 
     # Changes
 

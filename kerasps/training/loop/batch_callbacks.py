@@ -110,12 +110,14 @@ class BatchCallbacks:
 def listen_to_batches(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
     """Return whether a callback wants to hear of every execution.
 
-    Progress bars and backups do not.
+    Progress bars, backups and traces do not.
     """
     return any(_listens_to_batches(callback, mode) for callback in callbacks.callbacks)
 
 
 def _listens_to_batches(callback: keras.callbacks.Callback, mode: str) -> bool:
+    if getattr(callback, "hears_now_and_then", False):
+        return False
     names = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     names += ["on_batch_begin", "on_batch_end"] if mode == "train" else []
     # A progress bar draws less often, and a backup every so many batches is as good a little later.

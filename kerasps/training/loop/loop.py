@@ -63,7 +63,7 @@ class Loop:
         self._predictions = predictions
         self.on_turn: Callable[[], None] = lambda: None
         host = host_of(model)
-        self._meter = host.traffic_meter
+        self._meter, self._run_meter = host.traffic_meter, host.run_meter
         if mode is not TRAIN:
             # What a training moves is reported, and other steps read other tables: nobody looks at
             # this one.
@@ -139,7 +139,7 @@ class Loop:
         self._totals = totals = MetricTotals(self._model, self._function)
         if resumed is not None and resumed.steps:
             totals.resume(resumed.steps, resumed.metrics, resumed.logs)
-        with dispatcher.hold():
+        with self._run_meter.loop(self._mode.name, epoch, dispatcher), dispatcher.hold():
             dispatcher.start_epoch()
             self._run_steps(totals)
             dispatcher.finish_epoch(totals)
@@ -304,6 +304,8 @@ class Loop:
         totals.add(result)
         self._size.note(time.monotonic(), result.steps)
         self._meter.add(report.pushes, result.rows)
+        if self._mode is TRAIN:
+            self._run_meter.add(report.worker, report.pushes)
         first = self._done
         self._done += result.steps
         self._num_counted += result.steps

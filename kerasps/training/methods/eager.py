@@ -69,12 +69,14 @@ def run_eagerly(
             setattr(model, name, None)
     args, kwargs = _with_datasets((args, kwargs))
     x = args[0] if args else kwargs.get("x")
-    if original.__name__ == "fit" and isinstance(x, tf.data.Dataset) and len(args) < 9:
+    is_fit = original.__name__ == "fit"
+    if is_fit and isinstance(x, tf.data.Dataset) and len(args) < 9:
         # Else Keras warns that it does not shuffle, though nobody asked for it.
         kwargs.setdefault("shuffle", False)
     before, _RUNNING.models = _RUNNING.models, (*_RUNNING.models, model)
     try:
-        return original(model, *args, **kwargs)
+        with host.run_meter.fit() if is_fit else contextlib.nullcontext():
+            return original(model, *args, **kwargs)
     finally:
         _RUNNING.models = before
 

@@ -102,6 +102,7 @@ def _run_on_batch(
         devices = host.own_devices
         with explaining(model, mode, spec):
             function = step_function(model, mode, spec, [devices], fused=False)
+        host.before_steps(model, mode, function, [packed])
         numbers = StepNumbers(model, function)
         with tf.device(COORDINATOR_CPU):
             execution = function.step_graph(

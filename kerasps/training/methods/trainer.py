@@ -71,6 +71,7 @@ def fit(
     )
     build_stateful(model, lambda: first_batch_of(x, batch_size, steps_per_epoch))
     function = step_for(model, TRAIN, inputs)
+    host.before_steps(model, TRAIN, function, inputs)
     callbacks = _callback_list(
         model, callbacks, verbose, epochs, steps_per_epoch or inputs.num_batches, add_history=True
     )
@@ -112,7 +113,7 @@ def _train(
     )
     loop = Loop(model, TRAIN, function, inputs, steps=steps, callbacks=callbacks)
     loop.on_turn = lambda: backups.at_turn(loop)
-    with translated_errors(host), backups:
+    with translated_errors(host), host.run_meter.fit(), backups:
         # A second pass over what can be read once finds nothing, and Keras warns of that.
         warns = inputs.reads_once and steps is None
         _run_epochs(model, loop, callbacks, backups, epochs, validation, warns=warns)
@@ -211,6 +212,7 @@ def _evaluate(
     on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     function = step_for(model, TEST, inputs)
+    host_of(model).before_steps(model, TEST, function, inputs)
     callback_list = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     with translated_errors(host_of(model)):
         model.stop_evaluating = False
@@ -281,6 +283,7 @@ def predict(
     inputs = as_input(x, host.num_readers, batch_size=batch_size, steps=steps, in_order=True)
     build_stateful(model, lambda: first_batch_of(x, batch_size, steps))
     function = step_for(model, PREDICT, inputs)
+    host.before_steps(model, PREDICT, function, inputs)
     callback_list = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     predictions = Predictions(inputs.num_splits)
     with translated_errors(host):

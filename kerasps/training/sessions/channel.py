@@ -16,6 +16,7 @@ from kerasps.training.epoch.epoch_events import (
     SessionBegan,
 )
 from kerasps.training.epoch.epoch_state import EpochState
+from kerasps.training.epoch.worker_activity import WorkerActivity
 
 # The commands for one session, in their order; None ends the session.
 Mailbox = queue.SimpleQueue[Command | None]
@@ -78,6 +79,13 @@ class EpochChannel:
         """What was sent to each worker and is not known to be done."""
         with self.lock:
             return self._state.workers.running
+
+    def activities(self) -> dict[int, WorkerActivity]:
+        """Return the part of each worker in the loop, by its index."""
+        with self.lock:
+            workers, in_flight = self._state.workers, self._state.num_in_flight
+            running = sum(len(worker.running) for worker in workers.states)
+            return workers.activities(is_queued=in_flight > running)
 
     def has_let_go(self, worker: int) -> bool:
         """Return whether a worker that is about to leave holds nothing any more."""

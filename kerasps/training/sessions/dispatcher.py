@@ -32,6 +32,7 @@ from kerasps.training.epoch.epoch_events import (
     StepsAsked,
 )
 from kerasps.training.epoch.epoch_state import EpochState
+from kerasps.training.epoch.worker_activity import WorkerActivity
 from kerasps.training.sessions.channel import EpochChannel
 from kerasps.training.sessions.report_wait import ReportWait
 from kerasps.training.sessions.session import CollectingSession, ReturningSession
@@ -153,6 +154,10 @@ class Dispatcher:
     def is_dealt_evenly(self) -> bool:
         """Whether each worker has its part of the next synchronous updates, and no more is due."""
         return self._channel.is_dealt_evenly
+
+    def activities(self) -> dict[int, WorkerActivity]:
+        """Return the part of each worker in this loop, by its index. Thread: any."""
+        return self._channel.activities()
 
     # Epochs
 

@@ -324,3 +324,15 @@ def test_an_update_that_needs_another_variable_is_refused_by_name(strategy, shar
         match=r"another variable to update '.*/kernel', which is in shards.*parallel",
     ):
         model.fit(*regression_data(), steps_per_epoch=2, batch_size=16, verbose=0)
+
+
+def test_slots_that_the_first_trace_leaves_on_another_ps_are_moved(strategy):
+    # Layers so large that each ps has some of them.
+    def make():
+        layers = [keras.layers.Dense(300, activation="tanh") for _ in range(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1)])
+        model.compile(OPTIMIZERS["adafactor"](), "mse")
+        return model
+
+    plain, ours = train_both(strategy, make, regression_data(), steps=5)
+    assert_equal(plain, ours)

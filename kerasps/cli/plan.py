@@ -1,0 +1,81 @@
+"""The command `kerasps plan`: what a training would need, without running it."""
+
+from __future__ import annotations
+
+import argparse
+
+from kerasps.cli.options import (
+    Commands,
+    add_numbers,
+    add_script,
+    as_count_or_zero,
+    check_script,
+    numbers,
+)
+
+_HELP = """\
+Plans a training in seconds, without a cluster and without a step.
+
+Runs the script up to its first `fit`, `evaluate`, `predict` or `train_on_batch`, in
+one process, and prints what the training would need: the variables, slots and bytes
+of each ps; the bytes and messages of each step; the rows of embedding tables that a
+step asks for, counted in a sample of the data; the memory of a worker; and what would
+help. Variables of more than 1 MiB get no memory, so that tables which no machine
+holds are planned on any."""
+
+_EPILOG = """\
+exit code:
+  0 with a plan; 1 where the script fails, or runs no step of a model of a
+  `kerasps.ParameterServerStrategy`; 2 when the command line is wrong.
+
+example:
+  kerasps plan --num-workers 8 --num-ps 4 train.py --epochs 3
+  kerasps plan --json train.py > plan.json"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command to the parser."""
+    plan = commands.add_parser(
+        "plan",
+        help="say what a training would need, without running it",
+        usage="kerasps plan [options] script.py [args ...]",
+        description=_HELP,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    plan.set_defaults(parser=plan)
+    add_numbers(plan)
+    plan.add_argument("--json", action="store_true", help="print JSON, and nothing else on stdout")
+    plan.add_argument(
+        "--sample-batches",
+        type=as_count_or_zero,
+        default=20,
+        metavar="N",
+        help="batches to count rows in, at most; 0: read none (default: 20)",
+    )
+    add_script(plan)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan of a script.
+
+    Args:
+        args: what the parser has found.
+
+    Returns:
+        The exit code.
+    """
+    parser: argparse.ArgumentParser = args.parser
+    num_workers, num_ps = numbers(parser, args)
+    check_script(parser, args.script, args.args)
+    from kerasps.plan import plan
+
+    return plan(
+        args.script,
+        args.args,
+        num_workers=num_workers,
+        num_ps=num_ps,
+        sample_batches=args.sample_batches,
+        as_json=args.json,
+    )

@@ -1,0 +1,57 @@
+"""The command `kerasps top`: shows a run in the terminal, live."""
+
+from __future__ import annotations
+
+import argparse
+
+from kerasps.cli.options import Commands, as_seconds
+
+_HELP = """\
+Shows what a run does, until it ends or Ctrl-C is pressed: steps per second, executions
+in flight and staleness of each worker, who was lost and came back, who waits; bytes,
+rows and tables of each ps; memory and CPU of the processes on this machine.
+
+Without an argument it finds the run of this user on this machine, without any setting
+in the script. A run on another machine is named by the host:port of its
+kerasps.ClusterMonitor(port=...). docs/monitoring.md explains each column."""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the command to the parser."""
+    top = commands.add_parser(
+        "top",
+        help="show a run in the terminal, live",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.set_defaults(parser=top)
+    top.add_argument(
+        "target",
+        nargs="?",
+        metavar="pid|host:port",
+        help="the process of a run on this machine, or the address of a kerasps.ClusterMonitor "
+        "(default: the only run of this user on this machine)",
+    )
+    top.add_argument("--once", action="store_true", help="print one table, and end")
+    top.add_argument("--json", action="store_true", help="print one status as JSON, and end")
+    top.add_argument(
+        "--interval",
+        type=as_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="seconds between two looks (default: 1)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show a run.
+
+    Args:
+        args: what the parser has found.
+
+    Returns:
+        The exit code.
+    """
+    from kerasps.cli.top_live import show
+
+    return show(args.target, once=args.once, as_json=args.json, interval_s=args.interval)

@@ -1,0 +1,56 @@
+"""A status as text for Prometheus. It needs the package `prometheus-client`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+
+from kerasps.monitoring.metrics import METRICS
+from kerasps.monitoring.status import RunStatus
+
+
+class StatusCollector:
+    """Turns a status into metrics each time that Prometheus asks.
+
+    Args:
+        read: returns the status of now.
+    """
+
+    def __init__(self, read: Callable[[], RunStatus]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Any]:
+        """Return nothing: to be registered costs no status."""
+        return []
+
+    def collect(self) -> Iterable[Any]:
+        """Yield the metrics of now."""
+        status = self._read()
+        for metric in METRICS:
+            family = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+            found = family(metric.name, metric.text, labels=metric.labels)
+            for labels, value in metric.samples(status):
+                found.add_metric(labels, value)
+            yield found
+
+
+def exposition(read: Callable[[], RunStatus]) -> Callable[[str], tuple[str, bytes]]:
+    """Return a function that writes the metrics of now.
+
+    It takes the `Accept` header of who asks, and returns the type of the content and the content.
+
+    Args:
+        read: returns the status of now.
+    """
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(read))
+
+    def write(accept: str) -> tuple[str, bytes]:
+        encode, content_type = choose_encoder(accept)
+        return content_type, encode(registry)
+
+    return write

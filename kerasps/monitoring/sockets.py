@@ -1,0 +1,235 @@
+"""The sockets by which `kerasps top` finds the runs of this user on this machine.
+
+Each process with a strategy listens on a Unix socket that bears its process id, in a directory that
+its user alone may enter. Whoever connects is sent a status as JSON, and then the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LOGGER = logging.getLogger("kerasps")
+
+_SUFFIX = ".sock"
+# A status may wait for a ps that hangs, for a second and a half.
+REPLY_S = 5.0
+_MAX_BYTES = 2**26
+
+
+def directories() -> list[Path]:
+    """Return where sockets may be, the first choice first.
+
+    A job of a scheduler often lacks XDG_RUNTIME_DIR, which the shell of the person who looks at it
+    has. So all places are looked at.
+    """
+    user = os.getuid()
+    runtime = [os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"]
+    found = [Path(path) / "kerasps" for path in runtime if path and os.access(path, os.W_OK)]
+    found += [Path(path) / f"kerasps-{user}" for path in (tempfile.gettempdir(), "/tmp")]
+    return list(dict.fromkeys(found))
+
+
+def _is_private(directory: Path) -> bool:
+    """Return whether a path is a directory of this user that nobody else may enter."""
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return False
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_ours and not status.st_mode & 0o077
+
+
+@contextlib.contextmanager
+def _short_path(path: Path) -> Iterator[str]:
+    """Give a path to a socket that is short enough, however deep its directory is."""
+    directory = os.open(path.parent, os.O_DIRECTORY | os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+class StatusSocket:
+    """Answers `kerasps top` on this machine, in a thread that sleeps until somebody asks.
+
+    Args:
+        answer: returns what is sent, for JSON. Called in that thread.
+    """
+
+    def __init__(self, answer: Callable[[], Mapping[str, object]]) -> None:
+        self._answer = answer
+        self._listener: socket.socket | None = None
+        self._path: Path | None = None
+        self._owner = os.getpid()
+        self._replying = threading.Lock()
+
+    @property
+    def path(self) -> Path | None:
+        """The socket; None where there is none."""
+        return self._path
+
+    def start(self) -> None:
+        """Listen. Where no directory can be used, a line in the log says so, and nothing else."""
+        errors = []
+        # Twice: whoever leaves a directory last removes it, maybe just before this looks at it.
+        for directory in [place for place in directories() for _ in range(2)]:
+            _remove_stale(directory)
+            try:
+                self._listen(directory)
+            except OSError as exc:
+                errors.append(f"{directory}: {exc}")
+            else:
+                break
+        else:
+            _LOGGER.info("`kerasps top` cannot find this process: %s.", "; ".join(errors))
+            return
+        name = "kerasps-status-socket"
+        threading.Thread(target=self._serve, args=(self._listener,), name=name, daemon=True).start()
+
+    def _listen(self, directory: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        if not _is_private(directory):
+            raise PermissionError("it is not a directory that this user alone may enter")
+        path = directory / f"{os.getpid()}{_SUFFIX}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # One that does not listen yet looks as if its process were gone, so it has no name yet.
+        unnamed = path.with_suffix(".new")
+        try:
+            unnamed.unlink(missing_ok=True)  # of an earlier process with this id, as is `path`
+            with _short_path(unnamed) as short:
+                listener.bind(short)
+            listener.listen()
+            unnamed.replace(path)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener, self._path = listener, path
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # closed
+            with connection, contextlib.suppress(OSError), self._replying:
+                connection.settimeout(REPLY_S)
+                connection.sendall(self._reply())
+
+    def _reply(self) -> bytes:
+        try:
+            return json.dumps(self._answer()).encode()
+        except Exception as exc:  # as when the cluster is being closed
+            return json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode()
+
+    def close(self) -> None:
+        """Listen no more. A reply that is on its way is waited for. A second call does nothing."""
+        listener, path = self._listener, self._path
+        self._listener = self._path = None
+        if listener is None or path is None or self._owner != os.getpid():
+            return  # a fork leaves the socket to its parent
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # where it was the last
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        listener.close()
+        # A process that ends while a thread is in TensorFlow may crash.
+        if self._replying.acquire(timeout=REPLY_S):
+            self._replying.release()
+
+
+@dataclass(frozen=True)
+class RunningProcess:
+    """A process with a strategy, and what it replied.
+
+    Attributes:
+        pid: its process id.
+        reply: its reply.
+    """
+
+    pid: int
+    reply: dict[str, Any]
+
+
+def ask_running(pid: int | None = None) -> list[RunningProcess]:
+    """Return the processes of this user, on this machine, that have a strategy, by process id.
+
+    Sockets of processes that are gone are removed.
+
+    Args:
+        pid: the only one to ask. Default None: all.
+    """
+    found = {}
+    for path in (path for directory in directories() for path in _socket_files(directory)):
+        number = int(path.name.removesuffix(_SUFFIX))
+        if pid in (None, number) and number not in found:
+            reply = _ask(path)
+            if reply is not None:
+                found[number] = RunningProcess(number, reply)
+    return [process for _, process in sorted(found.items())]
+
+
+def remove_stale_sockets() -> None:
+    """Remove the sockets that killed processes have left, and directories without any."""
+    for directory in directories():
+        _remove_stale(directory)
+        if _is_private(directory):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
+def _remove_stale(directory: Path) -> None:
+    for path in _socket_files(directory):
+        with contextlib.suppress(OSError), _connected(path):
+            pass
+
+
+def _socket_files(directory: Path) -> Iterator[Path]:
+    if _is_private(directory):
+        for path in sorted(directory.glob(f"*{_SUFFIX}")):
+            if path.name.removesuffix(_SUFFIX).isdecimal():
+                yield path
+
+
+@contextlib.contextmanager
+def _connected(path: Path) -> Iterator[socket.socket]:
+    """Connect to a process. Its socket is removed where nobody listens: the process is gone.
+
+    Its id says nothing: it may be of another container, which sees this directory too.
+
+    Raises OSError where it is gone, or does not accept.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(REPLY_S)
+        try:
+            with _short_path(path) as short:
+                connection.connect(short)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            raise
+        yield connection
+
+
+def _ask(path: Path) -> dict[str, Any] | None:
+    """Return the reply of a process; None where it is gone, or does not answer."""
+    data = b""
+    try:
+        with _connected(path) as connection:
+            while len(data) < _MAX_BYTES and (part := connection.recv(65536)):
+                data += part
+        reply = json.loads(data)
+    except (OSError, ValueError):
+        return None
+    return reply if isinstance(reply, dict) else None

@@ -1,0 +1,239 @@
+"""The status of a run as plain records, which are JSON by `as_dict`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kerasps.monitoring.tables import is_left, ps_rows, summary_lines, table_rows, worker_rows
+from kerasps.words import text_table
+
+# What `as_dict` gives, by way of JSON too.
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """The memory and the processor time of one process.
+
+    Args:
+        pid: its process id.
+        memory_bytes: the bytes of memory that it has (its resident set).
+        cpu_seconds: the processor time that it has used since it began.
+        cpu: the cores that it uses: 1.0 is one core. It is measured since the status before, where
+            that is half a second old or more, else since the process began.
+    """
+
+    pid: int
+    memory_bytes: int
+    cpu_seconds: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class WorkerRunStatus:
+    """The status of one worker in a run.
+
+    Args:
+        worker: its index.
+        address: its `"host:port"`.
+        state: `"connected"`, `"lost"`, `"hangs"`, `"leaving"`, `"left"`, `"joining"` or `"closed"`.
+        since_s: for how many seconds.
+        steps: its training steps in the running or last `fit`.
+        steps_total: its training steps since this process was connected.
+        steps_per_second: of the last ten seconds of a `fit` that runs; the mean of one that ended.
+        executions_in_flight: the executions that it was sent and has not reported as done.
+        waits_for: `"data"`, `"ps"`, `"workers"`, `"coordinator"` or `"session"`; empty where it is
+            not known to wait. `docs/monitoring.md` explains each.
+        times_lost: how often it was lost, or did not answer for too long.
+        times_back: how often it came back afterwards.
+        staleness_mean: the mean staleness of its updates; None where it has pushed nothing.
+        staleness_max: the largest.
+        usage: of its process; None where it is on another machine, or not known.
+    """
+
+    worker: int
+    address: str
+    state: str
+    since_s: float
+    steps: int = 0
+    steps_total: int = 0
+    steps_per_second: float = 0.0
+    executions_in_flight: int = 0
+    waits_for: str = ""
+    times_lost: int = 0
+    times_back: int = 0
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    usage: ProcessUsage | None = None
+
+
+@dataclass(frozen=True)
+class PSRunStatus:
+    """The status of one ps in a run.
+
+    Rates are of the last ten seconds of a `fit` that runs, and the mean of one that ended.
+
+    Args:
+        ps: its index.
+        address: its `"host:port"`.
+        state: `"connected"`, `"lost"`, `"hangs"` or `"closed"`.
+        num_variables: the variables that it holds; a shard counts as one.
+        num_bytes: their bytes.
+        rows_read_per_second: the rows of tables that it hands out.
+        bytes_read_per_second: the bytes of the values that it hands out.
+        rows_written_per_second: the rows for which it takes in gradients.
+        bytes_written_per_second: the bytes of the gradients and new values that it takes in.
+        rows_read_total: the rows that it has handed out since this process was connected.
+        bytes_read_total: the bytes that it has handed out.
+        rows_written_total: the rows for which it has taken in gradients.
+        bytes_written_total: the bytes that it has taken in.
+        hottest_tables: the names of the tables with the most rows read, and their rows per second.
+        usage: of its process; None where it is on another machine, or not known.
+    """
+
+    ps: int
+    address: str
+    state: str
+    num_variables: int = 0
+    num_bytes: int = 0
+    rows_read_per_second: float = 0.0
+    bytes_read_per_second: float = 0.0
+    rows_written_per_second: float = 0.0
+    bytes_written_per_second: float = 0.0
+    rows_read_total: int = 0
+    bytes_read_total: int = 0
+    rows_written_total: int = 0
+    bytes_written_total: int = 0
+    hottest_tables: tuple[tuple[str, float], ...] = ()
+    usage: ProcessUsage | None = None
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """The use of one table, a variable that steps read by rows.
+
+    Args:
+        name: its path.
+        num_rows: the rows that it has.
+        rows_read_per_second: the rows that steps read of it.
+        rows_read_total: the rows that were read since this process was connected.
+    """
+
+    name: str
+    num_rows: int
+    rows_read_per_second: float
+    rows_read_total: int
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The status of a run: workers, ps, tables and the coordinator; prints as tables.
+
+    `strategy.status()` returns one at any time: before, during and after `fit`, from another thread
+    or a callback, after the loss of a ps, and after the cluster was closed.
+
+    ```python
+    status = strategy.status()
+    print(status)
+    slowest = min(worker.steps_per_second for worker in status.workers)
+    ```
+
+    Args:
+        state: `"idle"`, `"training"`, `"evaluating"`, `"predicting"` or `"closed"`.
+        epoch: the number of the epoch that runs, from 0; None where none does.
+        steps: the training steps of all workers in the running or last `fit`. Those of `evaluate`,
+            `predict` and `train_on_batch` are not counted.
+        steps_total: those of each `fit` since this process was connected.
+        steps_per_second: of the last ten seconds of a `fit` that runs; the mean of one that ended.
+        seconds: the time that the steps of the running or last `fit` took.
+        workers: the status of each worker. Where workers drive their own steps, of this one alone.
+        ps: the status of each ps.
+        tables: the tables of the last `fit`, the most read ones first.
+        staleness_mean: the mean staleness of all updates of the last `fit`; None without one.
+        staleness_max: the largest.
+        coordinator: the load of the coordinator's process; None where this process is a worker.
+        advice: what would make the run faster, a sentence each; empty where nothing is known to.
+    """
+
+    state: str
+    epoch: int | None
+    steps: int
+    steps_total: int
+    steps_per_second: float
+    seconds: float
+    workers: tuple[WorkerRunStatus, ...]
+    ps: tuple[PSRunStatus, ...]
+    tables: tuple[TableStatus, ...]
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    coordinator: ProcessUsage | None = None
+    advice: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the status as dictionaries, tuples, numbers and texts, which `json` can write."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        tables = [worker_rows(self), ps_rows(self), table_rows(self)]
+        parts = [
+            "\n".join(summary_lines(self)),
+            *(text_table(rows, is_left) for rows in tables if rows),
+        ]
+        return "\n\n".join(parts)
+
+
+def described(
+    strategy: str, status: RunStatus, jobs: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Return a status for JSON, with what tells this process from others.
+
+    Args:
+        strategy: the `repr` of its strategy.
+        status: the status.
+        jobs: the addresses of the tasks of each job.
+    """
+    return {
+        "pid": os.getpid(),
+        "script": os.path.basename(sys.argv[0]) or "python",
+        "strategy": strategy,
+        "jobs": dict(jobs),
+        "status": status.as_dict(),
+    }
+
+
+def status_of(values: Fields) -> RunStatus:
+    """Return the status that `as_dict` gave, also by way of JSON.
+
+    Fields that are not known are left out: they are of a later version.
+    """
+    known = _known(RunStatus, values)
+    known["workers"] = tuple(_with_usage(WorkerRunStatus, v) for v in values["workers"])
+    known["ps"] = tuple(
+        dataclasses.replace(
+            _with_usage(PSRunStatus, v),
+            hottest_tables=tuple((name, rate) for name, rate in v["hottest_tables"]),
+        )
+        for v in values["ps"]
+    )
+    known["tables"] = tuple(TableStatus(**_known(TableStatus, v)) for v in values["tables"])
+    known["coordinator"] = _usage(values["coordinator"])
+    known["advice"] = tuple(values.get("advice", ()))
+    return RunStatus(**known)
+
+
+def _known(cls: type, values: Fields) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _with_usage(cls: type, values: Fields) -> Any:
+    return cls(**{**_known(cls, values), "usage": _usage(values["usage"])})
+
+
+def _usage(values: Fields | None) -> ProcessUsage | None:
+    return None if values is None else ProcessUsage(**_known(ProcessUsage, values))

@@ -1,0 +1,184 @@
+"""What would help a training, each in a sentence with the number that it follows from."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+
+from kerasps.plan.report import Advice, Plan, PSPlan
+from kerasps.words import num_bytes
+
+# Of a link of 10 Gbit/s, which hosts of clusters have at least.
+LINK_BYTES_PER_S = 1.25e9
+# A step of a worker that waits so long for one ps is slow, whatever it computes meanwhile.
+SLOW_S = 0.1
+# An execution costs so much beside its steps (see `training/loop/execution_size.py`).
+EXECUTION_S = 2.5e-3
+# The most steps per execution to ask for: of more, what an execution costs is little in any case.
+STEPS_PER_EXECUTION = 10
+# Less is not worth a change: a ps holds it, and sends it, beside all else.
+NOTABLE_BYTES = 16 << 20
+# The heaviest ps holds so many times what it would, were all alike.
+UNEVEN = 1.5
+# Of the memory of a machine, what values may take.
+MEMORY_SHARE = 0.8
+
+
+def advice_for(
+    plan: Plan, *, is_split: bool, is_16_bits: bool, overlaps: bool, memory: int | None = None
+) -> tuple[Advice, ...]:
+    """Return what would help.
+
+    Args:
+        plan: the plan.
+        is_split: whether the strategy has a partitioner.
+        is_16_bits: whether the strategy has a `wire_dtype`.
+        overlaps: whether steps overlap.
+        memory: the bytes of memory of a machine. Default: those of this one.
+    """
+    memory = memory_of_machine() if memory is None else memory
+    found = [*_memory(plan, memory, is_split=is_split)]
+    if not found or is_split:  # else the partitioner is named
+        found += _uneven(plan, is_split=is_split)
+    if not found:  # to split variables would give each ps some
+        found += _idle(plan)
+    found += [*_link(plan), *_whole_tables(plan)]
+    if not is_16_bits:
+        found += _wire_dtype(plan)
+    if not overlaps:
+        found += _steps_per_execution(plan)
+    return (*found, *_feeding(plan))
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _heaviest(plan: Plan) -> PSPlan:
+    return max(plan.ps, key=lambda own: own.memory_bytes)
+
+
+def _memory(plan: Plan, memory: int, *, is_split: bool) -> Iterator[Advice]:
+    room = int(MEMORY_SHARE * memory)
+    heaviest, total = _heaviest(plan), sum(own.memory_bytes for own in plan.ps)
+    needed = math.ceil(total / room)
+    if heaviest.memory_bytes <= room or needed <= plan.num_ps:
+        return
+    partitioner = "" if is_split else " and `variable_partitioner=kerasps.MinSizePartitioner()`"
+    yield Advice(
+        "more_ps",
+        f"Take {needed} ps{partitioner}, or machines with more memory: ps {heaviest.index} needs "
+        f"{num_bytes(heaviest.memory_bytes)} for its values, and this machine has "
+        f"{num_bytes(memory)}.",
+    )
+
+
+def _uneven(plan: Plan, *, is_split: bool) -> Iterator[Advice]:
+    heaviest, total = _heaviest(plan), sum(own.memory_bytes for own in plan.ps)
+    if plan.num_ps == 1 or heaviest.memory_bytes < NOTABLE_BYTES:
+        return
+    if heaviest.memory_bytes <= UNEVEN * total / plan.num_ps:
+        return
+    whole = [
+        own
+        for own in plan.variables
+        if len(own.shards) == 1 and own.shards[0].ps == heaviest.index and own.shape[:1] > (1,)
+    ]
+    if not whole:
+        return
+    largest = whole[0]
+    how = (
+        "Lower `min_shard_bytes`, or raise `max_shards`, of the partitioner"
+        if is_split
+        else "Pass `variable_partitioner=kerasps.MinSizePartitioner()` to the strategy"
+    )
+    yield Advice(
+        "partitioner",
+        f"{how}: ps {heaviest.index} holds {heaviest.memory_bytes / total:.0%} of all bytes, since "
+        f"'{largest.path}', with its slots {num_bytes(largest.num_bytes + largest.slot_bytes)}, "
+        "is whole.",
+    )
+
+
+def _idle(plan: Plan) -> Iterator[Advice]:
+    used = sum(1 for own in plan.ps if own.num_bytes)
+    if used < plan.num_ps:
+        yield Advice(
+            "fewer_ps",
+            f"Take {max(1, used)} ps: {plan.num_ps - used} of {plan.num_ps} hold no variable.",
+        )
+
+
+def _link(plan: Plan) -> Iterator[Advice]:
+    known = [(own.step_bytes, own.index) for own in plan.ps if own.step_bytes is not None]
+    if not known:
+        return
+    most, index = max(known)
+    seconds = most * plan.num_workers / LINK_BYTES_PER_S
+    if seconds < SLOW_S:
+        return
+    workers = f"{plan.num_workers} worker{'s' if plan.num_workers > 1 else ''}"
+    yield Advice(
+        "more_ps",
+        f"Take more ps, with a network interface each: a step moves {num_bytes(most)} to and from "
+        f"ps {index}, for which 10 Gbit/s take {seconds:.2f} s where {workers} do one each.",
+    )
+
+
+def _whole_tables(plan: Plan) -> Iterator[Advice]:
+    for own in plan.variables:
+        is_table = own.path.endswith("/embeddings") and own.num_bytes > NOTABLE_BYTES
+        if is_table and own.read == "whole":
+            yield Advice(
+                "lookup",
+                f"Look rows up in '{own.path}' by ids of the batch, and use it in no other way: "
+                f"each step reads all of its {num_bytes(own.num_bytes)}.",
+            )
+
+
+def _wire_dtype(plan: Plan) -> Iterator[Advice]:
+    step = plan.step
+    moved = step.dense_pulled_bytes + step.dense_pushed_bytes
+    if step.pulled_bytes is not None and step.pushed_bytes is not None:
+        moved = int(step.pulled_bytes + step.pushed_bytes)
+    is_float = {own.dtype for own in plan.variables if own.read != "never"} == {"float32"}
+    if moved >= NOTABLE_BYTES and is_float:
+        yield Advice(
+            "wire_dtype",
+            f'Pass `wire_dtype="bfloat16"` to the strategy, where the network is the limit: a step '
+            f"moves {num_bytes(moved)}, and would move about half.",
+        )
+
+
+def _steps_per_execution(plan: Plan) -> Iterator[Advice]:
+    step = plan.step
+    parts = (step.pulled_bytes, step.pushed_bytes)
+    if step.steps_per_execution != 1 or plan.num_workers == 1 or plan.method != "fit":
+        return
+    if None in parts:
+        return
+    seconds = sum(part for part in parts if part is not None) / LINK_BYTES_PER_S
+    steps = STEPS_PER_EXECUTION
+    if step.num_batches is not None:
+        # Two executions for each worker, or some have nothing to do at the end.
+        steps = min(steps, step.num_batches // (2 * plan.num_workers))
+    if seconds < EXECUTION_S and steps > 1:
+        yield Advice(
+            "steps_per_execution",
+            f"Pass `steps_per_execution={steps}` to `compile`, where updates may be {steps} steps "
+            f"older: an execution costs some {EXECUTION_S * 1e3:g} ms beside its steps, and what a "
+            f"step moves takes {seconds * 1e3:.2g} ms at 10 Gbit/s.",
+        )
+
+
+def _feeding(plan: Plan) -> Iterator[Advice]:
+    if plan.step.data_read_by == "coordinator" and plan.num_workers > 1 and plan.method == "fit":
+        size = plan.sample.batch_bytes
+        of_size = "" if size is None else f" of {num_bytes(size)}"
+        yield Advice(
+            "dataset_creator",
+            f"Read the data in a `kerasps.DatasetCreator`: each batch{of_size} is read in this "
+            f"process and sent to one of {plan.num_workers} workers.",
+        )

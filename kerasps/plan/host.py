@@ -1,0 +1,80 @@
+"""The host of a strategy in a dry run: it connects to no task, and stops at the first step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import keras
+import tensorflow as tf
+
+from kerasps.base_host import BaseHost
+from kerasps.coordinator_host import CoordinatorHost
+from kerasps.inputs import Input
+from kerasps.plan.errors import FirstStepReached
+from kerasps.step import Mode, TracedStep
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """The first step that a script is about to run.
+
+    Attributes:
+        host: of its strategy.
+        model: the model.
+        mode: the kind of the step.
+        function: the step, traced.
+        data: the data, or the batches of a method on one batch.
+    """
+
+    host: CoordinatorHost
+    model: keras.Model
+    mode: Mode
+    function: TracedStep
+    data: Input | Sequence[object]
+
+
+class PlannedHost(CoordinatorHost):
+    """The host of a strategy in a dry run; see `CoordinatorHost`.
+
+    Attributes:
+        num_made: how many strategies the script has made.
+        at_first_step: called with the first step, before the script ends there.
+    """
+
+    num_made: ClassVar[int] = 0
+    at_first_step: ClassVar[Callable[[FirstStep], None]]
+    why_no_eager_steps = (
+        "A model that is compiled with `run_eagerly=True` runs its steps in the coordinator's "
+        "process, and workers have nothing to do. Expected: a model whose steps run on workers. "
+        "Received: run_eagerly=True. Leave it out to plan the training."
+    )
+
+    def wait_for_tasks(self, timeout: float | None) -> None:
+        """Wait for nobody: there are no tasks."""
+
+    def connect(self, protocol: str | None) -> None:
+        """Connect to nothing."""
+        with contextlib.suppress(RuntimeError):
+            tf.config.set_visible_devices([], "GPU")
+
+    def begin(self) -> None:
+        """Begin without tasks to watch."""
+        BaseHost.begin(self)
+        self.membership = self.make_membership()
+        PlannedHost.num_made += 1
+
+    def leave(self) -> None:
+        """Leave nothing."""
+
+    def close(self, disconnect: Callable[[], None]) -> None:
+        """Leave nothing. Variables stay, since they are in this process."""
+
+    def before_steps(
+        self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
+    ) -> None:
+        """End the script here."""
+        PlannedHost.at_first_step(FirstStep(self, model, mode, function, data))
+        raise FirstStepReached

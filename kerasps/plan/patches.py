@@ -1,0 +1,143 @@
+"""Patches of TensorFlow and Keras for a dry run, beside those of `hooks`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from kerasps import _compat
+from kerasps.central_storage import CentralStorageStrategy
+from kerasps.hooks.in_place import Original
+from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
+from kerasps.plan.errors import PlanError
+from kerasps.runtime.dry_run import HereInstead, here_instead
+from kerasps.variables.named import NamedVariable
+from kerasps.variables.pooled_rows import PooledRows
+from kerasps.worker_driven import WorkerDrivenStrategy
+
+_FIT_ONLY = (
+    "`kerasps plan` plans `model.fit`, `evaluate`, `predict` and the methods on one batch, of a "
+    "model of a `kerasps.ParameterServerStrategy`."
+)
+
+
+def device(original: Original, self: object, name: object) -> Any:
+    """`Context.device`: use a device of this process for one of a task that is not there."""
+    text = name.to_string() if isinstance(name, tf.DeviceSpec) else getattr(name, "name", name)
+    if text is None:
+        return HereInstead(None, original(self, None))
+    instead = here_instead(str(text))
+    if instead is None:
+        return original(self, name)
+    here, ps = instead
+    return HereInstead(ps, original(self, here))
+
+
+def read_variable(original: Original, self: NamedVariable, *args: object, **kwargs: object) -> Any:
+    """`NamedVariable._read_variable_op`: read zeros where a large variable has no value."""
+    if tf.executing_eagerly() and _has_no_value(self):
+        return tf.zeros(self.shape, self.dtype)
+    return original(self, *args, **kwargs)
+
+
+def read_rows(
+    original: Original, self: NamedVariable, indices: object, name: str | None = None
+) -> Any:
+    """`NamedVariable.sparse_read`: read rows of zeros where a large variable has no value."""
+    if tf.executing_eagerly() and _has_no_value(self):
+        return tf.zeros([*tf.convert_to_tensor(indices).shape, *self.shape[1:]], self.dtype)
+    return original(self, indices, name)
+
+
+def read_pooled(original: Original, self: PooledRows, view: object, places: object) -> Any:
+    """`PooledRows._read`: read rows of zeros: tables that share a storage have no values."""
+    if tf.executing_eagerly():
+        return tf.zeros([*tf.convert_to_tensor(places).shape, *self.shape[1:]], self.dtype)
+    return original(self, view, places)
+
+
+def write_pooled(
+    original: Original, self: PooledRows, value: object, *args: object, **kw: object
+) -> Any:
+    """`PooledRows.assign`: leave tables that share a storage without values."""
+    return self if tf.executing_eagerly() else original(self, value, *args, **kw)
+
+
+def _has_no_value(variable: object) -> bool:
+    # What is hooked is TensorFlow's: it is called of other variables too.
+    if not isinstance(variable, NamedVariable) or variable.takes_values:
+        return False
+    return not bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
+
+
+def make_function(
+    original: Original, self: keras.Model, *args: object, **kwargs: object
+) -> NoReturn:
+    """`TensorFlowTrainer.make_train_function` and its siblings: run no step of plain Keras."""
+    raise PlanError(
+        f"The script runs steps of model '{self.name}', which no ParameterServerStrategy trains: "
+        f"they would run in this process. {_FIT_ONLY} Expected: a model that is made and compiled "
+        f"in `strategy.scope()`. Received: a model of {_strategy_of(self)}. Make it in the scope."
+    )
+
+
+def _strategy_of(model: keras.Model) -> str:
+    strategy = getattr(model, "_distribute_strategy", None)
+    return "no strategy" if strategy is None else f"a {type(strategy).__name__}"
+
+
+def make_coordinator(original: Original, cls: type, *args: object, **kwargs: object) -> NoReturn:
+    """`ClusterCoordinator.__new__`: a custom loop schedules functions, which run on workers."""
+    raise PlanError(
+        f"The script has a training loop of its own, whose functions run on workers. {_FIT_ONLY} "
+        "Expected: a script that calls one of them. Received: a `ClusterCoordinator`. Write a "
+        "script that makes the same model, compiles it and calls `fit`."
+    )
+
+
+def save(
+    original: Original, self: keras.Model, filepath: object, *args: object, **kw: object
+) -> None:
+    """`keras.Model.save` and `save_weights`: write nothing: large values are not there."""
+    print(
+        f"kerasps plan: model '{self.name}' is not saved to {filepath}: a plan writes no models",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def make_other(original: Original, self: object, *args: object, **kwargs: object) -> NoReturn:
+    """The constructors of other strategies than the one that is planned."""
+    raise PlanError(
+        f"The script makes a {type(self).__name__}. {_FIT_ONLY} Expected: a "
+        f"`kerasps.ParameterServerStrategy`. Received: a {type(self).__name__}. Make the former "
+        "where the training is to be planned."
+    )
+
+
+# Installed by `kerasps plan` alone.
+# fmt: off
+PATCHES: tuple[Patch, ...] = (
+    Patch(_compat.Context, "device", device, "tasks of a dry run are not there", TENSORFLOW),
+    Patch(_compat.TensorFlowTrainer, "make_train_function", make_function,
+          "a dry run runs no steps", KERAS),
+    Patch(_compat.TensorFlowTrainer, "make_test_function", make_function,
+          "a dry run runs no steps", KERAS),
+    Patch(_compat.TensorFlowTrainer, "make_predict_function", make_function,
+          "a dry run runs no steps", KERAS),
+    Patch(tf.distribute.coordinator.ClusterCoordinator, "__new__", make_coordinator,
+          "a dry run runs no steps", TENSORFLOW),
+    Patch(keras.Model, "save", save, "large values are left out", KERAS),
+    Patch(keras.Model, "save_weights", save, "large values are left out", KERAS),
+    Patch(WorkerDrivenStrategy, "__init__", make_other, "a dry run has no tasks", KERAS),
+    Patch(CentralStorageStrategy, "__init__", make_other, "a dry run runs no steps", KERAS),
+    Patch(NamedVariable, "_read_variable_op", read_variable, "large values are left out",
+          TENSORFLOW),
+    Patch(NamedVariable, "sparse_read", read_rows, "large values are left out", TENSORFLOW),
+    Patch(PooledRows, "_read", read_pooled, "large values are left out", TENSORFLOW),
+    Patch(PooledRows, "assign", write_pooled, "large values are left out", TENSORFLOW),
+)
+# fmt: on

@@ -1,0 +1,215 @@
+"""What `kerasps plan` finds: records with named fields, whose names are the keys of its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """A shard of a variable; a whole variable has one.
+
+    Attributes:
+        ps: the index of the ps that holds it.
+        num_bytes: its bytes, without slots.
+        rows_per_step: how many of its rows a step asks for, on average over the sample; None where
+            it is read whole, or where that is not known.
+    """
+
+    ps: int
+    num_bytes: int
+    rows_per_step: float | None
+
+
+@dataclass(frozen=True)
+class VariablePlan:
+    """A variable of the model.
+
+    Attributes:
+        path: its path in the model.
+        shape: its shape.
+        dtype: the name of its dtype.
+        num_bytes: its bytes.
+        slot_bytes: the bytes of its slots, which lie beside it.
+        read: how a step reads it: "whole", by "rows", or "never".
+        ids_per_step: how many ids a step looks up in it, with repetitions; None as for rows.
+        rows_per_step: how many different rows a step asks for; None as for rows of a shard.
+        shards: its shards.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    slot_bytes: int
+    read: Literal["whole", "rows", "never"]
+    ids_per_step: float | None
+    rows_per_step: float | None
+    shards: tuple[ShardPlan, ...]
+
+
+@dataclass(frozen=True)
+class PSPlan:
+    """What one ps holds, and what each step moves there.
+
+    Attributes:
+        index: the index of the ps.
+        num_variables: how many variables and slots it holds; a shard counts as one.
+        variable_bytes: the bytes of variables, without slots.
+        slot_bytes: the bytes of slots and other state of optimizers.
+        num_bytes: the bytes of all, as `strategy.placement()` says.
+        fused_bytes: the bytes of copies of small variables, which are kept while steps run.
+        memory_bytes: the memory that values take: `num_bytes` and `fused_bytes`.
+        rows_per_step: the rows of tables that a step asks for; None where that is not known.
+        pulled_bytes: the bytes of values that a step takes from it; None as for rows.
+        pushed_bytes: the bytes of gradients and new values that a step sends it; None as for rows.
+        id_bytes: the bytes of ids by which a step asks for rows; None as for rows.
+        messages: how many messages a step and this ps send each other.
+    """
+
+    index: int
+    num_variables: int
+    variable_bytes: int
+    slot_bytes: int
+    num_bytes: int
+    fused_bytes: int
+    memory_bytes: int
+    rows_per_step: float | None
+    pulled_bytes: float | None
+    pushed_bytes: float | None
+    id_bytes: float | None
+    messages: int
+
+    @property
+    def step_bytes(self) -> float | None:
+        """The bytes that a step moves to and from this ps; None where that is not known."""
+        parts = (self.pulled_bytes, self.pushed_bytes, self.id_bytes)
+        known = [part for part in parts if part is not None]
+        return sum(known) if len(known) == len(parts) else None
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step of one worker moves, to and from all ps.
+
+    Attributes:
+        pulled_bytes: the bytes of values that it takes; None where rows are not known.
+        pushed_bytes: the bytes of gradients and new values that it sends; None likewise.
+        id_bytes: the bytes of ids by which it asks for rows; None likewise.
+        dense_pulled_bytes: of `pulled_bytes`, those of variables that are read whole.
+        dense_pushed_bytes: of `pushed_bytes`, those of variables that are read whole.
+        rows_per_step: the rows of tables that it asks for; None likewise.
+        messages: how many messages it and the ps send each other.
+        rounds: the round trips of its pull: more than one where ids follow from rows.
+        batches_per_step: how many batches a step takes: one for each device of a worker.
+        steps_per_execution: as the model is compiled.
+        num_batches: the batches of one pass over the data, in all; None where that is not known.
+        data_read_by: "workers", or "coordinator" where batches travel to the workers.
+    """
+
+    pulled_bytes: float | None
+    pushed_bytes: float | None
+    id_bytes: float | None
+    dense_pulled_bytes: int
+    dense_pushed_bytes: int
+    rows_per_step: float | None
+    messages: int
+    rounds: int
+    batches_per_step: int
+    steps_per_execution: int
+    num_batches: int | None
+    data_read_by: Literal["workers", "coordinator"]
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """The batches that rows were counted in.
+
+    Attributes:
+        num_batches: how many.
+        batch_bytes: the bytes of a batch, on average; None without a batch.
+        unknown: why something is not known; None where all is.
+    """
+
+    num_batches: int
+    batch_bytes: float | None
+    unknown: str | None
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """The memory that a worker needs beside TensorFlow's, and without the activations of layers.
+
+    Attributes:
+        weight_bytes: the values that are read whole.
+        gradient_bytes: their gradients.
+        row_bytes: the rows of tables and their gradients; None where rows are not known.
+        batch_bytes: the batch; None where that is not known.
+        num_bytes: all that is known of these.
+    """
+
+    weight_bytes: int
+    gradient_bytes: int
+    row_bytes: float | None
+    batch_bytes: float | None
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change of the script or of the cluster that would help.
+
+    Attributes:
+        change: what to change, in a word: "more_ps", "fewer_ps", "partitioner", "wire_dtype",
+            "steps_per_execution", "dataset_creator" or "lookup".
+        text: one sentence, with the number that it follows from.
+    """
+
+    change: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training as it would run.
+
+    Attributes:
+        script: the script's path.
+        method: what it was about to call: "fit", "evaluate", "predict" or a method on one batch.
+        model: the name of the model.
+        optimizer: the class of its optimizer; None without one.
+        num_workers: the workers of its cluster.
+        num_ps: the ps of its cluster.
+        ps: what each ps holds.
+        variables: the variables on ps tasks, the largest first.
+        step: what a step moves.
+        sample: the batches that rows were counted in.
+        worker_memory: the memory that a worker needs.
+        advice: what would help.
+        notes: what else there is to say.
+    """
+
+    script: str
+    method: str
+    model: str
+    optimizer: str | None
+    num_workers: int
+    num_ps: int
+    ps: tuple[PSPlan, ...]
+    variables: tuple[VariablePlan, ...]
+    step: StepCosts
+    sample: SamplePlan
+    worker_memory: WorkerMemory
+    advice: tuple[Advice, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes on all ps."""
+        return sum(own.num_bytes for own in self.ps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON holds it. Docs/plan.md has the keys."""
+        return {"version": 1, **dataclasses.asdict(self)}

@@ -1,0 +1,186 @@
+"""Keeps away from stderr what TensorFlow prints while it starts.
+
+`import kerasps` calls `watch_import`. From then on the first `import tensorflow`, and the moment in
+which TensorFlow first looks for devices, go through a filter (`start_filter`). It drops lines that
+it knows and passes all others. Outside of these moments stderr is what it was.
+KERASPS_VERBOSE_STARTUP=1 turns the filter off; so does a TF_CPP_MIN_LOG_LEVEL of 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import types
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+
+VERBOSE_STARTUP = "KERASPS_VERBOSE_STARTUP"
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Who sets one of these wants to read what TensorFlow says.
+_ASKED_FOR = ("TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE", "TF_CPP_VLOG_FILENAME")
+# Messages that merely inform do not come; warnings and errors do.
+_FROM_WARNINGS_ON = "1"
+
+# Held while stderr goes through a filter.
+_filtering = threading.Lock()
+# True once TensorFlow is imported and told to leave out messages that merely inform.
+_informs_less = False
+
+
+def is_quiet() -> bool:
+    """Return whether the environment variables leave TensorFlow's start quiet."""
+    if os.environ.get(VERBOSE_STARTUP, "") not in ("", "0"):
+        return False
+    return os.environ.get(_LEVEL) != "0" and not any(os.environ.get(name) for name in _ASKED_FOR)
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """In this context, drop the lines that TensorFlow prints while it starts.
+
+    Where TensorFlow is imported in it, messages that merely inform stay away later too, unless the
+    user has set TF_CPP_MIN_LOG_LEVEL. It does nothing where all is wanted, and within itself.
+    """
+    if not is_quiet() or not _filtering.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _fewer_messages(), _filtered():
+            yield
+    finally:
+        _filtering.release()
+
+
+def quiet_server_start() -> contextlib.AbstractContextManager[None]:
+    """Return a context that drops the line in which TensorFlow says that its server has started."""
+    if _informs_less or os.environ.get(_LEVEL):
+        return contextlib.nullcontext()
+    return quiet_start()
+
+
+def watch_import() -> None:
+    """Make the first import of TensorFlow in this process quiet, and its first use."""
+    if _is_imported():
+        _watch_first_use()
+    elif not any(isinstance(finder, _TensorFlowFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TensorFlowFinder())
+
+
+@contextlib.contextmanager
+def _fewer_messages() -> Iterator[None]:
+    before = os.environ.get(_LEVEL)
+    if before:
+        yield
+        return
+    # TensorFlow reads it once, when its libraries are loaded. Programs that this process starts
+    # later do not find it.
+    os.environ[_LEVEL] = _FROM_WARNINGS_ON
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_LEVEL, None)
+        else:
+            os.environ[_LEVEL] = before
+
+
+@contextlib.contextmanager
+def _filtered() -> Iterator[None]:
+    from kerasps.start_filter import StartFilter
+
+    try:
+        through = StartFilter()
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        through.end()
+
+
+class _TensorFlowFinder:
+    """Finds TensorFlow as the other finders do, and makes its loading quiet."""
+
+    def find_spec(
+        self,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: types.ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Return TensorFlow's spec with another loader; None for other modules."""
+        if name != "tensorflow":
+            return None
+        with contextlib.suppress(ValueError):  # of two threads that import, one was first
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast("Loader", _QuietLoader(spec.loader))
+        return spec
+
+
+class _QuietLoader:
+    """Loads TensorFlow as its loader does, without the lines of its start.
+
+    Args:
+        loader: the loader.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        """Return what the loader makes of a spec."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module. It keeps nothing of this loader."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        global _informs_less
+        with quiet_start():
+            self._loader.exec_module(module)
+            _informs_less = os.environ.get(_LEVEL) == _FROM_WARNINGS_ON
+        if _is_imported():
+            _watch_first_use()
+
+
+def _watch_first_use() -> None:
+    """Make the moment quiet in which TensorFlow looks for the devices of this process."""
+    from kerasps import _compat
+
+    # TensorFlow says it once in a process.
+    with contextlib.suppress(ImportError):  # the strategy says which versions it works with
+        if is_quiet() and _compat.eager_context()._physical_devices is None:
+            # The second one merely informs, of each GPU.
+            contexts = _compat.Context
+            methods = [contexts._initialize_physical_devices, contexts.ensure_initialized]
+            for method in methods[:1] if _informs_less else methods:
+                _make_first_quiet(contexts, method)
+
+
+def _make_first_quiet(contexts: type, original: Callable[..., object]) -> None:
+    name = original.__name__
+
+    @functools.wraps(original)
+    def quiet(*args: object, **kwargs: object) -> object:
+        if getattr(contexts, name) is quiet:
+            setattr(contexts, name, original)
+        with quiet_start():
+            return original(*args, **kwargs)
+
+    setattr(contexts, name, quiet)
+
+
+def _is_imported() -> bool:
+    """Return whether TensorFlow is imported, as a whole; a task's server imports a part of it."""
+    return hasattr(sys.modules.get("tensorflow"), "__version__")

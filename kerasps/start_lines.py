@@ -1,0 +1,164 @@
+"""Drops the lines that TensorFlow prints while it starts, and passes all others on in order.
+
+`kerasps.start_filter` runs this file as a process, which reads what another process writes to its
+stderr. So nothing is lost where that process crashes, and it never waits for a thread of its
+interpreter. The file imports nothing of kerasps and starts in some 10 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+
+# A line that is not complete goes on after so long: somebody may wait for an answer to it.
+_PARTIAL_MS = 100
+_READ_BYTES = 65536
+
+_BANNER = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+_INSTRUCTIONS = (
+    b"To enable the following instructions: ",
+    b", rebuild TensorFlow with the appropriate",
+)
+# How the messages begin that say nothing a user could act upon, by the source file that prints
+# them. No regular expressions: their module takes as long to import as the rest.
+_ALWAYS = {
+    b"port.cc": (b"oneDNN custom operations are on",),
+    b"cpu_feature_guard.cc": (b"This TensorFlow binary is optimized to use available CPU",),
+    b"cuda_fft.cc": (b"Unable to register cuFFT factory",),
+    b"cuda_dnn.cc": (b"Unable to register cuDNN factory",),
+    b"cuda_blas.cc": (b"Unable to register cuBLAS factory",),
+    b"computation_placer.cc": (b"computation placer already registered",),
+    b"py_utils.cc": (b"TF-TRT Warning: Could not find TensorRT",),
+    b"gpu_device.cc": (b"Created device ",),
+    b"cuda_executor.cc": (b"successful NUMA node read from SysFS",),
+    b"grpc_server_lib.cc": (b"Started server with target",),
+}
+# Those that say that no GPU is used: news only where there is one to use.
+_INIT = b"failed call to cuInit: "
+_WITHOUT_GPU = {
+    b"cudart_stub.cc": (b"Could not find cuda drivers on your machine",),
+    b"cuda_platform.cc": (_INIT,),
+    b"cuda_driver.cc": (_INIT,),
+    b"cuda_executor.cc": (_INIT,),
+    b"cuda_diagnostics.cc": (
+        b"retrieving CUDA diagnostic information for host: ",
+        b"hostname: ",
+        b"libcuda reported version is: ",
+        b"kernel reported version is: ",
+        b"kernel driver does not appear to be running on this host",
+        b"no NVIDIA GPU device is present",
+    ),
+}
+
+
+def is_of_start(line: bytes, *, has_gpu: bool) -> bool:
+    """Return whether TensorFlow prints this line while it starts, and it tells nothing.
+
+    Args:
+        line: the line, or as much of it as there is.
+        has_gpu: whether this process may use a GPU. Lines that say that none is used tell it then.
+    """
+    if line.startswith(_BANNER):
+        return True
+    if line.startswith(_INSTRUCTIONS[0]):
+        return _INSTRUCTIONS[1] in line
+    head, _, message = line.partition(b"] ")
+    # As absl writes it, "I0000 00:00:1795775537.766145 32111 port.cc:153] oneDNN…", and as
+    # TensorFlow did before, "2025-08-21 10:00:00.123456: I tensorflow/core/util/port.cc:153] …".
+    before, _, place = head.rpartition(b" ")
+    is_log = before[:1] in (b"I", b"W", b"E") and before[1:5].isdigit()
+    is_log = is_log or (before[:4].isdigit() and before[-3:] in (b": I", b": W", b": E"))
+    file, _, number = place.rpartition(b"/")[2].partition(b":")
+    if not is_log or not number.isdigit():
+        return False
+    if message.startswith(_ALWAYS.get(file, (b"\n",))):
+        return True
+    return not has_gpu and message.startswith(_WITHOUT_GPU.get(file, (b"\n",)))
+
+
+class LineFilter:
+    """Takes bytes as they come, and returns those to pass on.
+
+    Args:
+        has_gpu: whether this process may use a GPU; see `is_of_start`.
+        end: marks the end: what follows it passes as it is.
+    """
+
+    def __init__(self, *, has_gpu: bool, end: bytes) -> None:
+        self._has_gpu = has_gpu
+        self._end = end
+        self._rest = b""
+        # Whether the beginning of the line that is being read has passed already.
+        self._is_inside = False
+        self.has_ended = False
+
+    @property
+    def waits(self) -> bool:
+        """True where a line is held back that may pass before it is complete."""
+        return bool(self._rest) and (self._is_inside or not self._is_dropped(self._rest))
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what passes, now that `data` has come."""
+        if self.has_ended:
+            return data
+        before, mark, behind = (self._rest + data).partition(self._end)
+        *lines, self._rest = before.split(b"\n")
+        passed = b""
+        for line in lines:
+            if self._is_inside or not self._is_dropped(line):
+                passed += line + b"\n"
+            self._is_inside = False
+        if mark:
+            self.has_ended = True
+            passed += self.flush() + behind
+        return passed
+
+    def flush(self) -> bytes:
+        """Return what is held back, unless it is the beginning of a line to drop."""
+        held = self._rest
+        if not held or (not self._is_inside and self._is_dropped(held)):
+            return b""
+        self._rest, self._is_inside = b"", True
+        return held
+
+    def _is_dropped(self, line: bytes) -> bool:
+        return is_of_start(line, has_gpu=self._has_gpu)
+
+
+def main() -> None:
+    """Copy stdin to a file descriptor until nobody can write to it any more."""
+    target, done = int(sys.argv[1]), int(sys.argv[2])
+    # It ends with those who write to it, and not before: what they say last would be lost.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    lines = LineFilter(has_gpu=sys.argv[4] == "1", end=sys.argv[3].encode())
+    poller = select.poll()
+    poller.register(0, select.POLLIN | select.POLLHUP)
+    while True:
+        if lines.waits and not poller.poll(_PARTIAL_MS):
+            _write(target, lines.flush())
+            continue
+        data = os.read(0, _READ_BYTES)
+        had_ended = lines.has_ended
+        _write(target, lines.feed(data) if data else lines.flush())
+        if lines.has_ended and not had_ended:
+            os.write(done, b"\n")
+        if not data:
+            # What an interpreter does at its end would take as long as all this.
+            os._exit(0)
+
+
+def _write(target: int, data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(target, data) :]
+        except BlockingIOError:  # somebody has made the terminal non-blocking
+            select.select([], [target], [])
+        except OSError:  # nobody reads it any more
+            return
+
+
+if __name__ == "__main__":
+    main()

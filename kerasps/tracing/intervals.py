@@ -1,0 +1,55 @@
+"""Sets of points in time, as sorted lists of intervals that do not touch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the points that are in some of the intervals."""
+    joined: list[Interval] = []
+    for begin, end in sorted(own for own in intervals if own[0] < own[1]):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def both(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
+    """Return the points that are in both sets."""
+    others = list(other)
+    found, start = [], 0
+    for begin, end in one:
+        while start < len(others) and others[start][1] <= begin:
+            start += 1
+        for index in range(start, len(others)):
+            if others[index][0] >= end:
+                break
+            found.append((max(begin, others[index][0]), min(end, others[index][1])))
+    return found
+
+
+def without(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]:
+    """Return the points of `one` that are not in `other`."""
+    others = list(other)
+    left, start = [], 0
+    for begin, end in one:
+        while start < len(others) and others[start][1] <= begin:
+            start += 1
+        for index in range(start, len(others)):
+            if others[index][0] >= end:
+                break
+            if others[index][0] > begin:
+                left.append((begin, others[index][0]))
+            begin = max(begin, others[index][1])
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Return how long the intervals are together."""
+    return sum(end - begin for begin, end in intervals)

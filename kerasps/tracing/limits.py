@@ -1,0 +1,117 @@
+"""The sentence that says what limits a training, and the shares of time that it follows from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kerasps.tracing.intervals import Interval, both, length, union, without
+from kerasps.tracing.steps import WorkerStep
+
+# What a worker does or waits for, and how the sentence says it.
+_SENTENCES = {
+    "compute": "Worker {worker} computes {share:.0%} of the time.",
+    "push": "Worker {worker} packs and sends what it pushes {share:.0%} of the time.",
+    "data": "Worker {worker} waits for data {share:.0%} of the time.",
+    "lock": "Worker {worker} waits for the lock of ps {ps} {share:.0%} of the time.",
+    "update": "Worker {worker} waits {share:.0%} of the time until ps {ps} has applied its "
+    "updates.",
+    "pull": "Worker {worker} waits for values to travel {share:.0%} of the time.",
+    "coordinator": "Worker {worker} waits for the coordinator {share:.0%} of the time.",
+}
+_WITHOUT_COORDINATOR = "Worker {worker} is between its executions {share:.0%} of the time."
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The shares of the time of each worker, and what limits the training.
+
+    Attributes:
+        shares: of each worker, the share of each activity; together they are 1.
+        sentence: what limits the training; empty where the trace holds no step.
+    """
+
+    shares: dict[int, dict[str, float]]
+    sentence: str
+
+
+def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) -> Limits:
+    """Return what the workers of these steps spent their time with.
+
+    Args:
+        steps: the steps.
+        has_coordinator: whether workers wait for one between executions.
+    """
+    by_worker: dict[int, list[WorkerStep]] = defaultdict(list)
+    for step in steps:
+        by_worker[step.worker].append(step)
+    shares = {}
+    for worker, own in sorted(by_worker.items()):
+        times = _activities(own)
+        total = sum(length(time) for time in times.values())
+        shares[worker] = {
+            name: length(time) / total if total else 0.0 for name, time in times.items()
+        }
+    if not shares:
+        return Limits({}, "")
+    activity = max(_SENTENCES, key=lambda name: sum(own[name] for own in shares.values()))
+    worker = max(shares, key=lambda index: shares[index][activity])
+    text = _SENTENCES[activity]
+    if activity == "coordinator" and not has_coordinator:
+        text = _WITHOUT_COORDINATOR
+    sentence = text.format(
+        worker=worker, share=shares[worker][activity], ps=_slowest_ps(by_worker[worker], activity)
+    )
+    return Limits(shares, sentence)
+
+
+def _activities(steps: Sequence[WorkerStep]) -> dict[str, list[Interval]]:
+    """Return the time of each activity of one worker, from its first step to its last one."""
+    steps = sorted(steps, key=lambda step: step.compute)
+    window = [(steps[0].waited_from, max(step.push[1] for step in steps))]
+    executions = both(window, union(step.execution for step in steps))
+    found = {"coordinator": without(window, executions)}
+    left = executions
+    for name, time in _by_precedence(steps).items():
+        found[name] = both(left, time)
+        left = without(left, time)
+    # The rest is on its way: between the ps and the worker, or between its threads.
+    found["pull"] = left
+    return found
+
+
+def _by_precedence(steps: Sequence[WorkerStep]) -> Mapping[str, list[Interval]]:
+    """Return the time of each activity; where two overlap, the first one counts."""
+    served = [own for step in steps for own in step.on_ps.values()]
+    locks = union(own.lock for own in served if own.lock is not None)
+    pushes = union(own.push for own in served if own.push is not None)
+    return {
+        "compute": union(step.compute for step in steps),
+        "push": union(step.push for step in steps),
+        "data": union(own for step in steps if (own := _data_waited_for(step)) is not None),
+        "lock": locks,
+        "update": without(pushes, locks),
+    }
+
+
+def _data_waited_for(step: WorkerStep) -> Interval | None:
+    """Return when the step waited for nothing but its batch."""
+    if step.data is None:
+        return None
+    begin, end = max(step.data[0], step.waited_from), min(step.data[1], step.compute[0])
+    # A pull that was there before the data did not hold it up, and neither did one that follows
+    # from the data. Of another one, the step waited for the pull.
+    pull_begin, pull_end = step.pull
+    if pull_begin < end < pull_end:
+        end = pull_begin
+    return (begin, end) if begin < end else None
+
+
+def _slowest_ps(steps: Sequence[WorkerStep], activity: str) -> int:
+    times: dict[int, float] = defaultdict(float)
+    for step in steps:
+        for ps, own in step.on_ps.items():
+            time = own.lock if activity == "lock" else own.push
+            times[ps] += 0.0 if time is None else time[1] - time[0]
+    return max(times, key=lambda ps: times[ps], default=0)

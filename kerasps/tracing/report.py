@@ -1,0 +1,108 @@
+"""Makes the files of a trace out of what the tasks have recorded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from kerasps.tracing.chrome_trace import write_trace
+from kerasps.tracing.clocks import aligned
+from kerasps.tracing.limits import find_limits
+from kerasps.tracing.recording import Recording
+from kerasps.tracing.steps import Task, WorkerStep, find_steps
+from kerasps.tracing.task_events import TaskEvents
+
+# Where TensorBoard's profile page looks for recordings, below its directory.
+_PROFILES = Path("plugins", "profile")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A trace that was written.
+
+    Attributes:
+        file: the file for Perfetto.
+        num_steps: the steps in it.
+        limit: the sentence that says what limits the training; empty where it holds no step.
+        shares: of each worker, the share of its time that it spent with each activity.
+        missing: of each task that is not in it, the reason.
+    """
+
+    file: Path
+    num_steps: int
+    limit: str
+    shares: dict[int, dict[str, float]]
+    missing: dict[Task, str]
+
+    def __str__(self) -> str:
+        steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
+        said = [f"Trace of {steps}: {self.file}."]
+        said += [self.limit] if self.limit else []
+        said += [f"{job} {index} is missing: {why}." for (job, index), why in self.missing.items()]
+        return " ".join(said)
+
+
+def _chosen(steps: list[WorkerStep], num_steps: int | None) -> list[WorkerStep]:
+    """Return so many steps that follow each other; from where all workers have some, if there are.
+
+    Args:
+        steps: all steps, in their order.
+        num_steps: how many to choose; None for all.
+    """
+    if num_steps is None or len(steps) <= num_steps:
+        return steps
+    firsts: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        firsts.setdefault(step.worker, number)
+    begin = min(max(firsts.values()), len(steps) - num_steps)
+    return steps[begin : begin + num_steps]
+
+
+def new_run(log_dir: Path) -> str:
+    """Return a name for a recording that none in `log_dir` has: the time."""
+    now = datetime.now().strftime("%Y_%m_%d_%H_%M_%S")
+    names = itertools.chain([now], (f"{now}_{number}" for number in itertools.count(1)))
+    return next(name for name in names if not (log_dir / _PROFILES / name).exists())
+
+
+def write_report(
+    log_dir: Path,
+    run: str,
+    addresses: Mapping[Task, str],
+    recording: Recording,
+    num_steps: int | None,
+) -> Report:
+    """Write the files of a recording that has stopped.
+
+    Args:
+        log_dir: the directory.
+        run: the name of the recording.
+        addresses: the address of each task.
+        recording: the recording.
+        num_steps: how many steps to keep, the first ones; None for all.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    folder = log_dir / _PROFILES / run
+    folder.mkdir(parents=True, exist_ok=True)
+    for (job, index), content in recording.contents.items():
+        (folder / f"{job}-{index}.xplane.pb").write_bytes(content)
+    read = {task: TaskEvents.read(content) for task, content in recording.contents.items()}
+    events, moves = aligned(read, recording.asked)
+    steps = _chosen(find_steps(events), num_steps)
+    limits = find_limits(steps, has_coordinator=("chief", 0) in addresses)
+    file = log_dir / f"trace_{run}.json.gz"
+    write_trace(
+        file,
+        events,
+        steps,
+        limits,
+        addresses=addresses,
+        missing=recording.missing,
+        moves=moves,
+    )
+    return Report(file, len(steps), limits.sentence, limits.shares, recording.missing)

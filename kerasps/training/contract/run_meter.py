@@ -1,0 +1,173 @@
+"""The steps that each worker has done, as the coordinator counts them, and the loop that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from kerasps.training.contract.dispatching import Dispatching
+from kerasps.training.epoch.worker_activity import WorkerActivity
+
+# Rates are of the last seconds: long enough for a few executions of a slow model, short enough to
+# show that a worker is gone.
+WINDOW_S = 10.0
+_SAMPLE_S = 0.5
+
+
+class Rate:
+    """The rate at which a count grows, over the last ten seconds.
+
+    Args:
+        now: the time, in seconds.
+        total: the count.
+    """
+
+    def __init__(self, now: float, total: int) -> None:
+        # The count at earlier times, half a second or more apart.
+        self._samples = deque([(now, total)], maxlen=int(WINDOW_S / _SAMPLE_S) + 1)
+
+    def note(self, now: float, total: int) -> None:
+        """Note what the count is now."""
+        if now - self._samples[-1][0] >= _SAMPLE_S:
+            self._samples.append((now, total))
+
+    def per_second(self, now: float, total: int) -> float:
+        """Return the rate of the last ten seconds, or since the first count. Thread: any."""
+        first, *others = tuple(self._samples)
+        for sample in others:
+            if now - sample[0] < WINDOW_S:
+                break
+            first = sample
+        seconds = now - first[0]
+        return (total - first[1]) / seconds if seconds > 0 else 0.0
+
+
+class RunMeter:
+    """Counts the training steps of each worker, and knows the loop that runs.
+
+    It is told of each result that comes back to the coordinator, and nothing is asked of a task for
+    it. A step is counted when its result is: of a worker that is lost, those that are done again
+    elsewhere count there.
+
+    Thread: that of `fit` tells; any asks.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[int, int] = {}
+        # Called with the seconds that a `fit` took which has ended well.
+        self.after_fit: Callable[[float], None] | None = None
+        # The most steps of an execution in the last `fit`.
+        self._execution_steps = 0
+        self._before: dict[int, int] = {}
+        self._rates: dict[int, Rate] = {}
+        self._began = time.monotonic()
+        # What is called when a `fit` ends, for each that runs: a callback may call another.
+        self._fits: list[contextlib.ExitStack] = []
+        # The loops that run: their mode and dispatcher.
+        self._loops: list[tuple[str, weakref.ref[Dispatching]]] = []
+        self._epoch: int | None = None
+
+    # What `fit` tells
+
+    @contextlib.contextmanager
+    def fit(self) -> Iterator[None]:
+        """In this context a `fit` runs."""
+        began = time.monotonic()
+        with contextlib.ExitStack() as at_end:
+            self._before, self._rates, self._epoch = dict(self._totals), {}, None
+            self._execution_steps = 0
+            self._fits.append(at_end)
+            try:
+                yield
+            finally:
+                self._fits.remove(at_end)
+        if self.after_fit is not None:
+            self.after_fit(time.monotonic() - began)
+
+    def when_fit_ends(self, function: Callable[[], object]) -> None:
+        """Have a function called when the running `fit` ends, also where it fails.
+
+        Nothing happens where none runs.
+        """
+        if self._fits:
+            self._fits[-1].callback(function)
+
+    @contextlib.contextmanager
+    def loop(self, mode: str, epoch: int, dispatcher: Dispatching) -> Iterator[None]:
+        """In this context a loop runs an epoch.
+
+        Args:
+            mode: the name of its mode.
+            epoch: the number of the epoch.
+            dispatcher: has its executions done. It is not kept.
+        """
+        entry = mode, weakref.ref(dispatcher)
+        self._loops.append(entry)
+        if mode == "train":
+            self._began, self._epoch = time.monotonic(), epoch
+        try:
+            yield
+        finally:
+            self._loops = [other for other in self._loops if other is not entry]
+
+    def add(self, worker: int, steps: int) -> None:
+        """Count training steps of a worker."""
+        now = time.monotonic()
+        total = self._totals.get(worker, 0)
+        if worker not in self._rates:
+            self._rates[worker] = Rate(self._began, total)
+        self._totals[worker] = total = total + steps
+        self._execution_steps = max(self._execution_steps, steps)
+        self._rates[worker].note(now, total)
+
+    # What others ask
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether a `fit` runs."""
+        return bool(self._fits)
+
+    @property
+    def execution_steps(self) -> int:
+        """The most steps that one execution of the last `fit` had; 0 before the first."""
+        return self._execution_steps
+
+    @property
+    def mode(self) -> str:
+        """The mode of the loop that runs: `"train"`, `"test"` or `"predict"`; empty without one."""
+        loops = self._loops
+        return loops[-1][0] if loops else ""
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of the epoch that the running `fit` has begun last, from 0; else None."""
+        return self._epoch if self._fits else None
+
+    @property
+    def total(self) -> int:
+        """The training steps of all workers since this process was connected."""
+        return sum(self._totals.copy().values())
+
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """Return, for each worker that has done steps, those of the last `fit` and of all."""
+        before = self._before
+        return {
+            worker: (total - before.get(worker, 0), total)
+            for worker, total in self._totals.copy().items()
+        }
+
+    def steps_per_second(self, worker: int) -> float:
+        """Return the steps that a worker has done per second, in the last ten seconds."""
+        rate = self._rates.get(worker)
+        if rate is None:
+            return 0.0
+        return rate.per_second(time.monotonic(), self._totals.get(worker, 0))
+
+    def activities(self) -> dict[int, WorkerActivity]:
+        """Return the part of each worker in the loop that runs; empty where none runs."""
+        loops = self._loops
+        dispatcher = loops[-1][1]() if loops else None
+        return {} if dispatcher is None else dispatcher.activities()

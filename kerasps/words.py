@@ -1,0 +1,51 @@
+"""Numbers and tables as people read them, in reports on a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def num_bytes(number: float | None) -> str:
+    """Return bytes in the unit that leaves the fewest digits, of 1000 each; "?" for None."""
+    if number is None:
+        return "?"
+    value, unit = float(number), 0
+    while float(f"{value:.3g}") >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    if unit == 0:
+        return f"{value:,.0f} {_UNITS[0]}"
+    return f"{value:,.0f} {_UNITS[unit]}" if value >= 1000 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def count(number: float | None) -> str:
+    """Return a number with separators, with a digit behind the point below 100; "?" for None."""
+    if number is None:
+        return "?"
+    is_whole = number >= 100 or float(number).is_integer()
+    return f"{number:,.0f}" if is_whole else f"{number:,.1f}"
+
+
+def times(number: int, what: str) -> str:
+    """Return a number and a noun, which gets an "s" unless there is one."""
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
+def text_table(
+    rows: Sequence[Sequence[str]], is_left: Callable[[str], bool] = lambda name: False
+) -> str:
+    """Return rows of text as an aligned table.
+
+    Args:
+        rows: the rows; the first one names the columns.
+        is_left: whether a column of a name is of text, which stands to the left; the last column
+            does so in any case.
+    """
+    *columns, last = zip(*rows, strict=True)
+    cells = []
+    for column in columns:
+        width = max(map(len, column))
+        left = is_left(column[0])
+        cells.append([cell.ljust(width) if left else cell.rjust(width) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*cells, last, strict=True))

@@ -1,0 +1,76 @@
+"""Advice follows from the numbers of a status."""
+
+import logging
+
+import pytest
+
+from kerasps.monitoring.advice import advice_for
+from kerasps.monitoring.reader import StatusReader
+from kerasps.monitoring.status import ProcessUsage, RunStatus, WorkerRunStatus, status_of
+
+
+def status(rates=(200.0, 200.0), cpu=0.5, seconds=60.0, **fields):
+    workers = tuple(
+        WorkerRunStatus(number, f"host:{number}", "connected", 1.0, steps_per_second=rate)
+        for number, rate in enumerate(rates)
+    )
+    coordinator = None if cpu is None else ProcessUsage(1, 1, 1.0, cpu)
+    values = {
+        "state": "training",
+        "epoch": 0,
+        "steps": 1000,
+        "steps_total": 1000,
+        "steps_per_second": sum(rates),
+        "seconds": seconds,
+        "workers": workers,
+        "ps": (),
+        "tables": (),
+        "coordinator": coordinator,
+    }
+    return RunStatus(**(values | fields))
+
+
+def test_short_executions_of_several_workers():
+    (advice,) = advice_for(status(), 1)
+    assert "steps_per_execution=10" in advice
+    assert "5.0 ms" in advice
+
+
+def test_a_coordinator_that_is_busy():
+    (advice,) = advice_for(status(rates=(20.0, 20.0), cpu=0.97), 1)
+    assert "uses a whole core" in advice
+
+
+@pytest.mark.parametrize(
+    ("fields", "execution_steps"),
+    [
+        ({"rates": (200.0,)}, 1),  # its executions wait for it
+        ({"rates": (200.0, 0.0)}, 1),  # the other one is lost
+        ({"rates": ()}, 0),
+        ({"rates": (90.0, 90.0)}, 1),
+        ({"rates": (200.0, 200.0)}, 10),
+        ({"rates": (200.0, 200.0), "seconds": 3.0}, 1),
+        ({"cpu": None}, 1),  # a worker that drives its own steps
+    ],
+)
+def test_no_advice_where_it_would_not_pay(fields, execution_steps):
+    assert advice_for(status(**fields), execution_steps) == ()
+
+
+def test_advice_is_a_part_of_the_status():
+    advised = status(advice=("Do this.",))
+    assert "advice: Do this." in str(advised)
+    assert status_of(advised.as_dict()).advice == ("Do this.",)
+    # Of an earlier version.
+    assert status_of({k: v for k, v in advised.as_dict().items() if k != "advice"}).advice == ()
+
+
+def test_it_is_logged_once_after_a_long_fit(caplog, monkeypatch):
+    reader = StatusReader(host=None, local_tasks=None)
+    monkeypatch.setattr(reader, "read", lambda: status(advice=("Do this.",)))
+    with caplog.at_level(logging.WARNING, "kerasps"):
+        reader.advise(10.0)
+        assert caplog.messages == []
+        reader.advise(40.0)
+        reader.advise(40.0)
+    assert caplog.messages == ["This training could be faster. Do this."]
