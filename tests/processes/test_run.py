@@ -217,7 +217,7 @@ def test_a_run_whose_ps_stays_away_ends_with_a_code_to_try_again(run):
         run.here,
         EPOCHS,
         STEPS,
-        options=["--start-timeout", "8"],
+        options=["--start-timeout", "20"],
     )
     run.wait_for_epoch(1)
     run.nodes["ps-0"].kill()
@@ -243,7 +243,7 @@ def test_a_chief_told_to_end_ends_all(run, number, code):
 
 
 def test_a_chief_that_is_gone_is_waited_for(run):
-    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, options=["--start-timeout", "10"])
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, options=["--start-timeout", "60"])
     run.wait_for_epoch(2)
     run.nodes["chief-0"].kill()
     run.nodes["chief-0"].wait()
@@ -253,7 +253,7 @@ def test_a_chief_that_is_gone_is_waited_for(run):
 
 
 def test_a_chief_that_stays_away_is_given_up(run):
-    run.start_all(run.script(WAITING), options=["--start-timeout", "6"])
+    run.start_all(run.script(WAITING), options=["--start-timeout", "20"])
     run.wait_for_file("connected")
     run.nodes["chief-0"].kill()
     run.check_codes(138, "ps-0", "worker-0")
