@@ -147,8 +147,9 @@ def _sockets(
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     for pid in pids:
         with contextlib.suppress(OSError):  # another user's, or gone
-            for entry in os.scandir(f"/proc/{pid}/fd"):
+            for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
+                    target = os.readlink(f"/proc/{pid}/fd/{number}")
+                    match = re.fullmatch(r"socket:\[(\d+)\]", target)
                     if match is not None and match[1] in inodes:
                         yield pid, match[1]

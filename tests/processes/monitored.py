@@ -115,7 +115,7 @@ def look():
     """Look at the training while it runs, and lose a worker."""
     wait_for(lambda: strategy.status().state == "training" and strategy.status().steps > STEPS)
     SEEN["during"] = strategy.status().as_dict()
-    SEEN["top"] = top("--json")
+    SEEN["top"] = top("--json", str(os.getpid()))
     SEEN["top_at_address"] = top("--once", str(monitor.address))
     SEEN["metrics"] = metrics_at(monitor.address)
     with urllib.request.urlopen(f"http://{monitor.address}/status", timeout=30) as response:
