@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import keras
@@ -386,8 +387,11 @@ def changed():
         )
         before = strategy.extended.host.devices_of_workers()
         killed = fit_killed(cluster, strategy, steps_per_execution=4, before_restart=takes_device)
-        after = strategy.extended.host.devices_of_workers()
+        # The first training may be over before the worker is back.
+        while strategy.workers()[1].status != "there":
+            time.sleep(0.05)
         kinds = fit_killed(cluster, strategy, steps_per_execution=4, kills=False)["kinds"]
+        after = strategy.extended.host.devices_of_workers()
         return {"devices": [before, after], **killed, "kinds": kinds}
 
 

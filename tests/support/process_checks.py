@@ -87,7 +87,7 @@ def mode_of(path):
 
 
 def temporary_files(tmp_path):
-    """What is left there, but for the sockets of killed scripts, which whoever looks next removes."""
+    """What is left there, but for sockets of killed scripts, which whoever looks next removes."""
     sockets = f"kerasps-{os.getuid()}"
     found = (path.name for path in (tmp_path / "temporary").iterdir())
     return sorted(name for name in found if name != sockets)
