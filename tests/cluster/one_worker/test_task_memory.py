@@ -35,4 +35,5 @@ def test_steps_take_no_new_memory(strategy):
     # A step receives the values, or gradients, of its variables once.
     pages = 5 * STEPS * model.count_params() * 4 / os.sysconf("SC_PAGE_SIZE")
     for task, faults in after.items():
-        assert faults - before[task] < pages / 10, task
+        # Without reuse it is as many pages or more; a machine that swaps has some faults anyway.
+        assert faults - before[task] < pages / 4, task
