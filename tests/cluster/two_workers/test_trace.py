@@ -122,11 +122,11 @@ def test_the_profile_page_of_tensorboard_finds_every_task(strategy, tmp_path):
 
 def test_waiting_for_data_is_what_limits_a_slow_dataset(strategy, tmp_path):
     def slow(context):
-        return table_data(context).apply(sleep(20_000))
+        return table_data(context).apply(sleep(60_000))
 
     trace = Trace(tmp_path, first_step=10, num_steps=20)
     data = kerasps.DatasetCreator(slow)
-    table_model(strategy).fit(data, steps_per_epoch=150, verbose=0, callbacks=[trace])
+    table_model(strategy).fit(data, steps_per_epoch=80, verbose=0, callbacks=[trace])
     assert " waits for data " in trace.report.limit
     assert all(own["data"] > 0.4 for own in trace.report.shares.values())
 
