@@ -38,7 +38,7 @@ _CANCEL_S = 1.0
 
 @dataclass
 class _Answer:
-    """What a task has answered: a serialized `XSpace`, or why there is none.
+    """The answer of a task: a serialized `XSpace`, or the reason why there is none.
 
     Attributes:
         content: the `XSpace`.
@@ -54,7 +54,7 @@ class _Answer:
 
 
 class Recording:
-    """What the tasks of a cluster do, from `start` to `stop`.
+    """Records what the tasks of a cluster do, from `start` to `stop`.
 
     Args:
         addresses: the `"host:port"` of each task.
@@ -119,23 +119,27 @@ class Recording:
 
     @property
     def has_begun(self) -> bool:
-        """Whether every task that can be reached was asked to begin."""
+        """True once every task that can be reached was asked to begin."""
         return all(answer.is_reached for answer in self._answers.values())
 
     @property
     def contents(self) -> dict[Task, bytes]:
         """The serialized `XSpace` of each task that has answered."""
-        return {t: own.content for t, own in self._answers.items() if own.content is not None}
+        return {
+            t: answer.content for t, answer in self._answers.items() if answer.content is not None
+        }
 
     @property
     def missing(self) -> dict[Task, str]:
-        """Of each other task, the reason."""
-        return {t: own.reason for t, own in self._answers.items() if own.content is None}
+        """The reason why each other task has no answer."""
+        return {t: answer.reason for t, answer in self._answers.items() if answer.content is None}
 
     @property
     def asked(self) -> dict[Task, Asked]:
-        """When each task was asked, and when it had answered."""
-        return {task: own.asked for task, own in self._answers.items() if own.asked is not None}
+        """The times when each task was asked and when it answered."""
+        return {
+            task: answer.asked for task, answer in self._answers.items() if answer.asked is not None
+        }
 
     def _record(self, task: Task, channel: grpc.Channel, answer: _Answer) -> None:
         import grpc
