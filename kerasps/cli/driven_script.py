@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from kerasps.cli.signals import FORWARDED, Signals
-from kerasps.cluster.processes.process import describe_exit_code, end_with_parent
+from kerasps.cli.script_process import ScriptProcess
+from kerasps.cli.signals import Signals
+from kerasps.cluster.processes.process import describe_exit_code
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.serving.run_end import CODE_OF_LOST, RunEndWatch
-from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, SupervisorPipe
-from kerasps.script_start import with_quiet_start
 
 _POLL_INTERVAL_S = 0.05
 _END_GRACE_S = 10.0
 
 
 class DrivenScript:
-    """The script of a worker that drives its own steps. A script that a signal ends is restarted.
+    """The script of a worker that drives its own steps, from now on.
+
+    A script that a signal ends is restarted.
 
     Args:
         command: the script's command line.
@@ -36,14 +36,11 @@ class DrivenScript:
         say: Callable[[str], None],
     ) -> None:
         self._command = command
-        self._env = dict(env)
+        self._env = env
         self._budget = RestartBudget(max_restarts)
         self._say = say
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: SupervisorPipe | None = None
+        self._script = ScriptProcess(command, env)
         self._has_lost_ps = False
-        # Until when the script waits for the chief to begin the run, by what it has said.
-        self._waits_until = 0.0
         self._kill_at: float | None = None
 
     def until_the_end(self, received: list[signal.Signals], watch: RunEndWatch | None) -> int:
@@ -54,13 +51,9 @@ class DrivenScript:
             watch: says when the run has ended; None on the node that says so.
         """
         signals = Signals(received)
-        self._start()
         while True:
-            for number in signals.new():
-                if number in FORWARDED:
-                    self._signal(number)
-            if signals.is_interrupt_due():
-                self._signal(signal.SIGINT)
+            for number in signals.to_pass_on(signals.new()):
+                self._script.send_signal(number)
             code = self._poll()
             if code is not None:
                 if self._is_restarted(code, received, watch):
@@ -72,47 +65,28 @@ class DrivenScript:
             if watch is not None and self._kill_at is None:
                 self._look_at_end_of_run(watch)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
-                self._signal(signal.SIGKILL)
+                self._script.send_signal(signal.SIGKILL)
             time.sleep(_POLL_INTERVAL_S)
 
     def __enter__(self) -> DrivenScript:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._pipe is not None:
-            self._pipe.close()
-
-    def _start(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-        self._pipe = SupervisorPipe()
-        self._process = subprocess.Popen(
-            self._command,
-            env=with_quiet_start(self._env | self._pipe.variables),
-            pass_fds=[self._pipe.fd_to_pass],
-            preexec_fn=end_with_parent(),
-        )
-        self._pipe.has_been_passed()
+        self._script.close()
 
     def _poll(self) -> int | None:
-        code = None if self._process is None else self._process.poll()
-        notices = [] if self._pipe is None else self._pipe.read()
-        for notice in notices:
+        code = self._script.poll()
+        for notice in self._script.notices():
             self._has_lost_ps |= notice.task_type == "ps" and notice.what != "hung"
-            if notice.task_type == "worker" and notice.what == "absent":
-                self._waits_until = notice.time + 3 * TELL_ABSENT_EVERY_S
         return code
 
     def _look_at_end_of_run(self, watch: RunEndWatch) -> None:
         """End the script where the run has failed, or has ended before the script took part."""
-        waits = time.monotonic() < self._waits_until
+        waits = self._script.waits_for_chief()
         # As if it had ended: there is nothing left for it to do.
         watch.ended_with = 0 if waits else None
         if watch.is_over() and (watch.exit_code or waits):
-            self._signal(signal.SIGTERM)
+            self._script.send_signal(signal.SIGTERM)
             self._kill_at = time.monotonic() + _END_GRACE_S
 
     def _is_restarted(
@@ -131,7 +105,8 @@ class DrivenScript:
             time.sleep(_POLL_INTERVAL_S)
         if received:
             return False
-        self._start()
+        self._script.close()
+        self._script = ScriptProcess(self._command, self._env)
         return True
 
     def _code_of(self, code: int, watch: RunEndWatch | None) -> int:
@@ -140,10 +115,6 @@ class DrivenScript:
         if code > 0 and self._has_lost_ps:
             return CODE_OF_LOST
         return 128 - code if code < 0 else code
-
-    def _signal(self, number: int) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
 
 
 def _wait_for_end_of_run(watch: RunEndWatch, received: list[signal.Signals]) -> int:

@@ -7,23 +7,22 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from kerasps.cli.driven_script import DrivenScript
 from kerasps.cli.run_state import RunState
 from kerasps.cli.script_run import ScriptRun, script_environment
 from kerasps.cli.served_task import chief_of, end_of_run, say_as, serve_task
-from kerasps.cli.signals import FORWARDED, Signals, signal_handlers
+from kerasps.cli.signals import Signals, signal_handlers
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.members.reachability import CONNECT_TIMEOUT_VARIABLE
 from kerasps.cluster.processes.process import end_with_parent
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.cluster.serving.listen_address import (
     BIND_VARIABLE,
-    is_known,
-    leads_elsewhere,
+    leads_here,
     listen_address,
 )
 from kerasps.cluster.serving.run_end import (
@@ -34,7 +33,6 @@ from kerasps.cluster.serving.run_end import (
 from kerasps.errors import ClusterConfigError
 from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
 from kerasps.runtime.addresses import split_address
-from kerasps.script_start import with_quiet_start
 
 # How long the chief waits for tasks to ask how the run ended. A task that begins anew takes a few
 # seconds to ask; one that is lost never does.
@@ -43,6 +41,7 @@ _POLL_INTERVAL_S = 0.05
 # The name service of a scheduler learns of a task, and of its new address, a while after its start.
 _RENAME_S = 60.0
 _RESOLVE_INTERVAL_S = 0.5
+_SAY_AFTER_S = 2.0
 NAME = "kerasps run"
 
 
@@ -56,7 +55,6 @@ class NodeOptions:
         start_timeout: the seconds to wait for other tasks, and for names.
         max_restarts: the restarts of the script within an hour.
         evaluator_timeout: the seconds that an evaluator has after the training.
-        variables: environment variables of the script.
     """
 
     mode: str = "coordinator"
@@ -64,7 +62,6 @@ class NodeOptions:
     start_timeout: float = 600.0
     max_restarts: int = DEFAULT_MAX_RESTARTS
     evaluator_timeout: float = 600.0
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def say(text: str) -> None:
@@ -110,7 +107,7 @@ def train(command: Sequence[str], description: ClusterDescription, options: Node
 
 
 def _script_variables(options: NodeOptions) -> dict[str, str]:
-    variables = dict(options.variables)
+    variables = {}
     if CONNECT_TIMEOUT_VARIABLE not in os.environ:
         variables[CONNECT_TIMEOUT_VARIABLE] = f"{options.start_timeout:g}"
     if options.bind is not None:
@@ -128,7 +125,7 @@ def _announce(
 
     A signal from here on cuts it short.
     """
-    this = (description.task_type, description.task_index)
+    this = description.task
     others = [
         task for task in description.addresses if task != this and task[0] in ("worker", "ps")
     ]
@@ -159,18 +156,23 @@ def drive(command: Sequence[str], description: ClusterDescription, options: Node
     A script that a signal ends is started again. Where the chief's fails, this one is ended.
     """
     chief = chief_of(description)
-    is_chief = chief is not None and chief[0] == (description.task_type, description.task_index)
+    is_chief = chief is not None and chief[0] == description.task
     received: list[signal.Signals] = []
     with signal_handlers(lambda number, frame: received.append(signal.Signals(number))):
         wait_for_name(description, options)
         env = script_environment(description, {**os.environ, **_script_variables(options)})
-        watch = None
-        if chief is not None and not is_chief:
-            task = (description.task_type, description.task_index)
-            watch = RunEndWatch(chief[1], task, timeout_s=options.start_timeout, say=say)
+        watch = None if is_chief else _watch(description, options)
         with DrivenScript(command, env, options.max_restarts, say) as script:
             code = script.until_the_end(received, watch)
         return _announce(description, options, code, received) if is_chief else code
+
+
+def _watch(description: ClusterDescription, options: NodeOptions) -> RunEndWatch | None:
+    """Return the watch of a node without a server for the end of its run; None without a chief."""
+    chief = chief_of(description)
+    if chief is None:
+        return None
+    return RunEndWatch(chief[1], description.task, timeout_s=options.start_timeout, say=say)
 
 
 def evaluate(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
@@ -180,23 +182,19 @@ def evaluate(command: Sequence[str], description: ClusterDescription, options: N
         The exit code of the script where that is not 0, else that of the run.
     """
     received: list[signal.Signals] = []
-    chief = chief_of(description)
-    env = script_environment(description, {**os.environ, **options.variables})
-    if chief is not None:
+    watch = _watch(description, options)
+    env = script_environment(description, os.environ)
+    if watch is not None:
         env[END_OF_TRAINING_ON_STDIN] = "1"
     with (
         signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
         subprocess.Popen(
             command,
-            env=with_quiet_start(env),
-            stdin=None if chief is None else subprocess.PIPE,
+            env=env,
+            stdin=None if watch is None else subprocess.PIPE,
             preexec_fn=end_with_parent(),
         ) as process,
     ):
-        watch = None
-        if chief is not None:
-            task = (description.task_type, description.task_index)
-            watch = RunEndWatch(chief[1], task, timeout_s=options.start_timeout, say=say)
         code = _evaluate_until_the_end(process, watch, received, options.evaluator_timeout)
     run_code = 0 if watch is None else watch.exit_code or 0
     return (128 - code if code < 0 else code) or run_code
@@ -211,11 +209,8 @@ def _evaluate_until_the_end(
     signals = Signals(received)
     end_at = None
     while process.poll() is None:
-        for number in signals.new():
-            if number in FORWARDED:
-                process.send_signal(number)
-        if signals.is_interrupt_due():
-            process.send_signal(signal.SIGINT)
+        for number in signals.to_pass_on(signals.new()):
+            process.send_signal(number)
         if watch is not None and end_at is None and watch.is_over():
             end_at = time.monotonic() + timeout_s
             if process.stdin is not None:
@@ -243,17 +238,14 @@ def wait_for_name(description: ClusterDescription, options: NodeOptions) -> None
     if options.bind is not None or os.environ.get(BIND_VARIABLE):
         return
     host, _ = split_address(str(description.address))
-    began = said_at = time.monotonic()
+    began = time.monotonic()
     is_said = False
-    while True:
-        is_elsewhere = leads_elsewhere(host)
-        if is_known(host) and not is_elsewhere:
+    while not (is_here := leads_here(host)):
+        waited = time.monotonic() - began
+        if waited > (options.start_timeout if is_here is None else _RENAME_S):
             return
-        now = time.monotonic()
-        if now - began > (_RENAME_S if is_elsewhere else options.start_timeout):
-            return
-        if not is_said and now - said_at > 2.0:
+        if not is_said and waited > _SAY_AFTER_S:
             is_said = True
-            what = "leads to another machine" if is_elsewhere else "has no address yet"
+            what = "has no address yet" if is_here is None else "leads to another machine"
             say(f"the name {host!r} {what}; waiting")
         time.sleep(_RESOLVE_INTERVAL_S)

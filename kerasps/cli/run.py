@@ -176,8 +176,6 @@ def run(args: argparse.Namespace) -> int:
     if args.chief is not None:
         # A task that begins anew finds it there too.
         os.environ[CHIEF_VARIABLE] = args.chief
-    if args.bind is None:
-        args.bind = os.environ.get("KERASPS_BIND") or None
     sizes = Sizes(
         num_ps=setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1),
         num_workers=setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", as_count, None),
@@ -194,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
     node.say(str(role))
     options = node.NodeOptions(
         mode=mode,
-        bind=args.bind,
+        bind=setting(parser, args.bind, "KERASPS_BIND", str, None),
         start_timeout=setting(
             parser, args.start_timeout, "KERASPS_START_TIMEOUT", as_seconds, 600.0
         ),
@@ -213,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
     drives = description.task_type == "worker" and mode == "worker"
     if description.task_type in ("ps", "worker") and not drives:
         node.serve(description, options)
-    evaluator = args.evaluator or os.environ.get("KERASPS_EVALUATOR")
+    evaluator = setting(parser, args.evaluator, "KERASPS_EVALUATOR", str, None)
     command = [args.script, *args.args]
     if description.task_type == EVALUATOR and evaluator:
         command = shlex.split(evaluator)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +27,14 @@ from kerasps.cli.run_state import (
     Told,
     ToldToEnd,
 )
-from kerasps.cli.signals import FORWARDED, Signals
+from kerasps.cli.script_process import ScriptProcess
+from kerasps.cli.signals import Signals
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.members.listeners import processes_listening_on
-from kerasps.cluster.processes.process import child_environment, end_with_parent
+from kerasps.cluster.processes.process import child_environment
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.addresses import split_address
-from kerasps.runtime.supervision import Notice, SupervisorPipe
+from kerasps.runtime.supervision import Notice
 from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at tasks and script: a person does not notice it, and neither does
@@ -87,8 +87,7 @@ class ScriptRun:
         self._state = state
         self._name = name
         self._env = script_environment(description, {**os.environ, **(variables or {})})
-        self._pipe: SupervisorPipe | None = None
-        self._script: subprocess.Popen[bytes] | None = None
+        self._script: ScriptProcess | None = None
         # The exit code of the launcher, None while it goes on.
         self._code: int | None = None
 
@@ -105,15 +104,14 @@ class ScriptRun:
             TaskStartError: the tasks did not start.
         """
         signals = Signals(received)
-        self._start_script()
+        self._script = ScriptProcess(self._command, self._env)
         while True:
             # Signals first: what ends because of one is not to be started again.
-            for number in signals.new():
+            new = signals.new()
+            for number in new:
                 self._handle(ToldToEnd(number))
-                if number in FORWARDED:
-                    self._signal_script(number)
-            if signals.is_interrupt_due():
-                self._signal_script(signal.SIGINT)
+            for number in signals.to_pass_on(new):
+                self._signal_script(number)
             for event in self._events():
                 self._handle(event)
             if self._code is not None:
@@ -124,16 +122,10 @@ class ScriptRun:
             time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        """Kill the script where it still runs, and close the pipe to it."""
+        """Kill the script where it still runs."""
         if self._script is not None:
-            self._script.kill()
-            self._script.wait()
+            self._script.close()
             self._script = None
-        self._close_pipe()
-
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
 
     def __enter__(self) -> ScriptRun:
         return self
@@ -165,14 +157,15 @@ class ScriptRun:
 
     def _events(self) -> Iterator[Event]:
         """Return what has happened, and never nothing: time passes."""
+        script = self._script
         # Asked first: whatever made the script end is found below.
-        code = None if self._script is None else self._script.poll()
+        code = None if script is None else script.poll()
         yield from self._task_events()
-        if self._pipe is not None:
-            for notice in self._pipe.read():
+        if script is not None:
+            for notice in script.notices():
                 yield Told(notice)
         if code is not None:
-            self._script = None
+            self.close()
             yield ScriptEnded(code)
         yield TimePassed()
 
@@ -191,21 +184,9 @@ class ScriptRun:
             case StartAnew():
                 self.end_forks_of_script()
                 self._restart_tasks()
-                self._start_script()
+                self._script = ScriptProcess(self._command, self._env)
             case End(code):
                 self._code = code
-
-    def _start_script(self) -> None:
-        self._close_pipe()
-        # One for each start: what an earlier script had to say is no business of this one.
-        self._pipe = SupervisorPipe()
-        self._script = subprocess.Popen(
-            self._command,
-            env=with_quiet_start(self._env | self._pipe.variables),
-            pass_fds=[self._pipe.fd_to_pass],
-            preexec_fn=end_with_parent(),
-        )
-        self._pipe.has_been_passed()
 
     def _signal_script(self, number: int) -> None:
         if self._script is not None:

@@ -59,7 +59,7 @@ def serve_task(
         begins_anew: whether the task begins anew where the coordinator is gone, or ends.
         signal_sets_code: as for `cluster.server.serve`.
     """
-    task = (description.task_type, description.task_index)
+    task = description.task
     task_name = f"{task[0]} {task[1]}"
 
     starting = contextlib.ExitStack()
@@ -133,7 +133,7 @@ def end_of_run(
     """
     watch = RunEndWatch(
         chief,
-        (description.task_type, description.task_index),
+        description.task,
         port=split_address(str(description.address))[1],
         timeout_s=timeout_s,
         say=lambda text: say_as(name, text),

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 # Ctrl-C in a terminal reaches the script by itself; a SIGINT that was sent to the launcher alone
@@ -64,7 +64,16 @@ class Signals:
             self._interrupted_at = time.monotonic()
         return new
 
-    def is_interrupt_due(self) -> bool:
+    def to_pass_on(self, new: Iterable[signal.Signals]) -> list[signal.Signals]:
+        """Return the signals that the script is to get from here now.
+
+        Args:
+            new: what `new` has returned.
+        """
+        due = [number for number in new if number in FORWARDED]
+        return [*due, signal.SIGINT] if self._is_interrupt_due() else due
+
+    def _is_interrupt_due(self) -> bool:
         """Return, once, whether the script is to be interrupted from here."""
         if (
             self._interrupted_at is None

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from kerasps.cli.signals import FORWARDED, Signals
+from kerasps.cli.script_process import ScriptProcess
+from kerasps.cli.signals import Signals
 from kerasps.cluster.local.local_cluster import task_watch_of
 from kerasps.cluster.local.local_ps import LocalPS
 from kerasps.cluster.processes.logs import open_log
-from kerasps.cluster.processes.process import describe_exit_code, end_with_parent
+from kerasps.cluster.processes.process import describe_exit_code
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
-from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, SupervisorPipe
 from kerasps.script_start import with_quiet_start
 
 # How often the launcher looks at the workers: a person does not notice it, and neither does the
@@ -47,10 +47,7 @@ class WorkerRun:
         self._command = command
         self._cluster = cluster
         self._budget = RestartBudget(max_restarts)
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._pipes: dict[int, SupervisorPipe] = {}
-        # Until when those wait for the chief that have said so.
-        self._waits_until: dict[int, float] = {}
+        self._processes: dict[int, ScriptProcess] = {}
         # Those that came when the chief had ended the run, and wait for it in vain.
         self._late: set[int] = set()
         # When those that were ended by a signal are started again.
@@ -76,12 +73,11 @@ class WorkerRun:
         for worker in range(len(self._cluster.description.jobs["worker"])):
             self._start(worker)
         while self._processes or self._due:
-            for number in signals.new():
+            new = signals.new()
+            if new:
                 self._end_begins()
-                if number in FORWARDED:
-                    self._signal_all(number)
-            if signals.is_interrupt_due():
-                self._signal_all(signal.SIGINT)
+            for number in signals.to_pass_on(new):
+                self._signal_all(number)
             self._look_at_ps()
             self._look_at_workers()
             if evaluator is not None:
@@ -96,14 +92,9 @@ class WorkerRun:
         self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + _TERMINATE_GRACE_S
         for process in self._processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(max(0.0, deadline - time.monotonic()))
+            process.close()
         self._processes.clear()
-        for pipe in self._pipes.values():
-            pipe.close()
 
     def __enter__(self) -> WorkerRun:
         return self
@@ -112,35 +103,18 @@ class WorkerRun:
         self.close()
 
     def _start(self, worker: int) -> None:
-        env = self._cluster.worker_environment(worker)
-        if worker in self._pipes:
-            self._pipes[worker].close()
-        pipe = self._pipes[worker] = SupervisorPipe()
-        env |= pipe.variables
+        env = with_quiet_start(self._cluster.worker_environment(worker))
         if worker == _CHIEF:
             # What the script says is for the user: no more of it is left out than he wants.
             env.pop("TF_CPP_MIN_LOG_LEVEL", None)
             if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
                 env["TF_CPP_MIN_LOG_LEVEL"] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
-            self._processes[worker] = subprocess.Popen(
-                self._command,
-                env=with_quiet_start(env),
-                pass_fds=[pipe.fd_to_pass],
-                preexec_fn=end_with_parent(),
-            )
-            pipe.has_been_passed()
+            self._processes[worker] = ScriptProcess(self._command, env)
             return
         with open_log(self._cluster.log_dir / f"worker-{worker}.log") as log:
-            self._processes[worker] = subprocess.Popen(
-                self._command,
-                env=with_quiet_start(env),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[pipe.fd_to_pass],
-                preexec_fn=end_with_parent(),
+            self._processes[worker] = ScriptProcess(
+                self._command, env, stdin=subprocess.DEVNULL, output=log
             )
-        pipe.has_been_passed()
 
     def _look_at_ps(self, wait_s: float = 0.0) -> None:
         while True:
@@ -159,11 +133,13 @@ class WorkerRun:
 
     def _look_at_workers(self) -> None:
         for worker, process in list(self._processes.items()):
-            if self._waits_for_chief(worker) and worker != _CHIEF and self._codes.get(_CHIEF) == 0:
+            process.notices()
+            if worker != _CHIEF and self._codes.get(_CHIEF) == 0 and process.waits_for_chief():
                 self._late.add(worker)
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
             code = process.poll()
             if code is not None:
+                process.close()
                 del self._processes[worker]
                 self._has_ended(worker, code)
         for worker, due in list(self._due.items()):
@@ -171,13 +147,6 @@ class WorkerRun:
                 del self._due[worker]
                 if not self._is_ending:
                     self._start(worker)
-
-    def _waits_for_chief(self, worker: int) -> bool:
-        """Return whether a worker waits for the chief to begin the run."""
-        for notice in self._pipes[worker].read():
-            if notice.what == "absent" and notice.task_type == "worker":
-                self._waits_until[worker] = notice.time + 3 * TELL_ABSENT_EVERY_S
-        return time.monotonic() < self._waits_until.get(worker, 0.0)
 
     def _has_ended(self, worker: int, code: int) -> None:
         self._codes[worker] = code = 0 if worker in self._late else code

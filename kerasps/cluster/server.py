@@ -155,7 +155,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     """
     set_grpc_options()
     server_lib = _server_lib()
-    address = description.server_addresses[description.task_type, description.task_index]
+    address = description.server_addresses[description.task]
     _, port = split_address(address)
     spec = server_lib.ClusterSpec(description.as_cluster_spec())
     config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()

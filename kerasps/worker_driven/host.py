@@ -89,7 +89,7 @@ class WorkerHost(BaseHost):
 
     def connect(self, protocol: str | None) -> None:
         """Connect this process to the ps. All its devices stay visible: it computes."""
-        task = self.description.task_type, self.description.task_index
+        task = self.description.task
         connect_to_tasks(self.connects_to, protocol=protocol, own_task=task)
 
     def make_extended(

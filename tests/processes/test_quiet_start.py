@@ -132,6 +132,7 @@ print("trained", file=sys.stderr)
     assert (code, err) == (0, "trained\n"), err
     found = json.loads(out)
     assert found[1].endswith(path)
+    assert "script_start" not in found[1]
     # As it was where the tests run.
     level = os.environ.get("TF_CPP_MIN_LOG_LEVEL")
     assert [found[0], *found[2:]] == [True, level, [], "SourceFileLoader", "SourceFileLoader"]

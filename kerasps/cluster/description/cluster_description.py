@@ -76,9 +76,14 @@ class ClusterDescription:
         )
 
     @property
+    def task(self) -> tuple[str, int]:
+        """This process's task: its job and its index there."""
+        return self.task_type, self.task_index
+
+    @property
     def address(self) -> str | None:
         """The address of this process, None for an evaluator."""
-        return self.addresses.get((self.task_type, self.task_index))
+        return self.addresses.get(self.task)
 
     def for_task(self, task_type: str, task_index: int) -> ClusterDescription:
         """Return the same cluster, seen from the task `task_index` of the job `task_type`."""

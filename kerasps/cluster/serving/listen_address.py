@@ -75,18 +75,13 @@ def is_of_this_machine(address: str, hostname: str) -> bool:
         return False
     if host.partition(".")[0] == hostname.partition(".")[0] and not _is_ip(host):
         return True
-    return any(_is_of_this_machine(found) for found in _addresses(host))
+    return bool(leads_here(host))
 
 
-def leads_elsewhere(host: str) -> bool:
-    """Return whether a host has addresses, none of which is this machine's."""
+def leads_here(host: str) -> bool | None:
+    """Return whether an address of a host is this machine's; None where the host has none."""
     found = _addresses(host)
-    return bool(found) and not any(_is_of_this_machine(address) for address in found)
-
-
-def is_known(host: str) -> bool:
-    """Return whether a host has an address."""
-    return bool(_addresses(host))
+    return any(_is_of_this_machine(address) for address in found) if found else None
 
 
 def may_listen_on_all() -> bool:

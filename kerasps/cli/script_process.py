@@ -1,0 +1,80 @@
+"""A process of the user's script, with the pipe on which it tells of lost tasks."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from kerasps.cluster.processes.process import end_with_parent
+from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, Notice, SupervisorPipe
+
+
+class ScriptProcess:
+    """One life of a script. It ends with this process, in whatever way that ends.
+
+    Thread: make it in the main thread (see `end_with_parent`).
+
+    Args:
+        command: the script's command line.
+        env: its environment.
+        stdin: as for `subprocess.Popen`. Default None: this process's.
+        output: the file for its stdout and stderr. Default None: this process's.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        stdin: int | None = None,
+        output: IO[bytes] | None = None,
+    ) -> None:
+        # One for each life: what an earlier one had to say is no business of this one.
+        self._pipe = SupervisorPipe()
+        self._waits_until = 0.0
+        self._process = subprocess.Popen(
+            command,
+            env={**env, **self._pipe.variables},
+            stdin=stdin,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            pass_fds=[self._pipe.fd_to_pass],
+            preexec_fn=end_with_parent(),
+        )
+        self._pipe.has_been_passed()
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while the script runs."""
+        return self._process.poll()
+
+    def notices(self) -> list[Notice]:
+        """Return what the script has told since the last call."""
+        notices = self._pipe.read()
+        for notice in notices:
+            if notice.what == "absent" and notice.task_type == "worker":
+                self._waits_until = notice.time + 3 * TELL_ABSENT_EVERY_S
+        return notices
+
+    def waits_for_chief(self) -> bool:
+        """Return whether the script waits for the chief to begin the run, by its last notices."""
+        return time.monotonic() < self._waits_until
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the script, where it runs."""
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the script has ended; kill it where it has not after `timeout_s` seconds."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        """Kill the script where it still runs, and close the pipe to it."""
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
