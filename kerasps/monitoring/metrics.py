@@ -41,12 +41,14 @@ def _of_run(value: Callable[[RunStatus], float | None]) -> Callable[[RunStatus],
     return samples
 
 
-def _of_workers(value: Callable[[WorkerRunStatus], float | None]) -> Callable[[RunStatus], Samples]:
+def _of_workers(
+    value: Callable[[WorkerRunStatus], float | None], prefix: str = ""
+) -> Callable[[RunStatus], Samples]:
     def samples(status: RunStatus) -> Samples:
         for worker in status.workers:
             found = value(worker)
             if found is not None:
-                yield (str(worker.worker),), found
+                yield (f"{prefix}{worker.worker}",), found
 
     return samples
 
@@ -89,16 +91,6 @@ def _of_tables(value: Callable[[int, int], float]) -> Callable[[RunStatus], Samp
             yield (table.name,), value(table.num_rows, table.rows_read_total)
 
     return samples
-
-
-def _restarts(status: RunStatus) -> Samples:
-    for worker in status.workers:
-        yield (f"worker:{worker.worker}",), worker.times_back
-
-
-def _losses(status: RunStatus) -> Samples:
-    for worker in status.workers:
-        yield (f"worker:{worker.worker}",), worker.times_lost
 
 
 def _waits(status: RunStatus) -> Samples:
@@ -187,12 +179,17 @@ METRICS = (
         _TASK,
         _of_tasks(lambda task: float(task.state == "connected")),
     ),
-    Metric("kerasps_losses_total", "How often a task was lost.", _TASK, _losses),
+    Metric(
+        "kerasps_losses_total",
+        "How often a task was lost.",
+        _TASK,
+        _of_workers(lambda worker: worker.times_lost, "worker:"),
+    ),
     Metric(
         "kerasps_restarts_total",
         "How often a task that was lost was taken back.",
         _TASK,
-        _restarts,
+        _of_workers(lambda worker: worker.times_back, "worker:"),
     ),
     Metric(
         "kerasps_ps_bytes",

@@ -23,10 +23,10 @@ from kerasps.monitoring.status import (
 from kerasps.monitoring.usage import Listeners, UsageMeter
 from kerasps.runtime.connected import closed_error
 from kerasps.runtime.probe import Answer, ask_servers
-from kerasps.step.tracing.traffic import LoadReport, TrafficMeter
+from kerasps.step.tracing.traffic import LoadReport
+from kerasps.training.contract.host import Host
 from kerasps.training.contract.run_meter import RunMeter
-from kerasps.training.contract.staleness import Staleness, StalenessMeter
-from kerasps.variables.placing import Extended
+from kerasps.training.contract.staleness import Staleness
 
 _LOGGER = logging.getLogger("kerasps")
 
@@ -49,24 +49,8 @@ _STALENESS_S = 1.0
 _WORTH_ADVICE_S = 30.0
 
 
-class MonitoredHost(Protocol):
+class MonitoredHost(Host, Protocol):
     """The host of a strategy as a status sees it."""
-
-    @property
-    def extended(self) -> Extended:
-        """Knows who holds which variable."""
-
-    @property
-    def traffic_meter(self) -> TrafficMeter:
-        """Measures the traffic of `fit`."""
-
-    @property
-    def staleness_meter(self) -> StalenessMeter:
-        """Measures how stale updates are."""
-
-    @property
-    def run_meter(self) -> RunMeter:
-        """Counts the steps of each worker."""
 
     @property
     def own_worker(self) -> int | None:
