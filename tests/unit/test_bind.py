@@ -25,7 +25,11 @@ from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.serving import bind, linkage
 from kerasps.cluster.serving.bind import listening_on
 from kerasps.cluster.serving.linkage import Slot, UnknownLayoutError, find_slots
-from kerasps.cluster.serving.listen_address import coordinator_listen_address, listen_address
+from kerasps.cluster.serving.listen_address import (
+    coordinator_listen_address,
+    leads_here,
+    listen_address,
+)
 from kerasps.errors import ClusterConfigError, TaskStartError
 
 # Where Python's sockets are: a module of its own, or within the interpreter.
@@ -375,3 +379,10 @@ def test_the_environment_says_where_a_coordinator_listens(monkeypatch):
 def test_the_environment_opens_no_cluster_that_is_on_the_loopback(monkeypatch):
     monkeypatch.setenv("KERASPS_BIND", "0.0.0.0")
     assert coordinator_listen_address(described("127.0.0.1:1", task_type="chief")) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"), [("127.0.0.1", True), ("192.0.2.1", False), ("host.invalid", None)]
+)
+def test_a_host_leads_here_elsewhere_or_nowhere(host, is_here):
+    assert leads_here(host) is is_here

@@ -32,6 +32,10 @@ from kerasps.runtime.probe import connection_error
 # 14 ms of processor time with 20 sockets there, 22 ms with 2,000, which is 3 to 4% of a core. To
 # look more rarely saves little, and lets a new coordinator meet the old task.
 POLL_MS = 500
+# What was read so recently is not read again: well below the time between two looks.
+_SAME_LOOK_S = 0.1
+# When the connections to a port were read last, and which there were.
+_LAST_LOOK: dict[int, tuple[float, set[str]]] = {}
 # For so many looks after a connection was closed: a process that is killed closes its sockets one
 # by one.
 _LOOKS = 4
@@ -72,7 +76,7 @@ class CoordinatorWatch:
 
     def is_over(self) -> bool:
         """Return whether the coordinator was there and is gone. Call every `POLL_MS`."""
-        now = connections_to(self._port)
+        now = last_connections_to(self._port)
         if now and not self._was_there:
             # Whoever connected first need not be the coordinator: `kerasps env` does so too.
             self._was_there = connection_error(self._coordinator, _PROBE_TIMEOUT_S) is None
@@ -123,6 +127,19 @@ class AfterTheEnd:
 def can_watch() -> bool:
     """Return whether this system lists its connections; Linux does."""
     return _TABLES[0].exists()
+
+
+def last_connections_to(port: int) -> set[str]:
+    """Return what `connections_to` does, as it was a moment ago.
+
+    The watches of a task look one after the other, and share what one of them has read.
+    """
+    now = time.monotonic()
+    looked_at, found = _LAST_LOOK.get(port, (-_SAME_LOOK_S, set()))
+    if now - looked_at >= _SAME_LOOK_S:
+        found = connections_to(port)
+        _LAST_LOOK[port] = now, found
+    return found
 
 
 def connections_to(port: int) -> set[str]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from kerasps.cluster.serving.renewal import can_watch, connections_to
+from kerasps.cluster.serving.renewal import can_watch, last_connections_to
 from kerasps.runtime.addresses import split_address
 
 Task = tuple[str, int]
@@ -305,7 +305,7 @@ class RunEndWatch:
     def _has_reason(self, now: float) -> bool:
         if self._port is None or not can_watch():
             return True
-        connected = connections_to(self._port)
+        connected = last_connections_to(self._port)
         if self._seen - connected:
             self._ask_until = now + _ASK_FOR_S
         self._seen = connected
