@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 
 import kerasps
-from kerasps.cli.top_view import view
+from kerasps.cli.live.top_view import view
 from kerasps.monitoring.status import described
 
 WIDTH = 132

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from kerasps import __version__
-from kerasps.cli import plan, run, serve, top, trace
-from kerasps.cli.options import (
+from kerasps.cli.commands import plan, run, serve, top, trace
+from kerasps.cli.commands.options import (
     MODES,
     CommandParser,
     Commands,
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(args: argparse.Namespace) -> int:
-    from kerasps.cli.launch import launch
+    from kerasps.cli.commands.launch import launch
 
     parser: argparse.ArgumentParser = args.parser
     num_workers, num_ps = numbers(parser, args)
@@ -140,7 +140,7 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _env(args: argparse.Namespace) -> int:
-    from kerasps.cli.env import report_environment
+    from kerasps.cli.commands.env import report_environment
 
     return report_environment()
 

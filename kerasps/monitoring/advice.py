@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kerasps.monitoring.status import RunStatus
 
-# With two workers on two cores, ten steps per execution made `fit` 2.7 and 2.2 times as fast where a
-# worker did one in 4.2 and 6 ms, 1.35 times in 12 ms, and 1.2 in 38 ms. With one worker, whose
-# executions wait for it, nothing was gained.
+# With two workers on two cores, ten steps per execution made `fit` 2.7 times as fast where a worker
+# did one in 4.2 ms, 2.2 in 6 ms, 1.35 in 12 ms, and 1.2 in 38 ms. With one worker, whose executions
+# wait for it, nothing was gained.
 SHORT_EXECUTION_S = 0.01
 STEPS_PER_EXECUTION = 10
 # Python runs one thread at a time, so the process of the coordinator has no more than this.

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kerasps.cli import env as environment
-from kerasps.cli import launch as launcher
 from kerasps.cli import main as cli
+from kerasps.cli.commands import env as environment
+from kerasps.cli.commands import launch as launcher
 from kerasps.cluster.local.local_cluster import LocalCluster
 from kerasps.cluster.processes import process
 from kerasps.cluster.processes.gpus import visible_gpus, worker_gpus

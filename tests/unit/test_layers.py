@@ -50,11 +50,12 @@ ROOMS = {
         *("records", "updates", "contract", "rows"),
         *("compute", "phases", "tracing", "running"),
     ],
+    "cli": ["scripts", "nodes", "live", "commands"],
     "training": ["epoch", "contract", "calls", "sessions", "loop", "backup", "methods"],
 }
 # A task's server has its module at the door: `python -m kerasps.cluster.server` starts it. The
 # processes of tasks are started with its arguments.
-WITHOUT_ROOM = {"cluster": ["server"]}
+WITHOUT_ROOM = {"cluster": ["server"], "cli": ["main"]}
 MAX_MODULES_IN_ROOM = 10
 # A door is a contract. What few others need they import from the module that has it.
 MAX_NAMES_AT_DOOR = 15
@@ -63,13 +64,16 @@ MAX_NAMES_AT_DOOR = 15
 LATE = {
     ("_compat", "importlib.metadata"): "a task's server asks for no version",
     ("callbacks", "kerasps.monitoring.prometheus"): "its package is an extra",
-    ("cli.main", "kerasps.cli.env"): "the command line starts without what its command needs not",
-    ("cli.main", "kerasps.cli.launch"): "as above",
-    ("cli.serve", "kerasps.cli.served_task"): "as above",
-    ("cli.run", "kerasps.cli"): "as above",
-    ("cli.plan", "kerasps.plan"): "as above",
-    ("cli.top", "kerasps.cli.top_live"): "as above",
-    ("cli.trace", "kerasps.cli.trace_running"): "as above",
+    (
+        "cli.main",
+        "kerasps.cli.commands.env",
+    ): "the command line starts without what its command needs not",
+    ("cli.main", "kerasps.cli.commands.launch"): "as above",
+    ("cli.commands.serve", "kerasps.cli.nodes.served_task"): "as above",
+    ("cli.commands.run", "kerasps.cli.nodes"): "as above",
+    ("cli.commands.plan", "kerasps.plan"): "as above",
+    ("cli.commands.top", "kerasps.cli.live.top_live"): "as above",
+    ("cli.commands.trace", "kerasps.cli.live.trace_running"): "as above",
     ("quiet_start", "kerasps"): "importing kerasps imports no more than it needs",
     ("quiet_start", "kerasps.start_filter"): "as above",
     ("tracing.recording", "grpc"): "a trace alone takes so long to begin",

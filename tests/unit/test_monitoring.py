@@ -18,7 +18,7 @@ from rich.console import Console
 
 import kerasps
 from kerasps.cli import main as cli
-from kerasps.cli.top_view import view
+from kerasps.cli.live.top_view import view
 from kerasps.monitoring import sockets
 from kerasps.monitoring.metrics import METRICS
 from kerasps.monitoring.sockets import StatusSocket, ask_running, remove_stale_sockets
@@ -310,7 +310,7 @@ def test_top_shows_the_only_run(capsys, listening):
 
 def test_top_lists_several_runs(capsys, monkeypatch, listening):
     (found,) = ask_running()
-    monkeypatch.setattr("kerasps.cli.running.ask_running", lambda pid=None: [found, found])
+    monkeypatch.setattr("kerasps.cli.live.running.ask_running", lambda pid=None: [found, found])
     code, out, err = top(capsys)
     assert (code, out) == (1, "")
     assert "There are 2 runs." in err
@@ -345,7 +345,7 @@ def test_top_says_that_a_reply_is_no_status(capsys, places):
 
 def test_top_starts_without_tensorflow():
     code = (
-        "import sys, kerasps.cli.top_live; "
+        "import sys, kerasps.cli.live.top_live; "
         "sys.exit(', '.join({'tensorflow', 'keras', 'numpy'} & {*sys.modules}) or 0)"
     )
     done = subprocess.run(

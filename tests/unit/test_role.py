@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kerasps.cli.role import RoleOptions, find_role
+from kerasps.cli.nodes.role import RoleOptions, find_role
 from kerasps.cluster.description.platforms import Sizes
 from kerasps.errors import ClusterConfigError
 

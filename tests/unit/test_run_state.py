@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kerasps.cli.run_state import (
+from kerasps.cli.scripts.run_state import (
     End,
     EndHungWorker,
     EndScript,

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.live import Live
 
-from kerasps.cli.running import RunNotFoundError, chosen_run
-from kerasps.cli.top_view import view
+from kerasps.cli.live.running import RunNotFoundError, chosen_run
+from kerasps.cli.live.top_view import view
 from kerasps.errors import KeraspsError
 from kerasps.monitoring.sockets import ask_running
 from kerasps.monitoring.status import Fields, status_of

@@ -1,7 +1,7 @@
 """Runs a script as the coordinator of a local cluster, and ends with it.
 
 What dies on the way is started again: workers by the cluster, the whole run from here. What is to
-be done is decided in `cli/run_state.py`. See `kerasps launch --help`.
+be done is decided in `cli/scripts/run_state.py`. See `kerasps launch --help`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence
 
-from kerasps.cli.run_state import Event, PSDied, RunState, WorkerDied
-from kerasps.cli.script_run import ScriptRun
-from kerasps.cli.signals import EndedBySignal, end_with, signal_handlers
-from kerasps.cli.worker_run import WorkerRun
+from kerasps.cli.scripts.run_state import Event, PSDied, RunState, WorkerDied
+from kerasps.cli.scripts.script_run import ScriptRun
+from kerasps.cli.scripts.signals import EndedBySignal, end_with, signal_handlers
+from kerasps.cli.scripts.worker_run import WorkerRun
 from kerasps.cluster.local.launched_cluster import LaunchedCluster
 from kerasps.cluster.local.local_cluster import LocalCluster, task_watch_of
 from kerasps.cluster.local.local_ps import LocalPS

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from kerasps.cli.driven_script import DrivenScript
-from kerasps.cli.run_state import RunState
-from kerasps.cli.script_run import ScriptRun, script_environment
-from kerasps.cli.served_task import chief_of, end_of_run, say_as, serve_task
-from kerasps.cli.signals import Signals, signal_handlers
+from kerasps.cli.nodes.served_task import chief_of, end_of_run, say_as, serve_task
+from kerasps.cli.scripts.driven_script import DrivenScript
+from kerasps.cli.scripts.run_state import RunState
+from kerasps.cli.scripts.script_run import ScriptRun, script_environment
+from kerasps.cli.scripts.signals import Signals, signal_handlers
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.members.reachability import CONNECT_TIMEOUT_VARIABLE
 from kerasps.cluster.processes.process import end_with_parent

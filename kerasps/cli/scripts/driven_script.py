@@ -6,8 +6,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from kerasps.cli.script_process import ScriptProcess
-from kerasps.cli.signals import Signals
+from kerasps.cli.scripts.script_process import ScriptProcess
+from kerasps.cli.scripts.signals import Signals
 from kerasps.cluster.processes.process import describe_exit_code
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.serving.run_end import CODE_OF_LOST, RunEndWatch

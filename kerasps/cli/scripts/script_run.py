@@ -1,6 +1,6 @@
 """Runs the script of a chief, as often as it takes, and ends with it.
 
-What is to be done is decided in `cli/run_state.py`.
+What is to be done is decided in `cli/scripts/run_state.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from kerasps.cli.run_state import (
+from kerasps.cli.scripts.run_state import (
     Command,
     End,
     EndHungWorker,
@@ -27,8 +27,8 @@ from kerasps.cli.run_state import (
     Told,
     ToldToEnd,
 )
-from kerasps.cli.script_process import ScriptProcess
-from kerasps.cli.signals import Signals
+from kerasps.cli.scripts.script_process import ScriptProcess
+from kerasps.cli.scripts.signals import Signals
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.members.listeners import processes_listening_on
 from kerasps.cluster.processes.process import child_environment

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 
-from kerasps.cli.options import (
+from kerasps.cli.commands.options import (
     MODES,
     Commands,
     add_mode,
@@ -18,7 +18,7 @@ from kerasps.cli.options import (
     check_script,
     setting,
 )
-from kerasps.cli.role import DEFAULT_PORT, RoleOptions, find_role, this_hostname
+from kerasps.cli.nodes.role import DEFAULT_PORT, RoleOptions, find_role, this_hostname
 from kerasps.cluster.description.cluster_description import EVALUATOR, TASK_TYPES
 from kerasps.cluster.description.platforms import Sizes
 from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
@@ -187,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
         this_hostname(),
     )
     # Only now: whoever starts a node in vain learns of it before TensorFlow is looked for.
-    from kerasps.cli import node
+    from kerasps.cli.nodes import node
 
     node.say(str(role))
     options = node.NodeOptions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kerasps.cli.options import MODES, Commands, add_mode, as_mode, setting
+from kerasps.cli.commands.options import MODES, Commands, add_mode, as_mode, setting
 from kerasps.cluster.description.tf_config import read_tf_config
 
 _HELP = """\
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ClusterConfigError: TF_CONFIG is wrong, or its task is none that serves.
     """
-    from kerasps.cli.served_task import end_with_chief, serve_task
+    from kerasps.cli.nodes.served_task import end_with_chief, serve_task
 
     parser: argparse.ArgumentParser = args.parser
     mode = setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])

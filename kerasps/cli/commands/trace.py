@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kerasps.cli.options import Commands, as_count, as_seconds
+from kerasps.cli.commands.options import Commands, as_count, as_seconds
 
 _HELP = """\
 Records for some seconds what all tasks of a running training do, and says in a
@@ -53,6 +53,6 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    from kerasps.cli.trace_running import trace_running
+    from kerasps.cli.live.trace_running import trace_running
 
     return trace_running(args.log_dir, args.seconds, args.pid)

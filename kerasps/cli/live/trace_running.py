@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from kerasps.cli.running import RunNotFoundError, chosen_run
+from kerasps.cli.live.running import RunNotFoundError, chosen_run
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.errors import ClusterConfigError, TaskUnreachableError
 from kerasps.tracing.recording import MAX_SECONDS, Recording

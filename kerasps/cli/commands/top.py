@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kerasps.cli.options import Commands, as_seconds
+from kerasps.cli.commands.options import Commands, as_seconds
 
 _HELP = """\
 Shows what a run does, until it ends or Ctrl-C is pressed: steps per second, executions
@@ -52,6 +52,6 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
-    from kerasps.cli.top_live import show
+    from kerasps.cli.live.top_live import show
 
     return show(args.target, once=args.once, as_json=args.json, interval_s=args.interval)

@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from kerasps.cli.script_process import ScriptProcess
-from kerasps.cli.signals import Signals
+from kerasps.cli.scripts.script_process import ScriptProcess
+from kerasps.cli.scripts.signals import Signals
 from kerasps.cluster.local.local_cluster import task_watch_of
 from kerasps.cluster.local.local_ps import LocalPS
 from kerasps.cluster.processes.logs import open_log

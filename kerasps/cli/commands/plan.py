@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kerasps.cli.options import (
+from kerasps.cli.commands.options import (
     Commands,
     add_numbers,
     add_script,
