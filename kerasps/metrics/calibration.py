@@ -44,8 +44,8 @@ class Calibration(SumsMetric):
         dtype: str | None = "float64",
     ) -> None:
         super().__init__(from_logits=from_logits, name=name, dtype=dtype)
-        self._predictions = self.make_sum("predictions")
-        self._labels = self.make_sum("labels")
+        self._predictions = self._sum("predictions")
+        self._labels = self._sum("labels")
 
     def update_state(
         self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
@@ -63,8 +63,8 @@ class Calibration(SumsMetric):
         labels, predictions, weights = as_examples(self.name, y_true, y_pred, sample_weight)
         if self.from_logits:
             predictions = ops.sigmoid(predictions)
-        self.add(self._predictions, weights * predictions)
-        self.add(self._labels, weights * labels)
+        self._add(self._predictions, weights * predictions)
+        self._add(self._labels, weights * labels)
 
     def result(self) -> tf.Tensor:
         """Return the calibration; NaN where the labels add up to 0."""

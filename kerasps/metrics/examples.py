@@ -1,4 +1,4 @@
-"""The examples of a batch, as metrics add them up: labels, predictions and weights of one shape."""
+"""The examples of a batch as metrics add them up: labels, predictions and weights of one shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keras import ops
 
 
 class Examples(NamedTuple):
-    """Labels, predictions and weights of a batch, all of one shape and dtype."""
+    """Labels, predictions and weights of a batch, all of one shape and in float64."""
 
     labels: tf.Tensor
     predictions: tf.Tensor
@@ -19,20 +19,25 @@ class Examples(NamedTuple):
 def as_examples(
     name: str, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None
 ) -> Examples:
-    """Return a batch in one shape, in float32, or in float64 where predictions are.
+    """Return a batch in one shape, in float64.
 
-    A state adds up what float32 holds: the sum in float64 then has hardly an error, so it is the
-    same in whichever order batches and workers come.
+    In float32 the logarithm of a number depends on its place in the batch: TensorFlow computes
+    the last few numbers in another way than those that fill vectors of the processor.
+
+    Args:
+        name: the name of the metric, for errors.
+        y_true: labels.
+        y_pred: predictions.
+        sample_weight: a weight for each of them, or for each row; or None.
 
     Raises:
         ValueError: the shapes do not go together.
     """
     predictions = squeezed(ops.convert_to_tensor(y_pred))
-    dtype = "float64" if predictions.dtype == "float64" else "float32"
     labels = squeezed(ops.convert_to_tensor(y_true))
     check_shapes(name, "y_true", labels, predictions)
     if sample_weight is None:
-        weights = ops.ones_like(predictions, dtype=dtype)
+        weights = ops.ones_like(predictions, dtype="float64")
     else:
         weights = ops.convert_to_tensor(sample_weight)
         if len(weights.shape) > len(predictions.shape):
@@ -41,8 +46,8 @@ def as_examples(
             weights = ops.expand_dims(weights, -1)
         if len(weights.shape) > 0:
             check_shapes(name, "sample_weight", weights, predictions, broadcasts=True)
-        weights = ops.broadcast_to(ops.cast(weights, dtype), ops.shape(predictions))
-    return Examples(ops.cast(labels, dtype), ops.cast(predictions, dtype), weights)
+        weights = ops.broadcast_to(ops.cast(weights, "float64"), ops.shape(predictions))
+    return Examples(ops.cast(labels, "float64"), ops.cast(predictions, "float64"), weights)
 
 
 def squeezed(tensor: tf.Tensor) -> tf.Tensor:
@@ -65,7 +70,7 @@ def check_shapes(
     )
     if not fits:
         raise ValueError(
-            f"Arguments of the metric '{name}' have shapes that do not go together. Expected: a "
+            f"Arguments of the metric `{name}` have shapes that do not go together. Expected: a "
             f"value of `{argument}` for each prediction, of shape {predictions.shape}. Received: "
             f"shape {tensor.shape}. Give both in shape (n,) or (n, 1)."
         )

@@ -80,7 +80,7 @@ class GroupedAUC(SumsMetric):
     ) -> None:
         super().__init__(from_logits=from_logits, name=name, dtype=dtype)
         self.num_groups = checks.count(
-            "Argument `num_groups` is no number of groups",
+            "Argument `num_groups` is not a number of groups",
             num_groups,
             received=f"num_groups={num_groups!r}",
             advice="Give the number of users, for example.",
@@ -93,8 +93,8 @@ class GroupedAUC(SumsMetric):
             int(thresholds) if isinstance(thresholds, (int, np.integer)) else self._inner
         )
         shape = (self.num_groups, len(self._inner) + 1)
-        self._positives = self.make_sum("positives", shape)
-        self._negatives = self.make_sum("negatives", shape)
+        self._positives = self._sum("positives", shape)
+        self._negatives = self._sum("negatives", shape)
 
     def update_state(
         self,
@@ -105,10 +105,13 @@ class GroupedAUC(SumsMetric):
     ) -> None:
         """Add a batch.
 
+        An id that is out of range is an `InvalidArgumentError` of TensorFlow's. A function that XLA
+        compiles raises none, and the result is NaN.
+
         Args:
             y_true: labels from 0 to 1, of shape `(n,)` or `(n, 1)`, or of the shape of `y_pred`.
                 Without `groups`, of shape `(n, 2)`: labels, and the ids of their groups.
-            y_pred: predictions, of shape `(n,)` or `(n, 1)`.
+            y_pred: predictions, likewise.
             sample_weight: a weight for each example. Default None: 1 for each.
             groups: the id of the group of each example, of the shape of the labels. Default
                 None: the second column of `y_true`.
@@ -116,8 +119,6 @@ class GroupedAUC(SumsMetric):
         Raises:
             TypeError: the ids are not numbers.
             ValueError: the shapes do not go together.
-            InvalidArgumentError: TensorFlow's error where an id is out of range. In a function that
-                XLA compiles, which raises none, the result is NaN.
         """
         if groups is None:
             y_true, groups = _columns(self.name, y_true)
@@ -125,17 +126,19 @@ class GroupedAUC(SumsMetric):
         rows, known = self._rows(groups, labels)
         if self.from_logits:
             scores = ops.sigmoid(scores)
+        # A prediction of NaN has no bucket, so it makes the sums of its group NaN.
         known = ops.logical_and(known, ops.logical_not(ops.isnan(scores)))
         weights = ops.where(known, weights, math.nan)
-        inner = ops.convert_to_tensor(self._inner, dtype=scores.dtype)
-        buckets = ops.searchsorted(inner, ops.reshape(scores, [-1]), side="left")
+        inner = ops.convert_to_tensor(self._inner, dtype="float32")
+        scores = ops.reshape(ops.cast(scores, "float32"), [-1])
+        buckets = ops.searchsorted(inner, scores, side="left")
         places = ops.reshape(rows, [-1]) * (len(self._inner) + 1) + ops.cast(buckets, "int64")
         for state, values in (
             (self._positives, weights * labels),
             (self._negatives, weights * (1 - labels)),
         ):
-            flat = ops.reshape(ops.cast(values, self.dtype), [-1])
-            sums = ops.segment_sum(flat, places, num_segments=math.prod(state.shape))
+            terms = ops.reshape(self._terms(values), [-1])
+            sums = ops.segment_sum(terms, places, num_segments=math.prod(state.shape))
             state.assign_add(ops.reshape(sums, state.shape))
 
     def result(self) -> tf.Tensor:
@@ -172,7 +175,7 @@ class GroupedAUC(SumsMetric):
         groups = squeezed(ops.convert_to_tensor(groups))
         if groups.dtype.is_bool or not (groups.dtype.is_integer or groups.dtype.is_floating):
             raise TypeError(
-                f"The groups of the metric '{self.name}' are not numbered. Expected: integers. "
+                f"The groups of the metric `{self.name}` are not numbered. Expected: integers. "
                 f"Received: {groups.dtype.name}. Use `keras.layers.StringLookup` or `Hashing`."
             )
         check_shapes(self.name, "groups", groups, labels)
@@ -183,7 +186,7 @@ class GroupedAUC(SumsMetric):
             return rows, ops.ones_like(rows, dtype="bool")
         known = ops.logical_and(groups >= 0, groups < self.num_groups)
         message = (
-            f"Ids of groups of the metric '{self.name}' are out of range. Expected: 0 to "
+            f"Ids of groups of the metric `{self.name}` are out of range. Expected: 0 to "
             f"{self.num_groups - 1}. Give a larger `num_groups`, or `hash_groups=True`. Received:"
         )
         with tf.control_dependencies([tf.debugging.Assert(ops.all(known), [message, groups], 10)]):
@@ -193,7 +196,7 @@ class GroupedAUC(SumsMetric):
 def _inner_thresholds(thresholds: int | Sequence[float]) -> list[float]:
     """Return the thresholds between 0 and 1."""
     message = (
-        "Argument `thresholds` says not where the thresholds are. Expected: a whole number of at "
+        "Argument `thresholds` does not give thresholds. Expected: a whole number of at "
         "least 3, or numbers between 0 and 1 in ascending order. Received: "
         f"thresholds={thresholds!r}. Give a number like 200."
     )
@@ -218,7 +221,7 @@ def _columns(name: str, y_true: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     y_true = ops.convert_to_tensor(y_true)
     if len(y_true.shape) != 2 or y_true.shape[1] != 2:
         raise ValueError(
-            f"The metric '{name}' was given no groups. Expected: `groups`, or `y_true` of shape "
+            f"The metric `{name}` was given no groups. Expected: `groups`, or `y_true` of shape "
             f"(n, 2), with labels and ids of groups. Received: y_true.shape={y_true.shape}. "
             "Give `groups` to `update_state`, or `y_true` a second column."
         )

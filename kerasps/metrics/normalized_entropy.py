@@ -48,9 +48,9 @@ class NormalizedEntropy(SumsMetric):
         dtype: str | None = "float64",
     ) -> None:
         super().__init__(from_logits=from_logits, name=name, dtype=dtype)
-        self._cross_entropy = self.make_sum("cross_entropy")
-        self._positives = self.make_sum("positives")
-        self._total = self.make_sum("total")
+        self._cross_entropy = self._sum("cross_entropy")
+        self._positives = self._sum("positives")
+        self._total = self._sum("total")
 
     def update_state(
         self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
@@ -74,9 +74,9 @@ class NormalizedEntropy(SumsMetric):
             predictions = ops.clip(predictions, epsilon, 1 - epsilon)
             entropies = -labels * ops.log(predictions)
             entropies -= (1 - labels) * ops.log(1 - predictions)
-        self.add(self._cross_entropy, weights * entropies)
-        self.add(self._positives, weights * labels)
-        self.add(self._total, weights)
+        self._add(self._cross_entropy, weights * entropies)
+        self._add(self._positives, weights * labels)
+        self._add(self._total, weights)
 
     def result(self) -> tf.Tensor:
         """Return the normalised entropy; NaN where all labels are the same, or there are none."""

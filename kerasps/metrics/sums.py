@@ -18,7 +18,7 @@ class SumsMetric(keras.metrics.Metric):
         super().__init__(name=name, dtype=dtype)
         if self.dtype not in _DTYPES:
             raise ValueError(
-                f"The sums of a metric cannot have this dtype. Expected: 'float32' or 'float64'. "
+                "The sums of a metric cannot have this dtype. Expected: 'float32' or 'float64'. "
                 f"Received: dtype={dtype!r}. Leave it out, for 'float64'."
             )
         self.from_logits = check_bool("from_logits", from_logits)
@@ -27,13 +27,21 @@ class SumsMetric(keras.metrics.Metric):
         """Return the arguments that make this metric again."""
         return {**super().get_config(), "from_logits": self.from_logits}
 
-    def make_sum(self, name: str, shape: tuple[int, ...] = ()) -> keras.Variable:
+    def _sum(self, name: str, shape: tuple[int, ...] = ()) -> keras.Variable:
         """Make a state. Zero at first, as it must be for the states of workers to add up."""
         return self.add_variable(shape, "zeros", dtype=self.dtype, name=name)
 
-    def add(self, state: keras.Variable, values: tf.Tensor) -> None:
-        """Add the sum of `values`, which is worked out in the dtype of the state."""
-        state.assign_add(ops.sum(ops.cast(values, self.dtype)))
+    def _terms(self, values: tf.Tensor) -> tf.Tensor:
+        """Return values as they are added up: those of float32, in the dtype of the states.
+
+        So the sums of float64 are exact, as long as what is added differs by less than a factor of
+        2**29 from the sum: they are the same in whichever order batches and workers come.
+        """
+        return ops.cast(ops.cast(values, "float32"), self.dtype)
+
+    def _add(self, state: keras.Variable, values: tf.Tensor) -> None:
+        """Add the sum of `values`."""
+        state.assign_add(ops.sum(self._terms(values)))
 
 
 def check_bool(argument: str, value: object) -> bool:
