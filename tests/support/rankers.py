@@ -54,7 +54,9 @@ def compiled_ranker(*, learning_rate=0.1, num_groups=NUM_USERS, **compile_argume
 def impressions(num_examples):
     """Features, labels and sample weights of impressions."""
     generator = np.random.default_rng(0)
-    users = generator.integers(0, NUM_USERS, num_examples)
+    # No user comes twice in a batch of 8: plain Keras would apply the two gradients one by one.
+    batches = [generator.permutation(NUM_USERS)[:8] for _ in range(num_examples // 8 + 1)]
+    users = np.concatenate(batches)[:num_examples]
     scores = generator.normal(size=(num_examples, 1)).astype("float32")
     rates = 1 / (1 + np.exp(1 - scores[:, 0] - users / NUM_USERS))
     labels = (generator.random(num_examples) < rates).astype("float32")

@@ -9,6 +9,7 @@ import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
 from kerasps.metrics import Calibration, GroupedAUC, NormalizedEntropy
+from support.documentation import CHECKOUT, code_blocks
 
 NUM_GROUPS = 12
 
@@ -352,6 +353,18 @@ def test_a_metric_is_made_again_from_its_config(metric):
     assert again.get_config() == metric.get_config()
     assert [v.shape for v in again.variables] == [v.shape for v in metric.variables]
     assert [v.dtype for v in again.variables] == [v.dtype for v in metric.variables]
+
+
+PAGE = (CHECKOUT / "docs" / "metrics.md").read_text()
+
+
+@pytest.mark.parametrize("number", range(len(code_blocks(PAGE))))
+def test_examples_of_the_page_run(number):
+    namespace = {"__name__": "example"}
+    exec(compile(code_blocks(PAGE)[number], "docs/metrics.md", "exec"), namespace)
+    results = {name: values[0] for name, values in namespace["history"].items()}
+    assert {"normalized_entropy", "grouped_auc"} & results.keys()
+    assert all(np.isfinite(value) for value in results.values()), results
 
 
 # What is wrong
