@@ -34,7 +34,8 @@ class GroupedAUC(SumsMetric):
     For each group the metric counts the examples between two thresholds, as `keras.metrics.AUC`
     does for all of them. Two predictions with no threshold between them are a tie, which counts
     half; apart from these ties the AUC is exact, however the examples of a group are spread over
-    batches and workers. The state has `2 * num_groups * (num_thresholds - 1)` numbers.
+    batches and workers. The state has `2 * num_groups * (thresholds - 1)` numbers, and each step
+    adds to all of them: with more than some thousand groups, use the metric in `evaluate` alone.
 
     ```python
     metric = kerasps.metrics.GroupedAUC(num_groups=2)
