@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kerasps.quiet_start import watch_import as _watch_import
 
 if TYPE_CHECKING:
+    from kerasps import metrics
     from kerasps.callbacks import BackupAndRestore, ClusterMonitor, StalenessLogger
     from kerasps.central_storage import CentralStorageStrategy
     from kerasps.cluster.description.cluster_description import ClusterDescription
@@ -106,6 +107,7 @@ __all__ = [
     "WorkerRunStatus",
     "WorkerStaleness",
     "__version__",
+    "metrics",
     "train_and_evaluate",
 ]
 
@@ -149,6 +151,7 @@ _MODULES = {
     "WorkerRunStatus": "monitoring.status",
     "WorkerInfo": "cluster.members.membership",
     "WorkerStaleness": "training.contract.staleness",
+    "metrics": "metrics",
     "train_and_evaluate": "worker_driven",
 }
 
@@ -192,6 +195,8 @@ if not TYPE_CHECKING:
             if error is None:
                 raise
             raise error from exc
+        if name == "metrics":
+            return module
         value = getattr(module, name)
         if not isinstance(value, str):
             value.__module__ = __name__

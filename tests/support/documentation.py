@@ -25,8 +25,9 @@ def code_blocks(text: str, language: str = "python") -> list[str]:
 
 
 def public_classes() -> dict[str, type]:
-    """What the package offers, but for its version."""
+    """What the package offers, but for its version; its metrics too."""
     offered = {name: getattr(kerasps, name) for name in kerasps.__all__}
+    offered |= {name: getattr(kerasps.metrics, name) for name in kerasps.metrics.__all__}
     return {name: value for name, value in offered.items() if inspect.isclass(value)}
 
 

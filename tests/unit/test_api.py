@@ -144,7 +144,12 @@ def test_a_name_of_estimators_says_what_to_use(name, use):
     assert not hasattr(kerasps, name)
 
 
-@pytest.mark.parametrize("name", [name for name in kerasps.__all__ if name != "__version__"])
+NEITHER_CLASS_NOR_FUNCTION = {"__version__", "metrics"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in kerasps.__all__ if name not in NEITHER_CLASS_NOR_FUNCTION]
+)
 def test_a_public_name_is_named_after_the_package(name):
     value = getattr(kerasps, name)
     assert (value.__module__, value.__qualname__) == ("kerasps", name)
@@ -152,6 +157,14 @@ def test_a_public_name_is_named_after_the_package(name):
     assert value.__doc__.strip().partition("\n")[0].endswith("."), (
         "the first line of a docstring is a sentence"
     )
+
+
+def test_the_metrics_are_in_a_module_of_the_package():
+    assert kerasps.metrics is sys.modules["kerasps.metrics"]
+    for name in kerasps.metrics.__all__:
+        value = getattr(kerasps.metrics, name)
+        assert (value.__module__, value.__qualname__) == ("kerasps.metrics", name)
+        assert pickle.loads(pickle.dumps(value)) is value
 
 
 def test_the_version_is_in_one_place():

@@ -22,7 +22,7 @@ ORDER = [
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),
     "monitoring",
     *("hooks", "base_host", "base_strategy", "coordinator_host", "strategy", "central_storage"),
-    *("tracing", "callbacks", "evaluator", "worker_driven", "plan"),
+    *("metrics", "tracing", "callbacks", "evaluator", "worker_driven", "plan"),
     *("__init__", "cli"),
 ]
 WINGS = [
@@ -35,6 +35,7 @@ WINGS = [
     "saving",
     "monitoring",
     "hooks",
+    "metrics",
     "tracing",
     "evaluator",
     "worker_driven",
@@ -85,7 +86,7 @@ MAX_METHODS = 25
 LARGE_CLASSES = {"ParameterServerVariable", "LocalCluster"}
 
 # For users as types, through `kerasps`; no module needs them at run time.
-PUBLIC = set(kerasps.__all__)
+PUBLIC = {*kerasps.__all__, *kerasps.metrics.__all__}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,90 @@
+"""Normalised entropy: cross-entropy, measured by that of a constant."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from kerasps.metrics.examples import as_examples
+from kerasps.metrics.sums import SumsMetric
+
+
+@keras.saving.register_keras_serializable(package="kerasps")
+class NormalizedEntropy(SumsMetric):
+    """Cross-entropy, divided by that of a model that always predicts the mean label.
+
+    Less is better. 1 is what a model has that knows the rate of clicks and nothing else. The mean
+    label is that of the examples since the metric was reset. The result is NaN before both labels
+    were seen. See He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook",
+    and TorchRec's `NEMetric`.
+
+    ```python
+    metric = kerasps.metrics.NormalizedEntropy()
+    metric.update_state([0, 0, 1, 0], [0.1, 0.2, 0.8, 0.3])
+    print(float(metric.result()))  # 0.40
+    ```
+
+    Args:
+        from_logits: whether predictions are logits. Default False: they are probabilities, which
+            are clipped to `keras.config.epsilon()` from 0 and 1, as in Keras's losses.
+        name: the name of the metric. Default `"normalized_entropy"`.
+        dtype: the dtype of the sums, `"float32"` or `"float64"`. Default `"float64"`, in which
+            sums over billions of examples are exact to nine digits and more. None:
+            `keras.config.floatx()`.
+
+    Raises:
+        TypeError: `from_logits` is not a bool.
+        ValueError: `dtype` is none of these.
+    """
+
+    def __init__(
+        self,
+        *,
+        from_logits: bool = False,
+        name: str = "normalized_entropy",
+        dtype: str | None = "float64",
+    ) -> None:
+        super().__init__(from_logits=from_logits, name=name, dtype=dtype)
+        self._cross_entropy = self._sum("cross_entropy")
+        self._positives = self._sum("positives")
+        self._total = self._sum("total")
+
+    def update_state(
+        self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Tensor | None = None
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            y_true: labels from 0 to 1, of shape `(n,)` or `(n, 1)`, or of the shape of `y_pred`.
+            y_pred: predictions, likewise.
+            sample_weight: a weight for each example. Default None: 1 for each.
+
+        Raises:
+            ValueError: the shapes do not go together.
+        """
+        labels, predictions, weights = as_examples(self.name, y_true, y_pred, sample_weight)
+        if self.from_logits:
+            entropies = tf.nn.sigmoid_cross_entropy_with_logits(labels, predictions)
+        else:
+            # Not Keras's function: of what a sigmoid returns in a graph it takes the logits.
+            epsilon = keras.config.epsilon()
+            predictions = ops.clip(predictions, epsilon, 1 - epsilon)
+            entropies = -labels * ops.log(predictions)
+            entropies -= (1 - labels) * ops.log(1 - predictions)
+        self._add(self._cross_entropy, weights * entropies)
+        self._add(self._positives, weights * labels)
+        self._add(self._total, weights)
+
+    def result(self) -> tf.Tensor:
+        """Return the normalised entropy; NaN where all labels are the same, or there are none."""
+        positives, total = ops.convert_to_tensor(self._positives), self._total
+        negatives = total - positives
+        both = ops.logical_and(positives > 0, negatives > 0)
+        one = ops.ones_like(positives)
+        positives, negatives = ops.where(both, positives, one), ops.where(both, negatives, one)
+        baseline = -positives * ops.log(positives / (positives + negatives))
+        baseline -= negatives * ops.log(negatives / (positives + negatives))
+        return ops.where(both, self._cross_entropy / baseline, math.nan)

@@ -1,0 +1,58 @@
+"""Metrics whose states are sums over examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+_DTYPES = ("float32", "float64")
+
+
+class SumsMetric(keras.metrics.Metric):
+    """Base of metrics whose states are sums over examples, in float64 unless told otherwise."""
+
+    def __init__(self, *, from_logits: bool, name: str, dtype: str | None) -> None:
+        super().__init__(name=name, dtype=dtype)
+        if self.dtype not in _DTYPES:
+            raise ValueError(
+                "The sums of a metric cannot have this dtype. Expected: 'float32' or 'float64'. "
+                f"Received: dtype={dtype!r}. Leave it out, for 'float64'."
+            )
+        self.from_logits = check_bool("from_logits", from_logits)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make this metric again."""
+        return {**super().get_config(), "from_logits": self.from_logits}
+
+    def _sum(self, name: str, shape: tuple[int, ...] = ()) -> keras.Variable:
+        """Make a state. Zero at first, as it must be for the states of workers to add up."""
+        return self.add_variable(shape, "zeros", dtype=self.dtype, name=name)
+
+    def _terms(self, values: tf.Tensor) -> tf.Tensor:
+        """Return values as they are added up: those of float32, in the dtype of the states.
+
+        So the sums of float64 are exact, as long as what is added differs by less than a factor of
+        2**29 from the sum: they are the same in whichever order batches and workers come.
+        """
+        return ops.cast(ops.cast(values, "float32"), self.dtype)
+
+    def _add(self, state: keras.Variable, values: tf.Tensor) -> None:
+        """Add the sum of `values`."""
+        state.assign_add(ops.sum(self._terms(values)))
+
+
+def check_bool(argument: str, value: object) -> bool:
+    """Return an argument that is True or False.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(
+            f"Argument `{argument}` is not a truth value. Expected: True or False. Received: "
+            f"{argument}={value!r}. Give one of these."
+        )
+    return value
