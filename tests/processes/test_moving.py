@@ -157,6 +157,67 @@ def test_both_columns_for_estimator(run, tmp_path):
     assert len(numbers) <= 3
 
 
+REPORT_ROWS = """
+import json
+hashed = np.unique(keras.ops.convert_to_numpy(model.layers[0](x)))
+report = {
+    "iterations": int(model.optimizer.iterations.numpy()),
+    "loss": history.history["loss"],
+    "looked_up": str(strategy.placement().looked_up),
+    "used": len(hashed),
+}
+(table,), (slot,) = model.get_layer("items").get_weights(), [
+    variable for variable in model.optimizer.variables if tuple(variable.shape) == (20_000, 16)
+]
+touched = np.flatnonzero((keras.ops.convert_to_numpy(slot) != 0.1).any(1))
+report["touched_are_used"] = touched.tolist() == hashed.tolist()
+print("REPORT " + json.dumps(report), flush=True)
+"""
+REFUSED_AN_ID = """
+predicted = model.predict(exported["ids"], verbose=0)
+kernel, bias = model.layers[-1].get_weights()
+np.testing.assert_allclose(predicted, exported["rows"] @ kernel + bias, rtol=1e-4, atol=1e-6)
+model.fit(x, y, batch_size=50, verbose=0)
+
+
+def errors():
+    with strategy.scope():
+        raw = keras.Sequential(
+            [keras.Input((), dtype="int64"), keras.layers.Embedding(20_000, 16)]
+        )
+        raw.compile("sgd", "mse")
+    return [lambda: raw.fit(x, y, batch_size=50, verbose=0)]
+"""
+
+
+@pytest.mark.timeout(320)
+def test_both_columns_for_recommenders_addons(run, tmp_path):
+    page = "moving_from_recommenders_addons"
+    (before,), (after, rows) = columns(page).values()
+    python = os.environ.get("KERASPS_PYTHON_BEFORE")
+    if python:
+        theirs = run("before", before + REPORT, python=python)["REPORT"]
+        assert theirs["iterations"] == 300
+        num_ids = len(np.load(tmp_path / "items.npz")["ids"])
+    else:
+        random = np.random.default_rng(2)
+        ids = random.choice(2**40, num_ids := 500, replace=False)
+        np.savez(tmp_path / "items.npz", ids=ids, rows=random.normal(size=(500, 16)).astype("f4"))
+    after += REPORT_ROWS + rows + REFUSED_AN_ID + ERRORS
+    told = run("after", after, *LAUNCH, "--num-workers=2", "--num-ps=2")
+    ours = told["REPORT"]
+    assert ours["iterations"] == 300
+    assert ours["loss"][-1] < ours["loss"][0] / 2
+    assert ours["looked_up"] == "by rows: 1 variable, 1,280,000 bytes"
+    assert ours["touched_are_used"]
+    assert num_ids - 25 <= ours["used"] <= num_ids
+    assert_page_quotes(page, told["ERRORS"])
+    if python:
+        assert theirs["loss"][-1] < theirs["loss"][0] / 2
+    else:
+        python_before()
+
+
 def python_before():
     """The Python that has TensorFlow 2.15 and its estimators, or a skip."""
     if "KERASPS_PYTHON_BEFORE" not in os.environ:
