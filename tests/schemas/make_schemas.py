@@ -4,9 +4,10 @@
 
 CRDS is a folder with the CustomResourceDefinitions of JobSet and Kubeflow Trainer; KINDS is the
 folder `v…-local-strict` of the package `kubernetes-validate`. The README beside this script says
-where both are from. FILE is another file than `kinds.json`: the retired TFJob, of which a page on
-moving has one, is in `tfjob.json`. Descriptions are left out, what is there several times is there once, and a
-field that a schema does not name is an error, as `kubectl apply --validate=strict` has it.
+where both are from. FILE is another file than `kinds.json`: `tfjob.json` has the
+retired TFJob, of which a page on moving shows one. Descriptions are left out, what is there several
+times is there once, and a field that a schema does not name is an error, as `kubectl apply
+--validate=strict` has it.
 """
 
 from __future__ import annotations
