@@ -24,6 +24,26 @@ def code_blocks(text: str, language: str = "python") -> list[str]:
     return [code for found, code in FENCED.findall(text) if found == language]
 
 
+def columns(page: str, language: str = "python") -> dict[str, list[str]]:
+    """The blocks of a page on moving, those of the left column and those of the right one.
+
+    A paragraph that begins with "Before: " or "After: " says whose the blocks below it are.
+    """
+    text = (CHECKOUT / "docs" / f"{page}.md").read_text()
+    found: dict[str, list[str]] = {"before": [], "after": []}
+    for column, part in re.findall(
+        r"^(Before|After): (.*?)(?=^Before: |^After: |\Z)", text, re.MULTILINE | re.DOTALL
+    ):
+        found[column.lower()] += code_blocks(part, language)
+    return found
+
+
+def errors_of_page(page: str) -> list[str]:
+    """The messages in the table of errors at the end of a page on moving."""
+    text = (CHECKOUT / "docs" / f"{page}.md").read_text().partition("## Errors")[2]
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+
+
 def public_classes() -> dict[str, type]:
     """What the package offers, but for its version; its metrics too."""
     offered = {name: getattr(kerasps, name) for name in kerasps.__all__}
