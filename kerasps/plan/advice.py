@@ -57,12 +57,12 @@ def memory_of_machine() -> int:
 
 
 def _heaviest(plan: Plan) -> PSPlan:
-    return max(plan.ps, key=lambda own: own.memory_bytes)
+    return max(plan.ps, key=lambda ps: ps.memory_bytes)
 
 
 def _memory(plan: Plan, memory: int, *, is_split: bool) -> Iterator[Advice]:
     room = int(MEMORY_SHARE * memory)
-    heaviest, total = _heaviest(plan), sum(own.memory_bytes for own in plan.ps)
+    heaviest, total = _heaviest(plan), sum(ps.memory_bytes for ps in plan.ps)
     needed = math.ceil(total / room)
     if heaviest.memory_bytes <= room or needed <= plan.num_ps:
         return
@@ -76,15 +76,17 @@ def _memory(plan: Plan, memory: int, *, is_split: bool) -> Iterator[Advice]:
 
 
 def _uneven(plan: Plan, *, is_split: bool) -> Iterator[Advice]:
-    heaviest, total = _heaviest(plan), sum(own.memory_bytes for own in plan.ps)
+    heaviest, total = _heaviest(plan), sum(ps.memory_bytes for ps in plan.ps)
     if plan.num_ps == 1 or heaviest.memory_bytes < NOTABLE_BYTES:
         return
     if heaviest.memory_bytes <= UNEVEN * total / plan.num_ps:
         return
     whole = [
-        own
-        for own in plan.variables
-        if len(own.shards) == 1 and own.shards[0].ps == heaviest.index and own.shape[:1] > (1,)
+        variable
+        for variable in plan.variables
+        if len(variable.shards) == 1
+        and variable.shards[0].ps == heaviest.index
+        and variable.shape[:1] > (1,)
     ]
     if not whole:
         return
@@ -103,7 +105,7 @@ def _uneven(plan: Plan, *, is_split: bool) -> Iterator[Advice]:
 
 
 def _idle(plan: Plan) -> Iterator[Advice]:
-    used = sum(1 for own in plan.ps if own.num_bytes)
+    used = sum(1 for ps in plan.ps if ps.num_bytes)
     if used < plan.num_ps:
         yield Advice(
             "fewer_ps",
@@ -112,7 +114,7 @@ def _idle(plan: Plan) -> Iterator[Advice]:
 
 
 def _link(plan: Plan) -> Iterator[Advice]:
-    known = [(own.step_bytes, own.index) for own in plan.ps if own.step_bytes is not None]
+    known = [(ps.step_bytes, ps.index) for ps in plan.ps if ps.step_bytes is not None]
     if not known:
         return
     most, index = max(known)
@@ -128,13 +130,13 @@ def _link(plan: Plan) -> Iterator[Advice]:
 
 
 def _whole_tables(plan: Plan) -> Iterator[Advice]:
-    for own in plan.variables:
-        is_table = own.path.endswith("/embeddings") and own.num_bytes > NOTABLE_BYTES
-        if is_table and own.read == "whole":
+    for variable in plan.variables:
+        is_table = variable.path.endswith("/embeddings") and variable.num_bytes > NOTABLE_BYTES
+        if is_table and variable.read == "whole":
             yield Advice(
                 "lookup",
-                f"Look rows up in '{own.path}' by ids of the batch, and use it in no other way: "
-                f"each step reads all of its {num_bytes(own.num_bytes)}.",
+                f"Look rows up in '{variable.path}' by ids of the batch, and use it in no other "
+                f"way: each step reads all of its {num_bytes(variable.num_bytes)}.",
             )
 
 
@@ -143,8 +145,8 @@ def _wire_dtype(plan: Plan) -> Iterator[Advice]:
     moved = step.dense_pulled_bytes + step.dense_pushed_bytes
     if step.pulled_bytes is not None and step.pushed_bytes is not None:
         moved = int(step.pulled_bytes + step.pushed_bytes)
-    is_float = {own.dtype for own in plan.variables if own.read != "never"} == {"float32"}
-    if moved >= NOTABLE_BYTES and is_float:
+    dtypes = {variable.dtype for variable in plan.variables if variable.read != "never"}
+    if moved >= NOTABLE_BYTES and dtypes == {"float32"}:
         yield Advice(
             "wire_dtype",
             f'Pass `wire_dtype="bfloat16"` to the strategy, where the network is the limit: a step '

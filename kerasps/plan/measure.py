@@ -86,8 +86,8 @@ class _Measured:
             state += optimizer.variables
             if optimizer.built:
                 trained = optimizer._trainable_variables
-                for variable, own in zip(trained, slots_of(optimizer), strict=True):
-                    self._slots[variable] = [*self._slots.get(variable, []), *_on_ps(own)]
+                for variable, slots in zip(trained, slots_of(optimizer), strict=True):
+                    self._slots[variable] = [*self._slots.get(variable, []), *_on_ps(slots)]
         self._state = IdentitySet(_on_ps(state))
 
     def ps(self, held: TaskPlacement) -> PSPlan:
@@ -95,8 +95,10 @@ class _Measured:
         index = ps_index(held.device)
         plan, traffic = self._plan, self._plan.traffic
         slot_bytes = _bytes_on(index, self._state)
-        fused = [own for own in plan.fused.all if ps_index(own.device) == index]
-        fused_bytes = sum(_bytes(v) for own in fused for v in (own.values, *own.slots))
+        fused = [variable for variable in plan.fused.all if ps_index(variable.device) == index]
+        fused_bytes = sum(
+            _bytes(v) for variable in fused for v in (variable.values, *variable.slots)
+        )
         tables = [
             (table, rows)
             for table, rows in zip(traffic.tables, self._sample.rows, strict=True)
@@ -129,16 +131,16 @@ class _Measured:
     def step(self) -> StepCosts:
         """Return what a step moves."""
         first, traffic = self._first, self._plan.traffic
-        ps = [self.ps(own) for own in first.host.extended.ledger.placement()]
+        ps = [self.ps(task) for task in first.host.extended.ledger.placement()]
         sends = getattr(first.data, "sends_batches", True)
         return StepCosts(
-            pulled_bytes=_sum(*(own.pulled_bytes for own in ps)),
-            pushed_bytes=_sum(*(own.pushed_bytes for own in ps)),
-            id_bytes=_sum(*(own.id_bytes for own in ps)),
+            pulled_bytes=_sum(*(task.pulled_bytes for task in ps)),
+            pushed_bytes=_sum(*(task.pushed_bytes for task in ps)),
+            id_bytes=_sum(*(task.id_bytes for task in ps)),
             dense_pulled_bytes=sum(traffic.dense_read.values()),
             dense_pushed_bytes=sum(traffic.dense_written.values()),
-            rows_per_step=_sum(*(own.rows_per_step for own in ps)),
-            messages=sum(own.messages for own in ps),
+            rows_per_step=_sum(*(task.rows_per_step for task in ps)),
+            messages=sum(task.messages for task in ps),
             rounds=len(self._plan.pull.rounds),
             batches_per_step=first.function.plans.batches_per_step,
             steps_per_execution=int(first.model.steps_per_execution),
@@ -150,8 +152,8 @@ class _Measured:
         """Return the plans of the variables on ps tasks, but for the states of optimizers."""
         inventory = self._plan.inventory
         known = IdentitySet([*inventory.pulled, *inventory.tables, *self._first.model.variables])
-        own = [self._variable(v) for v in _on_ps(known) if v not in self._state]
-        return tuple(sorted(own, key=lambda v: -(v.num_bytes + v.slot_bytes)))
+        plans = [self._variable(v) for v in _on_ps(known) if v not in self._state]
+        return tuple(sorted(plans, key=lambda v: -(v.num_bytes + v.slot_bytes)))
 
     def _variable(self, variable: ParameterServerVariable) -> VariablePlan:
         rows: dict[int, float] = {}

@@ -208,7 +208,7 @@ class Plan:
     @property
     def num_bytes(self) -> int:
         """The bytes on all ps."""
-        return sum(own.num_bytes for own in self.ps)
+        return sum(ps.num_bytes for ps in self.ps)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON holds it. Docs/plan.md has the keys."""

@@ -104,9 +104,9 @@ def _prepare(num_workers: int, num_ps: int) -> None:
 def _own_stdout() -> TextIO:
     """Return this process's stdout, and have whatever else is printed go to stderr."""
     sys.stdout.flush()
-    own = os.fdopen(os.dup(1), "w")
+    stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    return own
+    return stdout
 
 
 def _run(script: str, args: Sequence[str]) -> str:

@@ -156,14 +156,14 @@ def _asked_for(plan: StepPlan, batch: object) -> tuple[np.ndarray, np.ndarray]:
     known = batch_inputs(plan.names[:1], [batch])
     rows: list[float] = []
     ids: list[float] = []
-    for own in plan.pull.rounds:
-        groups = own.round.groups
-        if not own.can_ask(known):
+    for pull in plan.pull.rounds:
+        groups = pull.round.groups
+        if not pull.can_ask(known):
             number = sum(len(group.tables) * group.num_shards for group in groups)
             rows += [math.nan] * number
             ids += [math.nan] * number
             continue
-        found = own.round.find(*[known[name] for name in own.round.inputs]) if groups else []
+        found = pull.round.find(*[known[name] for name in pull.round.inputs]) if groups else []
         for group, fields in zip(groups, found, strict=True):
             asked = Asked(*fields)
             of_tables = [sum(int(tf.size(p)) for p in positions) for positions in asked.positions]

@@ -53,24 +53,24 @@ def _table(title: str, columns: Iterable[str], texts: Iterable[str] = ()) -> Tab
 def _ps(plan: Plan) -> Table:
     columns = ("ps", "variables", "bytes", "slots", "memory", "rows", "pulled", "pushed", "msgs")
     table = _table("What each ps holds, and what each step moves", columns)
-    for own in plan.ps:
+    for ps in plan.ps:
         table.add_row(
-            str(own.index),
-            count(own.num_variables),
-            num_bytes(own.variable_bytes),
-            num_bytes(own.slot_bytes),
-            num_bytes(own.memory_bytes),
-            *_moved(own),
+            str(ps.index),
+            count(ps.num_variables),
+            num_bytes(ps.variable_bytes),
+            num_bytes(ps.slot_bytes),
+            num_bytes(ps.memory_bytes),
+            *_moved(ps),
         )
     if len(plan.ps) > 1:
         table.add_section()
         step = plan.step
         table.add_row(
             "all",
-            count(sum(own.num_variables for own in plan.ps)),
-            num_bytes(sum(own.variable_bytes for own in plan.ps)),
-            num_bytes(sum(own.slot_bytes for own in plan.ps)),
-            num_bytes(sum(own.memory_bytes for own in plan.ps)),
+            count(sum(ps.num_variables for ps in plan.ps)),
+            num_bytes(sum(ps.variable_bytes for ps in plan.ps)),
+            num_bytes(sum(ps.slot_bytes for ps in plan.ps)),
+            num_bytes(sum(ps.memory_bytes for ps in plan.ps)),
             count(step.rows_per_step),
             num_bytes(step.pulled_bytes),
             num_bytes(step.pushed_bytes),
@@ -79,27 +79,27 @@ def _ps(plan: Plan) -> Table:
     return table
 
 
-def _moved(own: PSPlan) -> tuple[str, ...]:
+def _moved(ps: PSPlan) -> tuple[str, ...]:
     return (
-        count(own.rows_per_step),
-        num_bytes(own.pulled_bytes),
-        num_bytes(own.pushed_bytes),
-        count(own.messages),
+        count(ps.rows_per_step),
+        num_bytes(ps.pulled_bytes),
+        num_bytes(ps.pushed_bytes),
+        count(ps.messages),
     )
 
 
 def _variables(plan: Plan) -> Table:
     columns = ("variable", "shape", "bytes", "slots", "read", "rows per step", "shards on ps")
     table = _table("Variables", columns, ("variable", "read", "shards on ps"))
-    for own in plan.variables[:MAX_VARIABLES]:
+    for variable in plan.variables[:MAX_VARIABLES]:
         table.add_row(
-            own.path,
-            " x ".join(f"{size:,}" for size in own.shape) or "scalar",
-            num_bytes(own.num_bytes),
-            num_bytes(own.slot_bytes),
-            own.read,
-            _rows(own),
-            _shards(own),
+            variable.path,
+            " x ".join(f"{size:,}" for size in variable.shape) or "scalar",
+            num_bytes(variable.num_bytes),
+            num_bytes(variable.slot_bytes),
+            variable.read,
+            _rows(variable),
+            _shards(variable),
         )
     others = plan.variables[MAX_VARIABLES:]
     if others:
@@ -107,20 +107,20 @@ def _variables(plan: Plan) -> Table:
         table.add_row(
             f"{len(others):,} others",
             "",
-            num_bytes(sum(own.num_bytes for own in others)),
-            num_bytes(sum(own.slot_bytes for own in others)),
+            num_bytes(sum(variable.num_bytes for variable in others)),
+            num_bytes(sum(variable.slot_bytes for variable in others)),
         )
     return table
 
 
-def _rows(own: VariablePlan) -> str:
-    if own.read != "rows":
+def _rows(variable: VariablePlan) -> str:
+    if variable.read != "rows":
         return ""
-    return f"{count(own.rows_per_step)} of {count(own.ids_per_step)} ids"
+    return f"{count(variable.rows_per_step)} of {count(variable.ids_per_step)} ids"
 
 
-def _shards(own: VariablePlan) -> str:
-    ps = [shard.ps for shard in own.shards]
+def _shards(variable: VariablePlan) -> str:
+    ps = [shard.ps for shard in variable.shards]
     if len(ps) <= 4:
         return ", ".join(str(index) for index in ps)
     return f"{len(ps)} on {len(set(ps))} ps"
