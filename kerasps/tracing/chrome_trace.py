@@ -111,7 +111,11 @@ def write_trace(
         moves: by how many nanoseconds the clock of each task was moved.
     """
     begins = [step.waited_from for step in steps]
-    begins += [own.begin for own in events.values() if own.begin is not None and not steps]
+    begins += [
+        task_events.begin
+        for task_events in events.values()
+        if task_events.begin is not None and not steps
+    ]
     first = min(begins, default=0.0)
     last = max((_end(step) for step in steps), default=float("inf"))
     trace = ChromeTrace(first)
@@ -125,7 +129,7 @@ def write_trace(
         path,
         {
             "limit": limits.sentence,
-            "shares": {f"worker {worker}": own for worker, own in limits.shares.items()},
+            "shares": {f"worker {worker}": share for worker, share in limits.shares.items()},
             "steps": len(steps),
             "missing": {f"{job} {index}": why for (job, index), why in missing.items()},
             "clocks_moved_ms": {
@@ -141,7 +145,7 @@ def _pids(tasks: Iterable[Task]) -> dict[Task, int]:
 
 
 def _end(step: WorkerStep) -> float:
-    pushes = [own.push[1] for own in step.on_ps.values() if own.push is not None]
+    pushes = [done.push[1] for done in step.on_ps.values() if done.push is not None]
     return max([step.push[1], *pushes])
 
 
@@ -151,9 +155,9 @@ def _add_calls(
     pids: Mapping[Task, int],
     window: Interval,
 ) -> None:
-    for task, own in events.items():
+    for task, task_events in events.items():
         if task[0] == "chief":
-            for name, begin, end in sorted(own.calls, key=lambda call: call[1:]):
+            for name, begin, end in sorted(task_events.calls, key=lambda call: call[1:]):
                 if begin < window[1] and end > window[0]:
                     time = max(begin, window[0]), min(end, window[1])
                     trace.add(pids[task], "calls", name, time)
@@ -169,9 +173,9 @@ def _add_steps(trace: ChromeTrace, steps: Sequence[WorkerStep], pids: Mapping[Ta
             rows.append((step.data, pid, "data", "data", args))
         for phase in ("pull", "compute", "push"):
             rows.append((getattr(step, phase), pid, phase, phase, args))
-        for ps, own in step.on_ps.items():
+        for ps, done in step.on_ps.items():
             for phase in ("pull", "lock", "push"):
-                time = getattr(own, phase)
+                time = getattr(done, phase)
                 if time is not None:
                     track = f"{phase} of worker {worker}"
                     rows.append((time, pids["ps", ps], track, phase, args))

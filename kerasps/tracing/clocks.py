@@ -37,14 +37,14 @@ def aligned(
         asked: when this process asked each.
     """
     moves = {}
-    for task, own in events.items():
+    for task, task_events in events.items():
         least, most = float("-inf"), float("inf")
-        if own.begin is not None and own.end is not None and task in asked:
-            least, most = asked[task].begin - own.begin, asked[task].end - own.end
+        if task_events.begin is not None and task_events.end is not None and task in asked:
+            least, most = asked[task].begin - task_events.begin, asked[task].end - task_events.end
         moves[task] = _move(least, most)
     workers = [task for task in events if task[0] == "worker"]
-    sent = {task: _sent(own.operations) for task, own in events.items()}
-    received = {task: _received(own.waits) for task, own in events.items()}
+    sent = {task: _sent(task_events.operations) for task, task_events in events.items()}
+    received = {task: _received(task_events.waits) for task, task_events in events.items()}
     for ps in (task for task in events if task[0] == "ps"):
         bounds = [
             _bounds(sent[w], received[w], sent[ps], received[ps], moves[ps] - moves[w])
@@ -54,7 +54,7 @@ def aligned(
             max((least for least, _ in bounds), default=float("-inf")),
             min((most for _, most in bounds), default=float("inf")),
         )
-    return {task: moved(own, moves[task]) for task, own in events.items()}, moves
+    return {task: moved(task_events, moves[task]) for task, task_events in events.items()}, moves
 
 
 def moved(events: TaskEvents, by: float) -> TaskEvents:
@@ -64,8 +64,8 @@ def moved(events: TaskEvents, by: float) -> TaskEvents:
     return TaskEvents(
         begin=None if events.begin is None else events.begin + by,
         end=None if events.end is None else events.end + by,
-        operations=[_moved(own, by) for own in events.operations],
-        waits=[_moved(own, by) for own in events.waits],
+        operations=[_moved(operation, by) for operation in events.operations],
+        waits=[_moved(wait, by) for wait in events.waits],
         begun=events.begun,
         callers=events.callers,
         calls=[(name, begin + by, end + by) for name, begin, end in events.calls],
@@ -83,7 +83,7 @@ def _move(least: float, most: float) -> float:
         return 0.0
     if least > most:  # bounds that contradict each other: a clock was set meanwhile
         return 0.0
-    known = [own for own in (least, most) if abs(own) != float("inf")]
+    known = [bound for bound in (least, most) if abs(bound) != float("inf")]
     return sum(known) / len(known)
 
 
@@ -114,11 +114,13 @@ def _bounds(
 
 
 def _sent(operations: Iterable[Operation]) -> dict[tuple[int, str, int], float]:
-    return _first_of([own for own in operations if own.kind == "_Send"], 1, at_begin=True)
+    return _first_of(
+        [operation for operation in operations if operation.kind == "_Send"], 1, at_begin=True
+    )
 
 
 def _received(waits: Iterable[Operation]) -> dict[tuple[int, str, int], float]:
-    return _first_of([own for own in waits if own.kind == "_Recv"], 0, at_begin=False)
+    return _first_of([wait for wait in waits if wait.kind == "_Recv"], 0, at_begin=False)
 
 
 def _first_of(
@@ -126,11 +128,11 @@ def _first_of(
 ) -> dict[tuple[int, str, int], float]:
     found: dict[tuple[int, str, int], float] = {}
     repeated = set()
-    for own in operations:
-        match = _EDGE.match(own.name)
+    for operation in operations:
+        match = _EDGE.match(operation.name)
         if match is not None:
-            key = own.execution, match["edge"], int(match["number"]) + ahead
+            key = operation.execution, match["edge"], int(match["number"]) + ahead
             if key in found:
                 repeated.add(key)  # in a loop: which one belongs to which is not known
-            found[key] = own.begin if at_begin else own.end
+            found[key] = operation.begin if at_begin else operation.end
     return {key: time for key, time in found.items() if key not in repeated}

@@ -10,7 +10,7 @@ Interval = tuple[float, float]
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Return the points that are in some of the intervals."""
     joined: list[Interval] = []
-    for begin, end in sorted(own for own in intervals if own[0] < own[1]):
+    for begin, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
         if joined and begin <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:

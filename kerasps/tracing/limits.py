@@ -47,15 +47,15 @@ def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) ->
     for step in steps:
         by_worker[step.worker].append(step)
     shares = {}
-    for worker, own in sorted(by_worker.items()):
-        times = _activities(own)
+    for worker, worker_steps in sorted(by_worker.items()):
+        times = _activities(worker_steps)
         total = sum(length(time) for time in times.values())
         shares[worker] = {
             name: length(time) / total if total else 0.0 for name, time in times.items()
         }
     if not shares:
         return Limits({}, "")
-    activity = max(_SENTENCES, key=lambda name: sum(own[name] for own in shares.values()))
+    activity = max(_SENTENCES, key=lambda name: sum(share[name] for share in shares.values()))
     worker = max(shares, key=lambda index: shares[index][activity])
     text = _SENTENCES[activity]
     if activity == "coordinator" and not has_coordinator:
@@ -83,13 +83,13 @@ def _activities(steps: Sequence[WorkerStep]) -> dict[str, list[Interval]]:
 
 def _by_precedence(steps: Sequence[WorkerStep]) -> Mapping[str, list[Interval]]:
     """Return the time of each activity; where two overlap, the first one counts."""
-    served = [own for step in steps for own in step.on_ps.values()]
-    locks = union(own.lock for own in served if own.lock is not None)
-    pushes = union(own.push for own in served if own.push is not None)
+    served = [done for step in steps for done in step.on_ps.values()]
+    locks = union(done.lock for done in served if done.lock is not None)
+    pushes = union(done.push for done in served if done.push is not None)
     return {
         "compute": union(step.compute for step in steps),
         "push": union(step.push for step in steps),
-        "data": union(own for step in steps if (own := _data_waited_for(step)) is not None),
+        "data": union(wait for step in steps if (wait := _data_waited_for(step)) is not None),
         "lock": locks,
         "update": without(pushes, locks),
     }
@@ -111,7 +111,7 @@ def _data_waited_for(step: WorkerStep) -> Interval | None:
 def _slowest_ps(steps: Sequence[WorkerStep], activity: str) -> int:
     times: dict[int, float] = defaultdict(float)
     for step in steps:
-        for ps, own in step.on_ps.items():
-            time = own.lock if activity == "lock" else own.push
+        for ps, done in step.on_ps.items():
+            time = done.lock if activity == "lock" else done.push
             times[ps] += 0.0 if time is None else time[1] - time[0]
     return max(times, key=lambda ps: times[ps], default=0)

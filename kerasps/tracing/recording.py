@@ -125,17 +125,21 @@ class Recording:
     @property
     def contents(self) -> dict[Task, bytes]:
         """The serialized `XSpace` of each task that has answered."""
-        return {t: own.content for t, own in self._answers.items() if own.content is not None}
+        return {
+            t: answer.content for t, answer in self._answers.items() if answer.content is not None
+        }
 
     @property
     def missing(self) -> dict[Task, str]:
         """Of each other task, the reason."""
-        return {t: own.reason for t, own in self._answers.items() if own.content is None}
+        return {t: answer.reason for t, answer in self._answers.items() if answer.content is None}
 
     @property
     def asked(self) -> dict[Task, Asked]:
         """When each task was asked, and when it had answered."""
-        return {task: own.asked for task, own in self._answers.items() if own.asked is not None}
+        return {
+            task: answer.asked for task, answer in self._answers.items() if answer.asked is not None
+        }
 
     def _record(self, task: Task, channel: grpc.Channel, answer: _Answer) -> None:
         import grpc

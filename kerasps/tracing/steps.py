@@ -98,15 +98,18 @@ def find_steps(events: Mapping[Task, TaskEvents]) -> list[WorkerStep]:
         events: those of each task, on one clock.
     """
     on_ps: dict[StepKey, dict[int, OnPS]] = defaultdict(dict)
-    for (job, index), own in events.items():
+    for (job, index), task_events in events.items():
         if job == "ps":
-            for key, done in _done_on_ps(own).items():
+            for key, done in _done_on_ps(task_events).items():
                 on_ps[key][index] = done
-    since = max((own.begin for own in events.values() if own.begin is not None), default=0.0)
+    since = max(
+        (task_events.begin for task_events in events.values() if task_events.begin is not None),
+        default=0.0,
+    )
     steps = []
-    for (job, index), own in events.items():
+    for (job, index), task_events in events.items():
         if job == "worker":
-            steps += _steps_of_worker(index, own, on_ps, since)
+            steps += _steps_of_worker(index, task_events, on_ps, since)
     return sorted(steps, key=lambda step: step.compute)
 
 
@@ -146,8 +149,10 @@ def _steps_of_worker(
     for execution, operations in _by_execution(events.operations).items():
         if execution not in events.begun or operations[0].begin < since:
             continue
-        own = _Execution(worker, execution, operations, waits.get(execution, []), events.has_gpu)
-        steps += own.steps(on_ps)
+        recorded = _Execution(
+            worker, execution, operations, waits.get(execution, []), events.has_gpu
+        )
+        steps += recorded.steps(on_ps)
     return steps
 
 
@@ -178,8 +183,8 @@ class _Execution:
             if match is not None and match["phase"] == PULL_SCOPE:
                 self._arrivals[match["graph"] + match["number"], wait.name].append(wait.end)
         self._reads = sorted((w.end, w.begin) for w in waits if w.kind in _READS)
-        ends = [own.end for own in [*operations, *waits]]
-        self._time = min(own.begin for own in [*operations, *waits]), max(ends)
+        ends = [operation.end for operation in [*operations, *waits]]
+        self._time = min(operation.begin for operation in [*operations, *waits]), max(ends)
 
     def steps(self, on_ps: Mapping[StepKey, Mapping[int, OnPS]]) -> list[WorkerStep]:
         computes = sorted(
@@ -203,7 +208,7 @@ class _Execution:
             arrivals = self._arrivals_of(graph, occurrence)
             # What follows from the batch alone may have run long before, with that of other steps.
             first = min(arrivals, default=compute.begin)
-            begin = next((own for own in compute.begins if own >= first), compute.begin)
+            begin = next((time for time in compute.begins if time >= first), compute.begin)
             pull = self._pull(arrivals, free_from, begin, done)
             found.append(
                 WorkerStep(
@@ -225,8 +230,8 @@ class _Execution:
         """Return when each value that a step has pulled was there."""
         return [
             sorted(times)[occurrence]
-            for (own, _), times in self._arrivals.items()
-            if own == graph and occurrence < len(times)
+            for (in_graph, _), times in self._arrivals.items()
+            if in_graph == graph and occurrence < len(times)
         ]
 
     def _pull(
@@ -237,7 +242,7 @@ class _Execution:
         on_ps: Mapping[int, OnPS],
     ) -> Interval:
         end = max(arrivals, default=computes_from)
-        begins = [own.pull[0] for own in on_ps.values() if own.pull is not None]
+        begins = [done.pull[0] for done in on_ps.values() if done.pull is not None]
         begin = min(begins, default=free_from)
         return min(max(begin, self._time[0]), computes_from, end), end
 
@@ -246,8 +251,8 @@ class _Execution:
         per_step, left = divmod(len(self._reads), num_steps)
         if not per_step or left:
             return None
-        own = self._reads[number * per_step : (number + 1) * per_step]
-        return min(begin for _, begin in own), own[-1][0]
+        reads = self._reads[number * per_step : (number + 1) * per_step]
+        return min(begin for _, begin in reads), reads[-1][0]
 
 
 def _phases(operations: Iterable[Operation]) -> dict[tuple[str, str, int], _Parts]:

@@ -116,8 +116,8 @@ class TaskEvents:
         for plane in space.planes:
             if plane.name == "/host:CPU":
                 _Reader(plane, origin, events).read()
-        events.operations.sort(key=lambda own: own.begin)
-        events.waits.sort(key=lambda own: own.begin)
+        events.operations.sort(key=lambda operation: operation.begin)
+        events.waits.sort(key=lambda wait: wait.begin)
         return events
 
 
@@ -161,7 +161,7 @@ class _Reader:
         # A line counts from its own beginning, which counts from that of the recording.
         origin = self._origin + line.timestamp_ns
         inside: list[tuple[float, int, str]] = []
-        for event in sorted(line.events, key=lambda own: (own.offset_ps, -own.duration_ps)):
+        for event in sorted(line.events, key=lambda entry: (entry.offset_ps, -entry.duration_ps)):
             begin = origin + event.offset_ps / 1e3
             end = begin + event.duration_ps / 1e3
             while inside and inside[-1][0] <= begin:
