@@ -168,7 +168,7 @@ class Replicas:
         has_gpu: bool,
     ) -> None:
         self._strategy = strategy
-        self._batches = [own.batch for own in inputs]
+        self._batches = [replica.batch for replica in inputs]
         self._lockstep: Lockstep[Returned]
         self._is_applying = False
         # What the optimizer that was applied last has changed, and all that any has.
@@ -176,9 +176,13 @@ class Replicas:
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.phases = [
             Compute(
-                inventory, own, trains_bare=trains_bare, has_gpu=has_gpu, apply_together=self._apply
+                inventory,
+                replica,
+                trains_bare=trains_bare,
+                has_gpu=has_gpu,
+                apply_together=self._apply,
             )
-            for own in inputs
+            for replica in inputs
         ]
         for phase in self.phases[1:]:
             phase.share_updates(self.phases[0])
@@ -269,7 +273,7 @@ def mean_logs(returned: Sequence[Returned]) -> list[tf.Tensor]:
     """Return the means of the logs that replicas returned beside metrics."""
     return [
         tf.add_n(of_replicas) / len(returned)
-        for of_replicas in zip(*(own.logs for own in returned), strict=True)
+        for of_replicas in zip(*(replica.logs for replica in returned), strict=True)
     ]
 
 

@@ -124,21 +124,21 @@ class _Aside:
         ids = tf.TensorSpec([None], tf.int32)
         self._ids = [_Rows(ids, run) for run in tables]
 
-        def slots(kind: type[_Last | _Sum], own: object) -> Any:
-            return filled(own, [kind(spec) for spec in leaves_of(own)])
+        def slots(kind: type[_Last | _Sum], record: object) -> Any:
+            return filled(record, [kind(spec) for spec in leaves_of(record)])
 
         updates = [
-            own._replace(
-                scalars=slots(_Last, own.scalars),
-                fused=slots(_Sum, own.fused),
+            update_specs._replace(
+                scalars=slots(_Last, update_specs.scalars),
+                fused=slots(_Sum, update_specs.fused),
                 gradients=[
                     _Rows(spec, run) if (run := ShardRun((shard,))) in tables else _Sum(spec)
-                    for shard, spec in zip(update.single, own.gradients, strict=True)
+                    for shard, spec in zip(update.single, update_specs.gradients, strict=True)
                 ],
                 # The rows of a group arrive run by run with each push, and so not in all.
-                groups=[[_Rows(run.spec, run) for run in own.runs] for own in update.groups],
+                groups=[[_Rows(run.spec, run) for run in group.runs] for group in update.groups],
             )
-            for update, own in zip(changes.updates, specs.updates, strict=True)
+            for update, update_specs in zip(changes.updates, specs.updates, strict=True)
         ]
         self._slots = PushMessage(
             updates=updates,
@@ -154,13 +154,13 @@ class _Aside:
         for rows in self._ids:
             rows.add(places[rows.run])
         updates = [
-            own._replace(
+            update_message._replace(
                 groups=[
                     tf.split(rows, places.counts(group.runs), num=len(group.runs))
-                    for group, rows in zip(update.groups, own.groups, strict=True)
+                    for group, rows in zip(update.groups, update_message.groups, strict=True)
                 ]
             )
-            for update, own in zip(self._changes.updates, message.updates, strict=True)
+            for update, update_message in zip(self._changes.updates, message.updates, strict=True)
         ]
         brought = message._replace(updates=updates, lane=None, number=None, clock=None)
         for slot, value in zip(leaves_of(self._slots), leaves_of(brought), strict=True):
@@ -182,8 +182,8 @@ class _Aside:
         ]
         message = filled(self._slots, means)
         updates = [
-            own._replace(groups=[tf.concat(rows, 0) for rows in own.groups])
-            for own in message.updates
+            update_message._replace(groups=[tf.concat(rows, 0) for rows in update_message.groups])
+            for update_message in message.updates
         ]
         apply(self._changes, message._replace(updates=updates), places)
         for slot in [*slots, *self._ids]:

@@ -45,13 +45,15 @@ class TableGroup:
             members: each table, with its slots behind it where the group is updated as one.
         """
         # Those in one storage are neighbours, in its order.
-        members = sorted(members, key=lambda own: _place_of(own[0]))
-        tables = tuple(own[0] for own in members)
+        members = sorted(members, key=lambda member: _place_of(member[0]))
+        tables = tuple(member[0] for member in members)
         shards = range(len(tables[0].shards))
         return cls(
             tables,
             tuple(tuple(held_by(table.shards[i])[1] for table in tables) for i in shards),
-            tuple(_run_sizes([[v.shards[i] for v in own] for own in members]) for i in shards),
+            tuple(
+                _run_sizes([[v.shards[i] for v in member] for member in members]) for i in shards
+            ),
         )
 
     @property
@@ -199,7 +201,7 @@ def grouping(
         groups: dict[Hashable, list[ParameterServerVariable]] = {}
         for table in tables:
             groups.setdefault(key(table), []).append(table)
-        return [TableGroup.of(with_slots(own)) for own in groups.values()]
+        return [TableGroup.of(with_slots(members)) for members in groups.values()]
 
     def with_slots(
         tables: list[ParameterServerVariable],

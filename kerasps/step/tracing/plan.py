@@ -135,7 +135,12 @@ class StepPlan:
     @cached_property
     def table_shards(self) -> list[Shard]:
         """The shards of tables, in the order in which the state counts their rows."""
-        return [shard for group in self.pull.groups for own in group.shards for shard in own.shards]
+        return [
+            shard
+            for group in self.pull.groups
+            for group_shard in group.shards
+            for shard in group_shard.shards
+        ]
 
     @cached_property
     def state(self) -> Packing[StepState]:
@@ -158,7 +163,7 @@ class StepPlan:
             ps = ps_index(pull.device)
             read[ps] = read.get(ps, 0) + pull.received.num_bytes
         written = {ps_index(push.device): push.packing.num_bytes for push in self.push.pushes}
-        runs = [run for push in self.push.pushes for own in push.tables for run in own]
+        runs = [run for push in self.push.pushes for of_group in push.tables for run in of_group]
         updated = {shard for run in runs for shard in run.shards}
         tables = [
             TableTraffic(

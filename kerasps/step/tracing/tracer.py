@@ -178,7 +178,7 @@ class Tracer:
     def _move_slots(self) -> bool:
         """Move slots beside their variables; return whether there were any to move."""
         with self._host.strategy.scope():
-            moved = [move_slots(own) for own in self._optimizers() if own.built]
+            moved = [move_slots(optimizer) for optimizer in self._optimizers() if optimizer.built]
         return any(moved)
 
     def _trace_once(
@@ -196,8 +196,8 @@ class Tracer:
         phase = phases[0]
         phase.settle_reads()
         inventory.settle(phase.whole, phase.lookups)
-        for own in phases[1:]:
-            own.settle_reads()
+        for replica in phases[1:]:
+            replica.settle_reads()
         graph_def = function.graph.as_graph_def()
         if not self._has_loops and has_loops(graph_def):
             self._has_loops = True
@@ -209,10 +209,10 @@ class Tracer:
             _check_assigned(function.graph, self._method.name)
         _check_python_calls(graph_def, self._method.name)
         lookups = ByIdentity(
-            (table, [looked_up for own in phases for looked_up in own.lookups[table]])
+            (table, [looked_up for replica in phases for looked_up in replica.lookups[table]])
             for table in inventory.tables
         )
-        names = [own.inputs for own in phases]
+        names = [replica.inputs for replica in phases]
         divide = grouping(phase.updates, self._host.options.sparse_updates)
         rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
         if isinstance(rounds, MustReadWhole):
@@ -242,15 +242,15 @@ class Tracer:
             is_inlined = not (self._method.jit_compile or self._has_loops)
             if is_inlined and list(devices) != [FIRST_CPU]:
                 by_replica = ComputeInputs.by_replica(arguments, len(devices))
-                values = [own.values(inventory).values() for own in by_replica]
+                values = [replica.values(inventory).values() for replica in by_replica]
                 graph = tf.compat.v1.get_default_graph()
                 place_scalars(graph, itertools.chain(*values), devices)
             return self._surroundings.outputs(outputs)._replace(
                 logs=returned[0].logs if len(returned) == 1 else mean_logs(returned),
                 predicted=[
                     leaf
-                    for own in returned
-                    for leaf in tf.nest.flatten(own.predicted, expand_composites=True)
+                    for replica in returned
+                    for leaf in tf.nest.flatten(replica.predicted, expand_composites=True)
                 ],
             )
 
@@ -319,7 +319,7 @@ class Tracer:
             IdentitySet(inventory.tables),
             self._host.options.sparse_updates,
             fused.all,
-            [group for own in rounds for group in own.groups],
+            [group for planned in rounds for group in planned.groups],
             self._host.options.jit_compile_updates,
         )
         pull, push = self._transfers(changes, rounds, self._update_rule(phase, changes, known))
@@ -338,7 +338,7 @@ class Tracer:
                 pads_rows=self._method.jit_compile,
             ),
             push=push,
-            names=[own.inputs for own in phases],
+            names=[replica.inputs for replica in phases],
             fused=fused,
             lookup=Lookup(captures, extended.mutex),
             lookup_tables=LookupTables(function),
