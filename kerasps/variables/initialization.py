@@ -150,8 +150,8 @@ def _constant(
     by_row = len(value.shape) == len(shape) and value.shape[0] == shape[0]
 
     def make_rows(rows: range) -> tf.Tensor:
-        own = value[rows.start : rows.stop : rows.step] if by_row else value
-        return keras.initializers.Constant(own)((len(rows), *shape[1:]), dtype=dtype)
+        part = value[rows.start : rows.stop : rows.step] if by_row else value
+        return keras.initializers.Constant(part)((len(rows), *shape[1:]), dtype=dtype)
 
     return make_rows
 

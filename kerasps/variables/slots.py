@@ -107,8 +107,8 @@ def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
         UnsupportedError: the optimizer has large state that belongs to no one variable.
     """
     has_moved = False
-    for variable, own in zip(optimizer._trainable_variables, slots_of(optimizer), strict=True):
-        for slot in own:
+    for variable, slots in zip(optimizer._trainable_variables, slots_of(optimizer), strict=True):
+        for slot in slots:
             if isinstance(slot, ParameterServerVariable) and not slot.lies_beside(variable):
                 slot.move_to(variable)
                 has_moved = True
