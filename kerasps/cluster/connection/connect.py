@@ -89,11 +89,11 @@ def connect_to_tasks(
         _sleep_when_idle(context)
     context.ensure_initialized()
     config = context.config
-    own = {COORDINATOR_JOB: cluster.jobs["chief"]}
+    coordinator = {COORDINATOR_JOB: cluster.jobs["chief"]}
     if _serving_at != cluster.jobs["chief"][0]:
         resources = None if is_fresh else EarlierResources.find()
         listens_on = coordinator_listen_address(cluster)
-        server_def = _server_def(own, config, protocol)
+        server_def = _server_def(coordinator, config, protocol)
         _set_device_filters(server_def, cluster)
         _start_own_server(context, server_def, listens_on, own_task)
         if resources is not None:
@@ -102,7 +102,7 @@ def connect_to_tasks(
         config.experimental.disable_thread_spinning = True
     # The second step. The tasks get this process's options, and so the one that was set just now.
     others = {job: tasks for job, tasks in cluster.jobs.items() if job != "chief"}
-    _add_tasks(context, _server_def({**own, **others}, config, protocol), cluster)
+    _add_tasks(context, _server_def({**coordinator, **others}, config, protocol), cluster)
 
 
 # Held while the tasks that there are change, and while they are told of a function. For some
