@@ -208,7 +208,7 @@ class StatusReader:
         statuses = []
         for info in infos:
             steps, total = counted.get(info.index, (0, 0))
-            activity, own = activities.get(info.index), stale.get(info.index)
+            activity, record = activities.get(info.index), stale.get(info.index)
             state = _CLOSED if is_closed else _STATES[info.status]
             waits_for = "" if activity is None or state != "connected" else activity.waits_for
             if activity is not None and activity.executions and ps_is_silent:
@@ -227,8 +227,8 @@ class StatusReader:
                     waits_for=waits_for,
                     times_lost=info.times_lost,
                     times_back=info.times_back,
-                    staleness_mean=None if own is None else own.mean,
-                    staleness_max=None if own is None else own.max,
+                    staleness_mean=None if record is None else record.mean,
+                    staleness_max=None if record is None else record.max,
                     usage=self._usage.read(os.getpid()) if is_here else usages.get(info.address),
                 )
             )

@@ -211,9 +211,9 @@ class WorkerHost(BaseHost):
 
     def _input_of_fit(self, data: object, **arguments: Unpack[InputArguments]) -> Input:
         number, self._run.num_fits = self._run.num_fits, self._run.num_fits + 1
-        workers, own = self.num_workers, self.worker_index
+        workers, index = self.num_workers, self.worker_index
         if isinstance(data, DatasetCreator):
-            return as_input(_share_of(data, workers, own), 1, **arguments)
+            return as_input(_share_of(data, workers, index), 1, **arguments)
         inputs = as_input(data, workers, **arguments)
         if inputs.num_splits > 1:
             # All workers read it in the order that the chief has drawn, each its own batches.
@@ -223,7 +223,7 @@ class WorkerHost(BaseHost):
             )
             inputs.resume_order(position, passes_to_repeat=1)
             if inputs.num_batches is not None:
-                inputs.num_batches = len(range(own, inputs.num_batches, workers))
+                inputs.num_batches = len(range(index, inputs.num_batches, workers))
         return inputs
 
     def _callbacks_of_fit(self, callbacks: object) -> Any:
@@ -237,16 +237,16 @@ class WorkerHost(BaseHost):
                     "`BackupAndRestore`. Take it out of `callbacks`."
                 )
         if self.is_chief:
-            own = [*given, TellStop(self._run, self._run.num_fits - 1)]
+            chosen = [*given, TellStop(self._run, self._run.num_fits - 1)]
         else:
-            own = [callback for callback in given if not isinstance(callback, _OF_CHIEF)]
+            chosen = [callback for callback in given if not isinstance(callback, _OF_CHIEF)]
             left_out = [type(c).__name__ for c in given if isinstance(c, _OF_CHIEF)]
             if left_out:
                 _LOGGER.info("Left to the chief: %s.", ", ".join(left_out))
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks = own
+            callbacks.callbacks = chosen
             return callbacks
-        return own
+        return chosen
 
     def dispatcher(
         self,

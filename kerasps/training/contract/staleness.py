@@ -92,10 +92,16 @@ class Staleness(Sequence[WorkerStaleness]):
     def __str__(self) -> str:
         bins = [span for span in _SPANS if span.start <= max(self.max, 1)]
         rows = [("worker", "pushes", "mean", "max", *(_label(span) for span in bins))]
-        for own in self._workers:
-            counts = [f"{sum(own.counts[span.start : span.stop]):,}" for span in bins]
+        for worker in self._workers:
+            counts = [f"{sum(worker.counts[span.start : span.stop]):,}" for span in bins]
             rows.append(
-                (str(own.worker), f"{own.pushes:,}", f"{own.mean:.2f}", f"{own.max}", *counts)
+                (
+                    str(worker.worker),
+                    f"{worker.pushes:,}",
+                    f"{worker.mean:.2f}",
+                    f"{worker.max}",
+                    *counts,
+                )
             )
         return text_table(rows)
 

@@ -211,8 +211,8 @@ class Loop:
                 self._inputs.resume_order(position.input, passes_to_repeat=0)
             else:
                 must_end = self._steps is None
-                own = position.splits[: self._inputs.num_splits]
-                confirmed = [split.confirmed for split in own]
+                splits = position.splits[: self._inputs.num_splits]
+                confirmed = [split.confirmed for split in splits]
                 self._inputs.resume_pass(position.input, confirmed, must_end=must_end)
                 self._has_sources = True
         except (KeyError, TypeError, ValueError) as exc:
