@@ -18,7 +18,7 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """The name of the method, for messages."""
 
     @property
     def whose(self) -> str:
@@ -26,7 +26,7 @@ class Method(Protocol):
 
     @property
     def jit_compile(self) -> bool:
-        """Whether XLA is to compile it."""
+        """True if XLA compiles it."""
 
     def expected(self) -> list[Any]:
         """Return the variables that it probably reads, but the states of metrics."""
@@ -55,7 +55,7 @@ class ModelMethod:
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """The name of the method, for messages."""
         return f"`{self._method}`"
 
     @property
@@ -65,7 +65,7 @@ class ModelMethod:
 
     @property
     def jit_compile(self) -> bool:
-        """Whether the model was compiled so."""
+        """True if the model was compiled with it."""
         return bool(self._model.jit_compile)
 
     def expected(self) -> list[Any]:

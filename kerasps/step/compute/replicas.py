@@ -172,7 +172,7 @@ class Replicas:
         self._lockstep: Lockstep[Returned]
         self._is_applying = False
         # What the optimizer that was applied last has changed, and all that any has.
-        self._news: list[tuple[ParameterServerVariable, tf.Tensor]] = []
+        self._last_changes: list[tuple[ParameterServerVariable, tf.Tensor]] = []
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.phases = [
             Compute(
@@ -239,12 +239,12 @@ class Replicas:
             self._is_applying = True
             apply([_sum(of_variable) for of_variable in zip(*given, strict=True)])
             self._is_applying = False
-            self._news = [
+            self._last_changes = [
                 (variable, phase.read_whole(variable)) for variable in phase.values.changed
             ]
             self._changed |= phase.values.changed
             return
-        for variable, value in self._news:
+        for variable, value in self._last_changes:
             phase.values.set_ahead(variable, value)
 
     def outputs(self) -> ComputeOutputs:

@@ -34,7 +34,7 @@ class RecordingPhase(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """What traces have met."""
+        """The variables that the traces have met."""
 
     @property
     def values(self) -> StepValues:
@@ -42,7 +42,7 @@ class RecordingPhase(Protocol):
 
     @property
     def sums(self) -> GradientSums:
-        """What makes gradients of tables dense."""
+        """The `GradientSums` that makes gradients of tables dense."""
 
     def read_whole(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return the value of `variable` for what needs all of it."""
@@ -316,7 +316,7 @@ class UpdateRecorder:
     def _fitted(self, update: Update, tensors: UpdateTensors) -> list[tf.Tensor]:
         """Return the gradients, those of tables with a row for each row that was pulled.
 
-        If the optimizer was not applied in this step, these are zeros: what lies in the scratch
+        If the optimizer was not applied in this step, these are zeros: the tensor in the scratch
         resource has no rows then.
         """
         return [

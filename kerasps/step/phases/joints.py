@@ -1,6 +1,6 @@
 """Joints: synchronous updates, of the gradients of all workers that take part.
 
-Each ps sets aside what a push brings, under its lock. The push that completes the joint has the
+Each ps buffers what a push brings, under its lock. The push that completes the joint has the
 optimizer's own `update_step` run once, on the means. A push ends when its joint is completed; so
 the next pull of a worker, which follows it, brings what all workers then start from.
 
@@ -150,7 +150,7 @@ class _Aside:
         )
 
     def add(self, message: PushMessage, places: RowPlaces) -> None:
-        """Set aside what a push brings. Runs on the ps, under the lock."""
+        """Buffer what a push brings. Runs on the ps, under the lock."""
         for rows in self._ids:
             rows.add(places[rows.run])
         updates = [
@@ -247,7 +247,7 @@ class DeviceJoints:
         return read_joint(self._table.handle)
 
     def take_in(self, lanes: tf.Tensor, message: PushMessage, places: RowPlaces) -> tf.Tensor:
-        """Set a push aside, and apply the joint if that completes it. Call with the lock held.
+        """Buffer a push, and apply the joint if that completes it. Call with the lock held.
 
         Args:
             lanes: the handle of the ps's table of lanes.

@@ -140,7 +140,7 @@ class DevicePull:
         rows = [shard.spec for shard in groups]
         of_runs = [[run.spec for run in shard.runs] for shard in groups]
         single = [sent_value(shard) for shard in self._dense]
-        # Two structures of the same flat tensors: the ps sends what lies end to end already.
+        # Two structures of the same flat tensors: the ps sends fused values as one tensor.
         sent = Packing(
             PullReply([variable.spec for variable in fused], single, of_runs, clock_spec)
         )
@@ -157,7 +157,7 @@ class DevicePull:
 
     @property
     def brings_clock(self) -> bool:
-        """Whether it brings the clock of the ps."""
+        """True if the pull returns the clock of the ps."""
         return self._clock is not None
 
     @property

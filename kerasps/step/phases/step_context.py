@@ -141,7 +141,7 @@ class StepContext:
 
     @property
     def known(self) -> dict[str, tf.Tensor]:
-        """What is known so far, by the names of the compute phase's inputs."""
+        """The tensors known so far, by the names of the compute phase's inputs."""
         return {name: tensor for replica in self.replicas for name, tensor in replica.known.items()}
 
     def add_values(self, values: Iterable[tuple[ParameterServerVariable, tf.Tensor]]) -> None:

@@ -171,7 +171,7 @@ class ImmediateAgain(Immediate):
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A push is set aside until those of all workers are there (see `UpdateRule`, `Joints`).
+    """A ps buffers pushes until those of all workers are there (see `UpdateRule`, `Joints`).
 
     Attributes:
         fences: the lanes on the ps tasks.

@@ -1,7 +1,7 @@
 """Many tensors in few: what a worker and one ps send each other at a time.
 
 A record with named fields goes in, and the same record comes out. Small tensors travel in one flat
-tensor; where a field lies in it is known in here alone. A large tensor travels as it is: nobody
+tensor; the offset of a field is known in here alone. A large tensor travels as it is: nobody
 copies it into a flat tensor and out of it, and it leaves as soon as it is known.
 """
 

@@ -85,7 +85,7 @@ class _Layout:
 
     @property
     def reads(self) -> bool:
-        """Whether batches come from an iterator."""
+        """True if batches come from an iterator."""
         return isinstance(self.spec, tf.data.IteratorSpec)
 
 

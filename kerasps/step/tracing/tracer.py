@@ -40,8 +40,8 @@ from kerasps.variables import (
 from kerasps.variables.named import Lookup
 from kerasps.variables.slots import move_slots
 
-# How often a trace may meet news before it is given up; each round can only add to the inventory,
-# two are usual.
+# How often a step is traced anew since a trace has met something new; each trace can only add to
+# the inventory, two are usual.
 MAX_TRACES = 8
 
 
@@ -95,7 +95,7 @@ class Tracer:
         self._has_gpu: bool | None = None
 
     def trace(self, device: str, *, has_gpu: bool | None = None) -> Trace:
-        """Trace until a trace meets no news.
+        """Trace until a trace meets nothing new.
 
         Args:
             device: the device of the worker that computes, in short ("GPU:0").
@@ -113,8 +113,8 @@ class Tracer:
             try:
                 trace = self._trace_once([device])
             except Exception:
-                # A trace that met news may fail for it (a value assigned in a loop, read outside);
-                # the next one may not.
+                # A trace that met something new may fail for it (a value assigned in a loop, read
+                # outside); the next one may not.
                 if not self._inventory.grew:
                     raise
                 continue
@@ -157,7 +157,7 @@ class Tracer:
         return trace.plan
 
     def _add_expected(self) -> None:
-        """Note what a step mostly reads, to spare traces."""
+        """Note what a step mostly reads, to save traces."""
         expected = self._method.expected()
         for optimizer in self._optimizers():
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
@@ -184,7 +184,7 @@ class Tracer:
     def _trace_once(
         self, devices: Sequence[str], known: StepPlan | None = None, single: StepPlan | None = None
     ) -> Trace | None:
-        """Trace once, for a replica on each device; return None where that met news.
+        """Trace once, for a replica on each device; return None where that met something new.
 
         Args:
             devices: the devices.
@@ -202,7 +202,7 @@ class Tracer:
         if not self._has_loops and has_loops(graph_def):
             self._has_loops = True
             return None
-        # A trace that has built an optimizer may have slots that lie elsewhere.
+        # A trace that has built an optimizer may have slots that are not beside their variables.
         if inventory.grew or self._move_slots():
             return None
         if not self._surroundings.trains_bare:
@@ -305,7 +305,7 @@ class Tracer:
     ) -> StepPlan:
         inventory, extended, phase = self._inventory, self._host.extended, phases[0]
         deltas, assigned = phase.values.state_changes()
-        # What lies end to end, whoever does a step.
+        # Small variables are fused in the same way, whoever does a step.
         fused = known.fused if known is not None else self._fuse(phase)
         draws = [phase.values.draws.get(generator, 0) for generator in inventory.seeds]
         stand_ins, draw = self._surroundings.states_on_ps(
