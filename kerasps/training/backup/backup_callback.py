@@ -63,7 +63,7 @@ class BackupStore(Protocol):
 
     @property
     def is_writing(self) -> bool:
-        """Whether a backup is being written."""
+        """True while a backup is being written."""
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is being written; return whether it is so."""

@@ -30,12 +30,12 @@ class PreemptionNotice:
 
     @property
     def is_given(self) -> bool:
-        """Whether SIGTERM came and was not answered."""
+        """True if SIGTERM came and is not yet answered."""
         return self._is_given
 
     @property
     def ends_process(self) -> bool:
-        """Whether SIGTERM ends the process: nobody has a handler for it."""
+        """True if SIGTERM ends the process, since no other handler is set."""
         return self._previous == signal.SIG_DFL
 
     def install(self) -> None:

@@ -78,7 +78,7 @@ class CoordinatorPort:
 
     @property
     def num_workers(self) -> int:
-        """How many workers have a thread."""
+        """The number of workers that have a thread."""
         return len(self._tf_cluster.workers)
 
     def start(self, session: Callable[..., None], *args: object) -> None:

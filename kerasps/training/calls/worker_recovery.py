@@ -67,7 +67,7 @@ class WorkerRecovery:
         on_recovery_fn: Callable[[], None] | None = None,
         worker_device_name: str = "(unknown)",
     ) -> Iterator[None]:
-        """In this context, see to what fails because a worker is lost, and wait until it is back.
+        """In this context, handle failures because a worker is lost, and wait until it is back.
 
         Args:
             on_failure_fn: called when the worker is lost.

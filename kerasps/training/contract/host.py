@@ -46,7 +46,7 @@ class Host(StepHost, Protocol):
 
     @property
     def num_readers(self) -> int:
-        """How many read an input of `evaluate` or `predict`."""
+        """The number of tasks that read an input of `evaluate` or `predict`."""
 
     @property
     def own_devices(self) -> tuple[str, ...]:

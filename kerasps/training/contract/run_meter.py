@@ -127,7 +127,7 @@ class RunMeter:
 
     @property
     def is_fitting(self) -> bool:
-        """Whether a `fit` runs."""
+        """True while a `fit` runs."""
         return bool(self._fits)
 
     @property

@@ -173,7 +173,7 @@ class StalenessMeter:
 
     @property
     def last_report(self) -> Staleness:
-        """What was read last: no ps is asked. Thread: any."""
+        """The report that was read last: no ps is asked. Thread: any."""
         return self._report
 
     def report(self) -> Staleness:

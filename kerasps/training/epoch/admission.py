@@ -211,7 +211,7 @@ class Synchronous(Admission):
 
     @property
     def progress(self) -> int:
-        """How often a worker has joined or left."""
+        """The number of times that a worker has joined or left."""
         return self._num_changes
 
     @property

@@ -39,7 +39,7 @@ class Dealer:
 
     @property
     def has_queue(self) -> bool:
-        """Whether executions wait that any worker may do."""
+        """True while executions are pending that any worker may do."""
         return bool(self._queue)
 
     @property
@@ -49,7 +49,7 @@ class Dealer:
 
     @property
     def is_even(self) -> bool:
-        """Whether synchronous updates wait for nobody who was given fewer steps than others."""
+        """True if synchronous updates wait for no worker that was given fewer steps than others."""
         return not self.num_waiting and self._admission.is_even(self._workers.readers())
 
     def ask(self, execution: Execution) -> None:

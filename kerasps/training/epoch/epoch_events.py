@@ -63,7 +63,7 @@ class Execution:
 
     @property
     def num_pushes(self) -> int:
-        """How many pushes all of its steps make."""
+        """The number of pushes that all of its steps make."""
         return self.pushes_of(self.num_steps)
 
 

@@ -107,7 +107,7 @@ class EpochState:
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """Whether synchronous updates wait for nobody who was given fewer steps than others."""
+        """True if synchronous updates wait for no worker that was given fewer steps than others."""
         return self._dealer.is_even
 
     def history(self) -> str:

@@ -42,12 +42,12 @@ class EpochWorkers:
 
     @property
     def running(self) -> dict[int, list[Execution]]:
-        """What was sent to each worker and is not known to be done."""
+        """The executions that were sent to each worker and are not known to be done."""
         return {i: [*worker.running] for i, worker in enumerate(self.states) if worker.running}
 
     @property
     def has_results_due(self) -> bool:
-        """Whether a worker holds results."""
+        """True while a worker holds results."""
         return any(worker.uncollected for worker in self.states)
 
     def holds_results(self, index: int) -> bool:
@@ -65,7 +65,7 @@ class EpochWorkers:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all data are read: no worker can do anything that is still asked for."""
+        """True once all data are read: no worker can do anything that is still asked for."""
         nobody_reads = all(w.status in (WorkerStatus.DRY, WorkerStatus.LOST) for w in self.states)
         return nobody_reads and self.splits.all_read
 

@@ -165,7 +165,7 @@ class Loop:
     def rest(self) -> LoopPosition:
         """Wait for what is in flight, count it, and return where the loop stands then.
 
-        Variables are at rest, and callbacks know all that is counted. Call from `on_turn`.
+        No step is in flight then, and callbacks know all that is counted. Call from `on_turn`.
         """
         callbacks, totals = self._batch_callbacks, self._totals
         assert callbacks is not None  # an epoch runs
@@ -373,7 +373,7 @@ class Loop:
             # An execution that one worker has and the others lack would be an update of its own if
             # a callback touched a variable, and so had all wait.
             return True
-        # Callbacks that read find all workers at rest, so all are sent something next. What
+        # While callbacks read, no worker has a step in flight, so all are sent something next. What
         # callbacks assign is for one execution: the next one is for what they assign next.
         return dispatcher.has_backlog and not callbacks.has_assigned
 
