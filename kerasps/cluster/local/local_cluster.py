@@ -160,7 +160,7 @@ class LocalCluster:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the cluster is closed, or about to be."""
+        """True once the cluster is closed or closing."""
         return self._closed
 
     @property
@@ -359,7 +359,7 @@ class LocalCluster:
 
     @property
     def process_ends(self) -> bool:
-        """Whether the cluster ends because this process does."""
+        """True if the cluster ends because this process does."""
         return self._process_ends
 
     def _end_with_process(self) -> None:

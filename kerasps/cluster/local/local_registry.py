@@ -28,11 +28,11 @@ class LocalTasks(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """True once the cluster is closed or closing."""
 
     @property
     def process_ends(self) -> bool:
-        """Whether it ends because this process does."""
+        """True if the cluster ends because this process does."""
 
     def check_open(self) -> None:
         """Raise `ClusterClosedError` where it is closed."""

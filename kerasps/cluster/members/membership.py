@@ -94,14 +94,14 @@ class Membership:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the cluster has been closed."""
+        """True once the cluster is closed."""
         return self._is_closed
 
     # Who is there
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are, with those that are away."""
+        """The number of workers, those that do not answer included."""
         with self._shared.lock:
             return len(self._shared.presence.of("worker"))
 
@@ -201,8 +201,8 @@ class Membership:
     def wait_until_there(self, worker: int) -> None:
         """Wait until a worker can be called again. Thread: that of the worker's sessions."""
         shared = self._shared
-        with shared.news:
-            shared.news.wait_for(
+        with shared.changed:
+            shared.changed.wait_for(
                 lambda: (
                     shared.has_stopped
                     or shared.presence.status(("worker", worker)) in (Status.THERE, Status.LEAVING)

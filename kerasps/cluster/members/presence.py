@@ -153,12 +153,12 @@ class Presence:
 
     @property
     def has_all_ps(self) -> bool:
-        """Whether every ps is there."""
+        """True while every ps answers."""
         return not self.of("ps", Status.HUNG, Status.LOST)
 
     @property
     def is_anyone_away(self) -> bool:
-        """Whether a task is silent, or away, and may answer again at any time."""
+        """True while a task is silent, lost or joining, and may answer at any time."""
         away = (Status.LOST, Status.HUNG, Status.JOINING, Status.LEFT)
         return any(
             known.status in away or known.silent_since is not None for known in self._tasks.values()

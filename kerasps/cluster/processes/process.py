@@ -95,7 +95,7 @@ class TaskProcess:
 
     @property
     def started_at(self) -> float:
-        """When the process was started, on the monotonic clock of the machine."""
+        """The time when the process was started, on the monotonic clock of the machine."""
         return self._started_at
 
     def start(self) -> None:

@@ -88,7 +88,7 @@ class TaskWatch:
 
     @property
     def saw_death(self) -> bool:
-        """Whether a process has ever ended by itself."""
+        """True once a process has ended without being told to."""
         return self._saw_death
 
     def start(self) -> None:

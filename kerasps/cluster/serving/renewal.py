@@ -45,7 +45,7 @@ _ESTABLISHED = "01"
 
 
 class End(Protocol):
-    """What a served task waits for."""
+    """The condition on which a served task ends."""
 
     exit_code: int | None
 

@@ -166,7 +166,7 @@ class RunEndAnnouncer:
 
 
 class _RunEnd:
-    """What is known of the end of a run. Thread: any.
+    """The end of a run: its exit code, and the tasks that still run. Thread: any.
 
     Args:
         code: the exit code of the chief's script.
