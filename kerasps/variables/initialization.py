@@ -32,7 +32,7 @@ CHUNK_BYTES = 8 << 20
 
 # The numbers that TensorFlow's kernels take from Philox (`random_distributions.h`,
 # `random_op_cpu.h`). One count of the counter gives four numbers of 32 bits. A normal that is
-# truncated draws again up to a limit, so 256 numbers are set aside for each of its values.
+# truncated draws again up to a limit, so 256 numbers are reserved for each of its values.
 _NUMBERS_PER_COUNT = 4
 _NUMBERS_PER_TRUNCATED_NORMAL = 256
 _VALUES_PER_GROUP = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 2}

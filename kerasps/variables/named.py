@@ -87,7 +87,7 @@ class NamedVariable(_compat.ResourceVariable):
 
     @property
     def takes_values(self) -> bool:
-        """Whether what this process assigns outside of steps is written."""
+        """True if values that this process assigns outside of steps are written."""
         return not self._is_left_out
 
     def _claim_name(self, kind: Hashable) -> str:

@@ -61,7 +61,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
 
     @property
     def restores(self) -> bool:
-        """Whether this process brings the values of checkpoints to variables."""
+        """True if this process writes the values of checkpoints to variables."""
         return True
 
     def __init__(

@@ -264,7 +264,7 @@ def held_by(storage: tf.Variable | PooledRows) -> tuple[Any, int]:
 
 
 def assign_rows(shard: tf.Variable | PooledRows, places: range, value: tf.Tensor) -> None:
-    """Assign rows of a shard that are neighbours.
+    """Assign contiguous rows of a shard.
 
     Args:
         shard: a `tf.Variable` or `PooledRows`.

@@ -77,9 +77,9 @@ class RowPool:
 
     @property
     def is_open(self) -> bool:
-        """Whether rows that were given back may be given again.
+        """True while rows that were given back may be given again.
 
-        Not once steps were given up: they may be on their way still, and write to them.
+        False once steps were given up: their pushes may still be in flight, and write to them.
         """
         return self._generation == NAMES.generation
 

@@ -42,11 +42,11 @@ class Sharding:
 
         Args:
             shard: the index of the shard.
-            rows: rows of the variable, with a step of 1. In any shard such rows are neighbours.
+            rows: rows of the variable, with a step of 1. In any shard such rows are contiguous.
         """
         shard_rows = self.rows(shard)
-        # Both are divided rounding up: the first own row at or behind the start, and at or behind
-        # the end. The second may lie before the first where the shard has none of the rows.
+        # Both are divided rounding up: the shard's first row at or behind the start, and its first
+        # at or behind the end. The second may be less where the shard has none of the rows.
         first = max(0, -((shard_rows.start - rows.start) // shard_rows.step))
         until = max(
             first, min(len(shard_rows), -((shard_rows.start - rows.stop) // shard_rows.step))
@@ -197,7 +197,7 @@ class ShardedStorage(TensorLike):
 
     @property
     def watched(self) -> list[Any]:
-        """What a GradientTape knows each shard by: a variable, or two."""
+        """The variables by which a GradientTape knows each shard: one, or two."""
         return [s.watched if isinstance(s, PooledRows) else s for s in self.shards]
 
     def joined_gradient(self, gradients: Sequence[Any]) -> Any:

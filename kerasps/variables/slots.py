@@ -98,7 +98,7 @@ def check_optimizer(
 def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
     """Move each slot beside its variable. Call before a step is traced.
 
-    Optimizers that make slots in their own way leave them elsewhere.
+    Optimizers that make slots in their own way may leave them on another ps.
 
     Returns:
         True where a slot was moved.
