@@ -1,4 +1,4 @@
-"""What would make a run faster, from the numbers of its status."""
+"""Advises how to make a run faster, from the numbers of its status."""
 
 from __future__ import annotations
 

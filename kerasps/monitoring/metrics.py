@@ -28,7 +28,7 @@ class Metric:
 
     @property
     def is_counter(self) -> bool:
-        """Whether it only grows while the process lives."""
+        """True if the value only grows while the process lives."""
         return self.name.endswith("_total")
 
 

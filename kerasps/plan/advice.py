@@ -1,4 +1,4 @@
-"""What would help a training, each in a sentence with the number that it follows from."""
+"""Advises on a training: sentences, each with the number that it follows from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Works out a `Plan` from the first step of a script: what lies where, and what a step moves."""
+"""Works out a `Plan` from the first step of a script: the variables of each ps, and the traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kerasps plan` finds: records with named fields, whose names are the keys of its JSON."""
+"""The results of `kerasps plan`: records whose fields are the keys of its JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VariablePlan:
 
 @dataclass(frozen=True)
 class PSPlan:
-    """What one ps holds, and what each step moves there.
+    """The variables of one ps, and the bytes that each step moves there.
 
     Attributes:
         index: the index of the ps.
@@ -92,7 +92,7 @@ class PSPlan:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step of one worker moves, to and from all ps.
+    """The traffic of a step of one worker, to and from all ps.
 
     Attributes:
         pulled_bytes: the bytes of values that it takes; None where rows are not known.

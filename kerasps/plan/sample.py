@@ -26,7 +26,7 @@ LIMIT_S = 30.0
 
 @dataclass
 class Sample:
-    """What some batches look up.
+    """The rows that some batches look up.
 
     Attributes:
         num_batches: how many batches there are.
@@ -107,7 +107,7 @@ class _Reader:
         self._batches = batches
         self._limit = limit
         self._read: list[Any] = []
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self.error: Exception | None = None
         self.is_over = False
 
@@ -115,8 +115,10 @@ class _Reader:
         """Yield batches as they come, until a time of `time.monotonic`."""
         threading.Thread(target=self._run, name="kerasps-sample", daemon=True).start()
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._read or self.is_over, deadline - time.monotonic())
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._read or self.is_over, deadline - time.monotonic()
+                )
                 if not self._read:
                     return
                 batch = self._read.pop(0)
@@ -127,14 +129,14 @@ class _Reader:
     def _run(self) -> None:
         try:
             for _, batch in zip(range(self._limit), self._batches(), strict=False):
-                with self._news:
+                with self._changed:
                     self._read.append(batch)
-                    self._news.notify_all()
+                    self._changed.notify_all()
         except Exception as exc:  # of the user's pipeline: any
             self.error = exc
-        with self._news:
+        with self._changed:
             self.is_over = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
 
 def _batches(data: Input | Sequence[object]) -> Iterator[Any]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from kerasps.tracing.steps import Task
 from kerasps.tracing.task_events import Operation, TaskEvents
 
-# A sender and its receiver are neighbours by number: ".../_20:_Send" and ".../_21".
+# A sender and its receiver have consecutive numbers: ".../_20:_Send" and ".../_21".
 _EDGE = re.compile(r"(?P<edge>.*/_)(?P<number>\d+)$")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """When this process asked for a recording and when it got it, in nanoseconds."""
+    """The times when this process asked for a recording and received it, in nanoseconds."""
 
     begin: float
     end: float

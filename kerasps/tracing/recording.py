@@ -38,7 +38,7 @@ _CANCEL_S = 1.0
 
 @dataclass
 class _Answer:
-    """What a task has answered: a serialized `XSpace`, or why there is none.
+    """The answer of a task: a serialized `XSpace`, or the reason why there is none.
 
     Attributes:
         content: the `XSpace`.
@@ -54,7 +54,7 @@ class _Answer:
 
 
 class Recording:
-    """What the tasks of a cluster do, from `start` to `stop`.
+    """Records what the tasks of a cluster do, from `start` to `stop`.
 
     Args:
         addresses: the `"host:port"` of each task.
@@ -119,7 +119,7 @@ class Recording:
 
     @property
     def has_begun(self) -> bool:
-        """Whether every task that can be reached was asked to begin."""
+        """True once every task that can be reached was asked to begin."""
         return all(answer.is_reached for answer in self._answers.values())
 
     @property
@@ -136,7 +136,7 @@ class Recording:
 
     @property
     def asked(self) -> dict[Task, Asked]:
-        """When each task was asked, and when it had answered."""
+        """The times when each task was asked and when it answered."""
         return {
             task: answer.asked for task, answer in self._answers.items() if answer.asked is not None
         }

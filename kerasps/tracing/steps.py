@@ -33,7 +33,7 @@ _SENDS = "_Send"
 
 @dataclass
 class OnPS:
-    """What a ps did for one step.
+    """The times when a ps worked for one step.
 
     Attributes:
         pull: when it read and sent what the step needs; None where it was not asked.

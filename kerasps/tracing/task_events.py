@@ -78,7 +78,7 @@ class Operation:
 
 @dataclass
 class TaskEvents:
-    """What one task did while it was recorded.
+    """The events of one task while it was recorded.
 
     Attributes:
         begin: when the recording begins, in nanoseconds on the clock of the task; None where that
