@@ -26,7 +26,7 @@ from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.tracing import Trace
 from kerasps.training import Dispatching
-from kerasps.worker_driven.fit_news import FitNews, TellStop
+from kerasps.worker_driven.fit_messages import FitMessages, TellStop
 from kerasps.worker_driven.own_steps import OwnSteps
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import SharedExtended
@@ -152,7 +152,7 @@ class WorkerHost(BaseHost):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the chief, which writes files and sees merged metrics."""
+        """True if this process is the chief, which writes files and sees merged metrics."""
         return _is_chief(self.description)
 
     @property
@@ -169,7 +169,7 @@ class WorkerHost(BaseHost):
 
     @property
     def begins_run(self) -> bool:
-        """Whether this process gives the variables their initial values."""
+        """True if this process gives the variables their initial values."""
         return self._run.is_new
 
     @contextlib.contextmanager
@@ -258,9 +258,9 @@ class WorkerHost(BaseHost):
         collect_interval: float,
     ) -> Dispatching:
         """Return what does the executions of a loop in this process."""
-        news = budget = None
+        messages = budget = None
         if mode is TRAIN and self.num_workers > 1:
-            news = FitNews(self._run, model, function, self._run.num_fits - 1)
+            messages = FitMessages(self._run, model, function, self._run.num_fits - 1)
         if mode is TRAIN and self._max_steps is not None:
             budget = StepBudget(self._run, model, self._max_steps)
         return OwnSteps(
@@ -270,7 +270,7 @@ class WorkerHost(BaseHost):
             split=self.worker_index if inputs.num_splits > 1 else 0,
             devices=self.own_devices,
             seed_offset=self._run.seed_offset,
-            news=news,
+            messages=messages,
             budget=budget,
         )
 

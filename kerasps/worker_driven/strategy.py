@@ -131,7 +131,7 @@ class WorkerDrivenStrategy(BaseStrategy):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the chief, which writes files and sees merged metrics."""
+        """True if this process is the chief, which writes files and sees merged metrics."""
         return self._host.is_chief
 
     @property
