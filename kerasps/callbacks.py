@@ -340,7 +340,7 @@ class _MonitoredRun:
 
     @property
     def address(self) -> str | None:
-        """Where it listens; None where it does not."""
+        """The `"host:port"` that it listens on; None while it does not listen."""
         return None if self._endpoint is None else self._endpoint.address
 
     def listen(self, host: str, port: int) -> None:

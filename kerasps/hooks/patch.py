@@ -44,7 +44,7 @@ class Patch:
 
     @property
     def label(self) -> str:
-        """What the docs and errors call the patched function: `Layer._open_name_scope`."""
+        """The name of the patched function in docs and errors: `Layer._open_name_scope`."""
         qualname = self.owner.__qualname__ if inspect.isclass(self.owner) else self.owner.__name__
         return f"{self.owner_name or qualname.rpartition('.')[-1]}.{self.name}"
 

@@ -345,7 +345,7 @@ def lost_ps(error: BaseException) -> int | None:
         return None
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return _task_of("ps", error)
-    # A ps that went away and came back between two calls knows nothing of what it had.
+    # A ps that was lost and restarted between two calls knows none of its earlier variables.
     text = str(error)
     came_back = isinstance(error, tf.errors.InvalidArgumentError) and (
         "unknown device" in text.lower()
