@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -370,6 +371,66 @@ def test_a_docstring_begins_with_one_line():
         if len(text.splitlines()) > 1 and text.splitlines()[1].strip()
     ]
     assert wrong == []
+
+
+# Each is the beginning of a clause, not of a sentence with an actor and a verb.
+CLAUSE = re.compile(r"(What|Whether|How|Where|Who|When|Nor|So)\b")
+
+
+def test_a_docstring_begins_with_a_plain_sentence():
+    assert [f"{name}: {text}" for name, text in summaries() if CLAUSE.match(text)] == []
+
+
+# Names that say nothing of the thing.
+VAGUE = {"own"}
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every name in a module, with its line: of variables, attributes, parameters, definitions."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname", "rest"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                yield name, getattr(node, "lineno", 0)
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            yield from ((name, node.lineno) for name in node.names)
+
+
+def vague_names(tree: ast.AST) -> list[int]:
+    """The lines with an identifier that says nothing of the thing."""
+    return sorted(line for name, line in identifiers(tree) if name in VAGUE)
+
+
+def test_a_name_says_what_the_thing_is():
+    found = {module: vague_names(tree) for module, tree in TREES.items()}
+    assert {module: lines for module, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "own = 1",
+        "for own in shards: pass",
+        "sum(own for own in shards)",
+        "def size(own): pass",
+        "size(own=1)",
+        "key = lambda own: 0",
+        "shard.own = 1",
+        "f'{own}'",
+        "with shard as own: pass",
+        "try: pass\nexcept ValueError as own: pass",
+        "import shard as own",
+        "match shard:\n case [*own]: pass",
+        "match shard:\n case {**own}: pass",
+        "def size():\n nonlocal own",
+    ],
+)
+def test_a_vague_name_is_found(source):
+    assert vague_names(ast.parse(source))
+
+
+def test_the_word_own_and_longer_names_are_fine():
+    assert vague_names(ast.parse("own_shard = 'its own shard'  # its own")) == []
 
 
 def any_parameters(tree: ast.AST) -> list[str]:
