@@ -233,7 +233,7 @@ class Compute:
         apply: Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], None],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     ) -> None:
-        """Have an optimizer applied: once, to the sums of the gradients of all replicas.
+        """Apply an optimizer once, to the sums of the gradients of all replicas.
 
         Args:
             apply: applies it to gradients.
@@ -245,7 +245,7 @@ class Compute:
             self._apply_together(self, apply, gradients)
 
     def share_updates(self, first: Compute) -> None:
-        """Have the first replica record what is applied for all of them."""
+        """Use the recorder of the first replica, which records what is applied for all of them."""
         self._recorder = first._recorder
 
     def apply_gradients(

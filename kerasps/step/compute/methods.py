@@ -22,7 +22,7 @@ class Method(Protocol):
 
     @property
     def whose(self) -> str:
-        """Of what it is a part, for messages; else empty."""
+        """The text that names its owner, for messages; else empty."""
 
     @property
     def jit_compile(self) -> bool:
@@ -60,7 +60,7 @@ class ModelMethod:
 
     @property
     def whose(self) -> str:
-        """Of which model, for messages."""
+        """The text that names its model, for messages."""
         return f" of model '{self._model.name}'"
 
     @property

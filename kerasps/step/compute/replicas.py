@@ -116,7 +116,7 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
             self._has_paused.set()
 
     def go_on(self) -> None:
-        """Have it run until it waits for others, or is done. Raises what it raised."""
+        """Run it until it waits for others, or is done. Raises what it raised."""
         if self.is_done:
             return
         self._may_run.set()

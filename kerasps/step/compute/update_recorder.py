@@ -167,7 +167,7 @@ class UpdateRecorder:
         trainable: Sequence[ParameterServerVariable],
         shared: Sequence[ParameterServerVariable],
     ) -> tuple[_Arguments, list[tf.Tensor]]:
-        """Let the optimizer move its shared state on, and call `take_arguments` through a hook.
+        """Call the optimizer, which advances its shared state and calls `take_arguments` by a hook.
 
         Returns what it called that with, and the shared state that its updates are to see.
         """

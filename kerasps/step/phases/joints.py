@@ -223,11 +223,11 @@ class DeviceJoints:
             self._passing = OnPS(self.device, self._passed, number)
 
     def admit(self, lane: int) -> int:
-        """Have a worker take part from the open joint on; return its number."""
+        """Add a worker from the open joint on; return its number."""
         return int(self._admission.call(lane)[0])
 
     def excuse(self, lane: int, first: int) -> int:
-        """Have the joints before number `first` not wait for a worker.
+        """Exempt a worker from the joints before number `first`.
 
         Returns:
             The number of the open joint; less than `first` where that one waits for others.
@@ -235,7 +235,7 @@ class DeviceJoints:
         return int(self._excusing.call(lane, first)[0])
 
     def depart(self, lane: int) -> None:
-        """Have no joint wait for a worker any more."""
+        """Remove a worker: no joint waits for it any more."""
         self._departure.call(lane)
 
     def wait_until_passed(self, number: int) -> None:
@@ -352,9 +352,9 @@ class Joints:
         self.on = {device: DeviceJoints(device, mutex, num_backups) for device in devices}
 
     def after_pull(self, step: StepContext) -> None:
-        """Have the push of a step come too late where its values are of different joints.
+        """Mark the push as late when the step pulled from ps that were at different joints.
 
-        They may be where joints do not wait for all.
+        Ps may be at different joints where joints do not wait for all workers.
         """
         if self.num_backups and len(self.on) > 1:
             numbers = tf.stack([step.clocks[device] for device in self.on])
@@ -365,7 +365,7 @@ class Joints:
             )
 
     def join(self, lane: int) -> None:
-        """Have a worker take part: on all ps from the same joint on. Thread: any.
+        """Add a worker: on all ps from the same joint on. Thread: any.
 
         Raises:
             tf.errors.OpError: a ps is lost.
@@ -383,7 +383,7 @@ class Joints:
                         number = before + 1
 
     def leave(self, lane: int) -> None:
-        """Have nobody wait for a worker. It may be called again. Thread: any.
+        """Remove a worker, so that nobody waits for it. It may be called again. Thread: any.
 
         Raises:
             tf.errors.OpError: a ps is lost.

@@ -1,6 +1,6 @@
 """The application of a push on a ps: the optimizer's own `update_step`, beside its slots.
 
-It runs on each shard of a variable by itself: on the whole shard, or, of a table that the step read
+It runs on each shard of a variable separately: on the whole shard, or, of a table that was read
 by rows, on these rows of the variable and its slots. What it treats alike, it is shown as one.
 """
 
@@ -94,7 +94,7 @@ class _Rows:
         for run, places in zip(self._runs, self._places, strict=True):
             members = [next(remaining) for _ in run.shards]
             holder, begin = held_by(members[0].shards[index])
-            # A slot may be by itself, though its table is not.
+            # A slot may be stored separately, though its table is not.
             move = begin - held_by(run.shards[0].storage)[1]
             held.append((holder, places + move if move else places))
         return held

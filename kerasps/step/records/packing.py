@@ -26,7 +26,7 @@ class WireSpec(tf.TensorSpec):
         shape: its shape.
         dtype: its dtype, where it is sent and where it has arrived.
         wire_dtype: the dtype in which it travels. Default: its own.
-        is_large: whether it travels by itself, and in no flat tensor. Its shape must be known.
+        is_large: whether it travels separately, and in no flat tensor. Its shape must be known.
         is_part: whether it is part of a tensor that the worker cuts, or puts together, on its CPU.
     """
 

@@ -146,7 +146,7 @@ class TracedStep:
 
     @property
     def results(self) -> dict[str, MetricResult]:
-        """Of other logs, those that are results of metrics, by name."""
+        """The results of metrics among the other logs, by name."""
         return self._trace.results
 
     @property
@@ -236,7 +236,7 @@ class TracedStep:
         return call_flat(self._variables.make, [sent(tf.constant(ticket.to_array()))])
 
     def give_ticket(self, handles: list[tf.Tensor], ticket: Ticket) -> None:
-        """Have the worker on whose device this runs go by `ticket`.
+        """Set `ticket` for the worker on whose device this runs.
 
         Call when nothing runs there.
         """
