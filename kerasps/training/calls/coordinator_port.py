@@ -37,7 +37,7 @@ class CoordinatorPort:
         self._tf_cluster = coordinator._cluster
 
     def replace_failure_handler(self, membership: Membership, calls: ScheduledCalls) -> None:
-        """Have failures be seen to by `WorkerRecovery`. Call before anything is scheduled."""
+        """Hand failures to `WorkerRecovery`. Call before anything is scheduled."""
         self._tf_cluster.failure_handler.stop()
         for thread in threading.enumerate():
             if thread.name == _HANDLER_THREAD:

@@ -12,7 +12,7 @@ from kerasps.training.epoch.worker_activity import WorkerActivity
 
 
 class Dispatching(Protocol):
-    """Has executions done and reports what comes back, an epoch after the other.
+    """Runs executions and reports their results, an epoch after the other.
 
     Contract: `make_sources` before the first epoch of a pass; then, for each epoch, `hold`,
     `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after an error.

@@ -177,7 +177,7 @@ class StalenessMeter:
         return self._report
 
     def report(self) -> Staleness:
-        """Return what was counted since `start`; what was read last, where a ps is gone.
+        """Return what was counted since `start`; what was read last, where a ps is lost.
 
         Thread: any.
         """

@@ -136,7 +136,7 @@ class Dealer:
         return self.deal() if before != self._progress else []
 
     def take_out_idle(self) -> list[Command]:
-        """Have no synchronous update wait for workers that have nothing to bring."""
+        """Remove workers that have nothing to push, so no synchronous update waits for them."""
         commands: list[Command] = []
         for index in self._admission.members:
             worker = self._workers[index]

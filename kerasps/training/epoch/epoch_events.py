@@ -114,7 +114,7 @@ class AllAsked:
 
 @dataclass(frozen=True)
 class ResultsWanted:
-    """Nothing more is asked for now: what the workers hold is to be fetched at once."""
+    """The caller asks for nothing more now: the workers' results are fetched at once."""
 
 
 class WorkerEnd(enum.Enum):
@@ -258,14 +258,14 @@ class Open:
 
 @dataclass(frozen=True)
 class Join:
-    """Have the worker take part in synchronous updates."""
+    """Add the worker to synchronous updates."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Have synchronous updates not wait for the worker any more; nothing runs there."""
+    """Remove the worker, on which nothing runs, from synchronous updates."""
 
     worker: int
 

@@ -168,14 +168,14 @@ class EpochWorkers:
         return Open(index, opened.source, opened.confirmed)
 
     def release(self, index: int) -> None:
-        """Let others read on in the split that a worker had."""
+        """Release the split that a worker had, in which others may read on."""
         worker = self.states[index]
         if worker.split is not None and not worker.shares:
             self.splits[worker.split].release()
         worker.split, worker.shares = None, False
 
     def _release_own(self, index: int) -> None:
-        """Let others read the split that is reserved for a worker: it may not have come to it."""
+        """Release the split that is reserved for a worker, which may not have begun it."""
         if index < len(self.splits) and self.splits[index].status is SplitStatus.RESERVED:
             self.splits[index].release()
 

@@ -91,7 +91,7 @@ class Split:
         self.status = SplitStatus.READ
 
     def release(self) -> None:
-        """Let any worker read on, unless it was read to its end."""
+        """Release the split to any worker, unless it was read to its end."""
         if self.status is not SplitStatus.READ:
             self.status = SplitStatus.RELEASED
             self.left = None
@@ -245,7 +245,7 @@ class SplitLedger:
         return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
 
     def put_back(self, split: int, executions: Sequence[Execution]) -> None:
-        """Have executions done again, before others, on the next batches of a split."""
+        """Retry executions, before others, on the next batches of a split."""
         self._splits[split].unfinished.extendleft(reversed(executions))
         self._num_unfinished += len(executions)
 

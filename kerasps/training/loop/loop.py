@@ -199,7 +199,7 @@ class Loop:
         )
 
     def resume(self, position: LoopPosition) -> None:
-        """Have the next `run_epoch` go on at a position. Call before the first one.
+        """Make the next `run_epoch` go on at a position. Call before the first one.
 
         Raises:
             CannotResumeError: it is not one of this input, or of these metrics. The next epoch

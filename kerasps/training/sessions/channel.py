@@ -40,12 +40,12 @@ class EpochChannel:
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
 
     def post(self, event: Event) -> None:
-        """Have the state take note of an event. Thread: any."""
+        """Bring an event to the state. Thread: any."""
         with self.lock:
             self.handle(event)
 
     def handle(self, event: Event) -> None:
-        """Have the state take note of an event. Call with the lock held."""
+        """Bring an event to the state. Call with the lock held."""
         if self._is_torn:
             return
         self._is_torn = True
@@ -176,7 +176,7 @@ class Sessions:
             return mailbox
 
     def end_one(self, worker: int) -> None:
-        """Have the session of a worker end after the command that it carries out now."""
+        """End the session of a worker after the command that it carries out now."""
         with self._changed:
             if worker in self._channel.mailboxes:
                 self._channel.mailboxes[worker].put(None)
@@ -188,7 +188,7 @@ class Sessions:
             self._changed.notify_all()
 
     def post(self, mailbox: Mailbox, event: Event) -> None:
-        """Have the state take note of what a session says, unless it was given up."""
+        """Bring an event of a session to the state, unless the session was given up."""
         with self._changed:
             if any(entry[1] is mailbox for entry in self._at_work):
                 self._channel.handle(event)
@@ -213,13 +213,13 @@ class Sessions:
         return f"{names} does not answer, or waits for a ps that does not"
 
     def fail(self, error: BaseException) -> None:
-        """Have the flight end in `error`, if it has none yet."""
+        """End the flight in `error`, if it has none yet."""
         self.error = self.error or error
         self._channel.reports.put(Report())
         self.wake()
 
     def end(self) -> None:
-        """Have every session end after the command that it carries out now."""
+        """End every session after the command that it carries out now."""
         with self._changed:
             self._is_over = True
             for mailbox in self._channel.mailboxes.values():

@@ -208,7 +208,7 @@ class Dispatcher:
         """Return the next report.
 
         Raises:
-            PSLostError: a ps is gone, and with it the variables on it.
+            PSLostError: a ps is lost, and with it the variables on it.
             WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
             Exception: what `train_step` or the input pipeline raised on a worker.
         """

@@ -185,7 +185,7 @@ class Session:
         )
 
     def _leave(self) -> None:
-        """Have no other worker wait for this one. Call when nothing runs here."""
+        """Make no other worker wait for this one. Call when nothing runs here."""
         if self._source.handles is not None:
             self._function.rule.leave(self._lanes.lane(self._worker))
 

@@ -126,7 +126,7 @@ class SessionFlights:
             self._flight.wait(_ABANDON_S)
 
     def _fly(self, sessions: Sessions, sources: dict[int, WorkerSource], flight: Flight) -> None:
-        """Have sessions run until the flight is over, and none is left. Thread: the flight's."""
+        """Run sessions until the flight is over, and none is left. Thread: the flight's."""
         sessions.wake = flight.wake
         # Bound, since the coordinator makes a copy of an argument that is a dictionary.
         session = functools.partial(self._runner.run, sources, sessions)

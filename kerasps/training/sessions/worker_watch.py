@@ -109,7 +109,7 @@ class WorkerWatch:
                     self._start()
 
     def _let_go(self) -> None:
-        """Let workers leave that want to, once they hold nothing."""
+        """Dismiss workers that are leaving, once they hold nothing."""
         leaving = self._membership.leaving_workers
         for worker in leaving - self._told_to_leave:
             self._told_to_leave.add(worker)
