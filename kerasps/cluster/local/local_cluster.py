@@ -278,7 +278,7 @@ class LocalCluster:
     def before_close(
         self, callback: Callable[[str], None], notice: Callable[[str], None] | None = None
     ) -> None:
-        """Have functions called when the cluster is closed, before the tasks end.
+        """Register functions to call when the cluster is closed, before the tasks end.
 
         Args:
             callback: called once, the last one that came first. Tasks that do not answer are killed

@@ -40,7 +40,7 @@ class LocalTasks(Protocol):
     def before_close(
         self, callback: Callable[[str], None], notice: Callable[[str], None] | None = None
     ) -> None:
-        """Have functions called before the tasks end; `notice` before any is killed."""
+        """Register functions to call before the tasks end; `notice` before any is killed."""
 
     def end_with_process(self) -> None:
         """Keep it until this process ends."""

@@ -135,7 +135,7 @@ class Membership:
 
     @property
     def absent_workers(self) -> set[int]:
-        """The workers that can be given nothing: lost, hung, gone, or not there yet."""
+        """The workers that can be given nothing: lost, hung, left, or not there yet."""
         with self._shared.lock:
             presence = self._shared.presence
             there = presence.of("worker", Status.THERE, Status.LEAVING)
@@ -149,7 +149,7 @@ class Membership:
 
     @property
     def lost_ps(self) -> int | None:
-        """A ps that hangs, or is gone; None where all are there. Of a closed cluster, the first."""
+        """A ps that hangs, or is lost; None where all answer. Of a closed cluster, the first."""
         if self._is_closed:
             return 0
         with self._shared.lock:
@@ -166,7 +166,7 @@ class Membership:
         return worker not in self.absent_workers
 
     def generation(self, worker: int) -> int:
-        """Return how often a worker was taken back. What it held before is gone each time."""
+        """Return how often a worker was taken back. Each time it has lost what it held."""
         with self._shared.lock:
             return self._shared.presence.generation(("worker", worker))
 

@@ -45,7 +45,7 @@ class _Known:
     silent_since: float | None = None
     # Answers now, and TensorFlow does not know it yet.
     is_back: bool = False
-    # How often it was taken back: what it held before is gone each time.
+    # How often it was taken back: each time it has lost what it held.
     generation: int = 0
     # How often it was lost, or hung, and how often it was there again afterwards.
     losses: int = 0
@@ -175,7 +175,7 @@ class Presence:
         self._ticked_at, self._asked_at = now, self._clock
 
     def _run(self, now: float, most_s: float) -> None:
-        """Have the clock of silence run on, by `most_s` at most."""
+        """Advance the clock of silence, by `most_s` at most."""
         self._clock += min(now - self._ran_until, most_s)
         self._ran_until = now
 

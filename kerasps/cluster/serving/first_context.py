@@ -26,7 +26,7 @@ _TIME_LIMIT_S = 10.0
 
 
 def open_first_context(server_def: Any, host: str, port: int) -> None:
-    """Have a server of this machine that nobody is connected to hold a context, for good.
+    """Open a context, for good, in a server of this machine that nobody is connected to.
 
     Args:
         server_def: the server's `tf.train.ServerDef`.

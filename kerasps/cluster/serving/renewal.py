@@ -1,4 +1,4 @@
-"""Notices in a served task that its coordinator is gone, and starts the task's process anew.
+"""Notices in a served task that its coordinator has ended, and starts the task's process anew.
 
 A coordinator that ends as it should takes its variables, functions and iterators off the tasks; the
 memory that they took comes back to the system with the new beginning. One that was killed leaves
@@ -55,7 +55,7 @@ class End(Protocol):
 
 
 class CoordinatorWatch:
-    """Looks, time and again, whether the coordinator that this task served is gone.
+    """Polls whether the coordinator that this task served has ended.
 
     Args:
         port: the port of this task.
@@ -71,7 +71,7 @@ class CoordinatorWatch:
         self._looks_left = 0
 
     def is_over(self) -> bool:
-        """Return whether the coordinator was there and is gone. Call every `POLL_MS`."""
+        """Return whether the coordinator was there and has ended. Call every `POLL_MS`."""
         now = connections_to(self._port)
         if now and not self._was_there:
             # Whoever connected first need not be the coordinator: `kerasps env` does so too.
@@ -94,7 +94,7 @@ class CoordinatorWatch:
 
 
 class AfterTheEnd:
-    """Looks, time and again, whether something is over and nobody is connected any more.
+    """Polls whether something is over and nobody is connected any more.
 
     Args:
         address: the `"host:port"` of this task.
@@ -141,7 +141,7 @@ def connections_to(port: int) -> set[str]:
 
 
 def start_anew(port: int) -> NoReturn:
-    """Let this process begin again, with the same arguments, environment and process id.
+    """Restart this process, with the same arguments, environment and process id.
 
     Args:
         port: the port that it listens on, and which nobody else can take meanwhile.
