@@ -123,7 +123,7 @@ class _New:
         initial_value: Callable[[], object],
         name: str,
     ) -> tf.Variable:
-        """Create a variable by itself."""
+        """Create a variable with a storage that it shares with none."""
         # The strategy is current already, in a step too, unless `creating_under` names another. No
         # phase: an initializer that reads other variables means their values.
         strategy = creating_strategy()

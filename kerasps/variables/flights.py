@@ -119,11 +119,11 @@ class Flight:
 
     @property
     def is_over(self) -> bool:
-        """True where nothing more is to begin: the owner has said so, or is gone."""
+        """True once nothing more may begin: the owner has said so, or has ended."""
         return self._ended or not self._owner.locked()
 
     def end(self) -> None:
-        """Let nothing more begin. The flight lands when nothing runs any more."""
+        """Allow nothing more to begin. The flight lands when nothing runs any more."""
         self._ended = True
         self._for_flight.put(None)
 
@@ -144,7 +144,7 @@ class Flight:
                 self._for_flight.get(timeout=_POLL_S)
 
     def wake(self) -> None:
-        """Have `wait_until_over` look again."""
+        """Wake `wait_until_over`, which looks again."""
         self._for_flight.put(None)
 
     def wait(self, limit: float | None = None) -> bool:

@@ -183,7 +183,7 @@ def _random(
         return None
     seed = drawn_seed(initializer.seed)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    # Three small arrays, and not a dozen scalars: each goes to the ps by itself.
+    # Three small arrays, and not a dozen scalars: each goes to the ps separately.
     start = tf.concat([key, counter], 0).numpy()
     scale_and_shift = tf.stack([distribution.scale, distribution.shift]).numpy()
     row_size = math.prod(shape[1:])

@@ -149,7 +149,7 @@ def read_joint(table: tf.Tensor) -> tf.Tensor:
 
 
 def release(name: str, number: tf.Tensor, num_tokens: tf.Tensor) -> None:
-    """Let those go on who wait for the joint `number`. Call on the ps, once it is completed.
+    """Wake the workers that wait for the joint `number`. Call on the ps, once it is completed.
 
     Args:
         name: the name of the joints of the ps.

@@ -332,7 +332,7 @@ class ParameterServerVariable(keras.Variable):
         return value
 
     def _tell_stand_in(self) -> None:
-        """Have the stand-in of a generator's state go on from what was assigned here."""
+        """Set the stand-in of a generator's state to what was assigned here."""
         if self.away is not None and is_seed_state(self) and tf.executing_eagerly():
             self.away._value.assign(self._value.read_value())
 
