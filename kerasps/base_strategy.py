@@ -205,7 +205,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             self._host.close(functools.partial(self._disconnect, closed_by))
 
     def _disconnect(self, closed_by: str) -> None:
-        """Have this process forget the tasks, where it goes on without them."""
+        """Make this process forget the tasks, where it goes on without them."""
         if self._local_cluster is not None and self._local_cluster.process_ends:
             # TensorFlow would say of each function on the tasks that it cannot be released.
             hooks.leave_remote_functions()

@@ -373,7 +373,7 @@ class _MonitoredRun:
             self._writer = tf.summary.create_file_writer(str(log_dir / "cluster"))
 
     def write_every(self, steps: int) -> None:
-        """Have a thread write scalars after so many steps, time and again."""
+        """Start a thread that writes scalars every so many steps."""
 
         def write_when_due() -> None:
             last = self._meter.total

@@ -45,7 +45,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
         TypeError: `compute_devices` is no list of names, or `parameter_device` no name.
         ValueError: a device does not exist in this process, is named twice, or none is given.
         UnsupportedError: the backend of Keras is not TensorFlow.
-        ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
+        ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
     Warns:
         UserWarning: this version of Keras or TensorFlow was not tested.

@@ -72,7 +72,7 @@ class ToldToEnd:
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Nothing has happened, for a while."""
+    """A while has passed without an event."""
 
 
 Event = ScriptEnded | PSDied | WorkerDied | Told | ToldToEnd | TimePassed
@@ -94,7 +94,7 @@ class EndScript:
 
 @dataclass(frozen=True)
 class EndHungWorker:
-    """Have the cluster kill a worker that does not answer."""
+    """Tell the cluster to kill a worker that does not answer."""
 
     notice: Notice
 

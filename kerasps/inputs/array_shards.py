@@ -20,7 +20,7 @@ _BYTES_OF_A_STRING = 32
 
 
 def cut_arrays(dataset: tf.data.Dataset) -> None:
-    """Have each `shard` of `from_tensor_slices` in a dataset read its own examples only.
+    """Make each `shard` of `from_tensor_slices` in a dataset read its own examples only.
 
     What it yields stays the same, in the same order. Call in the graph where it was made.
     """

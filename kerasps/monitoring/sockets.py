@@ -166,7 +166,7 @@ class RunningProcess:
 def ask_running(pid: int | None = None) -> list[RunningProcess]:
     """Return the processes of this user, on this machine, that have a strategy, by process id.
 
-    Sockets of processes that are gone are removed.
+    Sockets of processes that have ended are removed.
 
     Args:
         pid: the only one to ask. Default None: all.
@@ -205,11 +205,11 @@ def _socket_files(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _connected(path: Path) -> Iterator[socket.socket]:
-    """Connect to a process. Its socket is removed where nobody listens: the process is gone.
+    """Connect to a process. Its socket is removed where nobody listens: the process has ended.
 
     Its id says nothing: it may be of another container, which sees this directory too.
 
-    Raises OSError where it is gone, or does not accept.
+    Raises OSError where it has ended, or does not accept.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(REPLY_S)
@@ -223,7 +223,7 @@ def _connected(path: Path) -> Iterator[socket.socket]:
 
 
 def _ask(path: Path) -> dict[str, Any] | None:
-    """Return the reply of a process; None where it is gone, or does not answer."""
+    """Return the reply of a process; None where it has ended, or does not answer."""
     data = b""
     try:
         with _connected(path) as connection:

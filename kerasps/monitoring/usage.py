@@ -37,7 +37,7 @@ class UsageMeter:
         self._known: dict[int, tuple[int, float, float, float]] = {}
 
     def read(self, pid: int) -> ProcessUsage | None:
-        """Return the usage of a process; None where it is gone, or may not be looked at."""
+        """Return the usage of a process; None where it has ended, or may not be looked at."""
         try:
             # Behind the name, which may have spaces and parentheses in it.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -70,7 +70,7 @@ class Listeners:
 
     `kerasps launch` and `kerasps serve` start tasks which the coordinator knows by their addresses
     alone. To look through `/proc` takes some milliseconds, so a process that was found is kept
-    until it is gone. Thread: any, one at a time.
+    until it has ended. Thread: any, one at a time.
     """
 
     def __init__(self) -> None:

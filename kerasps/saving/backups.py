@@ -59,7 +59,7 @@ class BackupStore:
             None where there is no backup.
 
         Raises:
-            PSLostError: a ps is gone.
+            PSLostError: a ps is lost.
             ValueError: the backup is of another model.
         """
         by_key = _by_key(self._model, variables)

@@ -101,7 +101,7 @@ def load_weights(
     Takes the place of Keras's function behind `model.load_weights`.
 
     Raises:
-        PSLostError: a ps is gone.
+        PSLostError: a ps is lost.
     """
     if not isinstance(model, keras.Model) or strategy_of(model) is None:
         original(model, filepath, *args, **kwargs)

@@ -178,7 +178,7 @@ class VariableCopies:
         persist(functools.partial(fetch, done))
 
     def _write(self, part: _Part, prefix: str) -> None:
-        """Have a ps write a part."""
+        """Make a ps write a part."""
 
         def write(prefix: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
             # Nothing else has it run: TensorFlow does not order it among what changes something.

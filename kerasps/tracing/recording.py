@@ -131,7 +131,7 @@ class Recording:
 
     @property
     def missing(self) -> dict[Task, str]:
-        """Of each other task, the reason."""
+        """The reason why each other task has no answer."""
         return {t: answer.reason for t, answer in self._answers.items() if answer.content is None}
 
     @property

@@ -82,7 +82,7 @@ class WorkerDrivenStrategy(BaseStrategy):
         ValueError: an argument is not one of its values, or differs from that of the strategy which
             this process has already.
         UnsupportedError: the backend of Keras is not TensorFlow.
-        ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
+        ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
     Follows `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.
     """
