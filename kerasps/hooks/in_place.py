@@ -1,4 +1,4 @@
-"""Hooks a function where it is defined, so that whoever holds it calls the hook.
+"""Hooks a function where it is defined, so that every reference to it calls the hook.
 
 A library may have put a wrapper on `keras.Model.fit` before the first strategy is made, as
 `mlflow.keras.autolog()` does. The wrapper holds the function that was there before, and may put it

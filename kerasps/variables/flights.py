@@ -1,4 +1,4 @@
-"""Flights: times in which steps run, each with a thread of its own that no interrupt reaches.
+"""Flights: times in which steps run, each in a separate thread that no interrupt reaches.
 
 Ctrl-C, and whatever a signal handler raises, comes up in the main thread, at any instant: also
 within an `except`, a `finally` or the `__exit__` of a lock that is written in Python. So the main
@@ -89,7 +89,7 @@ def worker_timeout() -> float:
 
 
 class Flight:
-    """A time in which steps run, in a thread of its own.
+    """A time in which steps run, in a separate thread.
 
     Args:
         owner: a lock that the owner holds for as long as it is there. Without it, no work begins.

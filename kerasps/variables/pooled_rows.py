@@ -1,4 +1,4 @@
-"""Rows of a storage that tables share: what a table has in the place of a variable of its own."""
+"""Rows of a storage that tables share, in the place of a variable for each table."""
 
 from __future__ import annotations
 

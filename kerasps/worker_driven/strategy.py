@@ -1,4 +1,4 @@
-"""`WorkerDrivenStrategy`: each worker's process trains by itself, on variables that all share."""
+"""`WorkerDrivenStrategy`: each worker's process drives its steps, on variables that all share."""
 
 from __future__ import annotations
 

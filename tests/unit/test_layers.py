@@ -153,9 +153,9 @@ def target(found: Import) -> str:
 def upward(imports: list[Import]) -> list[Import]:
     wrong = []
     for found in imports:
-        own, other = place(found.module), place(target(found))
-        is_within = own == other or (found.for_types and found.module == "__init__")
-        if not is_within and ORDER.index(other) >= ORDER.index(own):
+        importer, other = place(found.module), place(target(found))
+        is_within = importer == other or (found.for_types and found.module == "__init__")
+        if not is_within and ORDER.index(other) >= ORDER.index(importer):
             wrong.append(found)
     return wrong
 
@@ -348,7 +348,7 @@ def test_no_file_and_no_function_is_too_long(module):
 @pytest.mark.parametrize("module", TREES)
 def test_no_class_has_too_many_methods(module):
     numbers = {
-        node.name: sum(isinstance(own, ast.FunctionDef) for own in node.body)
+        node.name: sum(isinstance(child, ast.FunctionDef) for child in node.body)
         for node in ast.walk(TREES[module])
         if isinstance(node, ast.ClassDef) and node.name not in LARGE_CLASSES
     }
@@ -440,12 +440,14 @@ def any_parameters(tree: ast.AST) -> list[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             given = node.args
             parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
-            parameters += [own for own in (given.vararg, given.kwarg) if own is not None]
+            parameters += [
+                parameter for parameter in (given.vararg, given.kwarg) if parameter is not None
+            ]
             found += [
-                f"{node.name}({own.arg})"
-                for own in parameters
-                if own.annotation is not None
-                and any(getattr(part, "id", "") == "Any" for part in ast.walk(own.annotation))
+                f"{node.name}({parameter.arg})"
+                for parameter in parameters
+                if parameter.annotation is not None
+                and any(getattr(part, "id", "") == "Any" for part in ast.walk(parameter.annotation))
             ]
     return found
 

@@ -29,7 +29,7 @@ _JOIN_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Death:
-    """A process that ended by itself.
+    """A process that ended without being told to.
 
     Args:
         task: its type and index.

@@ -1,4 +1,4 @@
-"""Opens the first context on a ps, so that whoever connects to it finds one there.
+"""Opens the first context on a ps, so that each process that connects to it finds one there.
 
 A context is what a server of TensorFlow holds for a process that is connected to it. A server that
 has none makes anew, for the first, what runs collective operations, and frees that of before. Two

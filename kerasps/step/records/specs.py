@@ -1,4 +1,4 @@
-"""The specs of what a step holds of a variable, and of what it sends of it."""
+"""The specs of the values that a step holds and sends for a variable."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class ShardRun:
-    """Shards of neighbouring tables whose rows, and slots, one storage holds; mostly a single one.
+    """Shards of adjacent tables whose rows, and slots, one storage holds; mostly a single one.
 
     Rows of all of them are read and written by one operation.
     """

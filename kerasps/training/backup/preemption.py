@@ -13,7 +13,7 @@ EXIT_CODE = 128 + signal.SIGTERM
 
 
 class Preempted(BaseException):
-    """Ends what need not be finished when a notice was given. Nobody but `fit` is to catch it."""
+    """Ends what need not be finished when a notice was given. Only `fit` may catch it."""
 
 
 class PreemptionNotice:

@@ -34,11 +34,11 @@ _PAUSE_S = 0.5
 
 
 class WorkerAway(Exception):
-    """Raised in a worker's thread: the worker is lost, and is to be waited for."""
+    """Raised in a worker's thread: the worker is lost, and the thread must wait for it."""
 
 
 class TryAgain(Exception):
-    """Raised in a worker's thread: the worker is there, and is to try again."""
+    """Raised in a worker's thread: the worker is there, and the thread must try again."""
 
 
 class WorkerRecovery:

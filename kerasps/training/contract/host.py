@@ -100,7 +100,7 @@ class Host(StepHost, Protocol):
 
 
 class HostOfWorkers(Host, Protocol):
-    """The strategy as those see it who send something to workers: its process coordinates them."""
+    """The strategy whose process coordinates workers, for the code that sends to workers."""
 
     @property
     def membership(self) -> Membership:

@@ -102,7 +102,7 @@ class EpochBegan:
 
 @dataclass(frozen=True)
 class StepsAsked:
-    """Steps are to be done, by any worker."""
+    """The caller asks for steps, by any worker."""
 
     execution: Execution
 
@@ -118,7 +118,7 @@ class ResultsWanted:
 
 
 class WorkerEnd(enum.Enum):
-    """Why a worker does nothing more of what it was given."""
+    """The reason why a worker does no more of its executions."""
 
     FAILED = "its session ended in an error"
     HANGS = "a call to it does not return"
@@ -129,7 +129,7 @@ class WorkerEnd(enum.Enum):
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker does nothing more of what it was given: what it had not reported is done again.
+    """A worker does no more of its executions: those that it had not reported are retried.
 
     `applied` counts, for each ps, the pushes that the worker had applied there since it was made
     ready. No other will be: its lane was closed before. After `RESTARTED` its session goes on at
