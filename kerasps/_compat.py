@@ -47,7 +47,7 @@ def resolve(name: str) -> Any:
     """Import a private name.
 
     Raises:
-        ImportError: it is gone; the message names the versions that were tested.
+        ImportError: it is missing; the message names the versions that were tested.
     """
     private = PRIVATE_NAMES[name]
     try:
@@ -153,7 +153,7 @@ def check_overridden() -> None:
     Under another name, the base's would be called in place of ours, without a word.
 
     Raises:
-        ImportError: one is gone; the message names the versions that were tested.
+        ImportError: one is missing; the message names the versions that were tested.
     """
     for owner, attributes in PRIVATE_ATTRIBUTES.items():
         for attribute in attributes:
@@ -201,7 +201,7 @@ def missing_parameters(name: str) -> list[str]:
 
 
 def missing_attributes(owner: str) -> list[str]:
-    """Return what `PRIVATE_ATTRIBUTES[owner]` lists and is gone: attributes, parameters of methods.
+    """Return what `PRIVATE_ATTRIBUTES[owner]` lists and is missing: attributes and parameters.
 
     An attribute that only an instance has counts as there when a method of its class, or of a base
     of it, assigns it.

@@ -25,7 +25,7 @@ class PrivateAttribute:
 
     @property
     def is_overridden(self) -> bool:
-        """Whether a class of kerasps overrides it."""
+        """True if a class of kerasps overrides it."""
         return self.why.startswith("overridden")
 
 

@@ -120,7 +120,7 @@ class BaseHost(abc.ABC):
     @property
     @abc.abstractmethod
     def after_ps_loss(self) -> str:
-        """What to do when a ps is lost, for the error that says so."""
+        """The advice in the error about a lost ps."""
 
     @property
     def num_ps(self) -> int:
@@ -156,7 +156,7 @@ class BaseHost(abc.ABC):
     @property
     @abc.abstractmethod
     def num_readers(self) -> int:
-        """How many read an input of `evaluate` or `predict`."""
+        """The number of tasks that read an input of `evaluate` or `predict`."""
 
     @property
     @abc.abstractmethod

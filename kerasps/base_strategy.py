@@ -205,7 +205,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             self._host.close(functools.partial(self._disconnect, closed_by))
 
     def _disconnect(self, closed_by: str) -> None:
-        """Have this process forget the tasks, where it goes on without them."""
+        """Make this process forget the tasks, where it goes on without them."""
         if self._local_cluster is not None and self._local_cluster.process_ends:
             # TensorFlow would say of each function on the tasks that it cannot be released.
             hooks.leave_remote_functions()
@@ -228,12 +228,12 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
 
     @property
     def after_ps_loss(self) -> str:
-        """What to do when a ps is lost, for the error that says so."""
+        """The advice in the error about a lost ps."""
         return self._host.after_ps_loss
 
     @property
     def num_workers(self) -> int:
-        """The number of tasks that do steps, with those that are away."""
+        """The number of tasks that do steps, lost ones included."""
         return self._host.num_workers
 
     @property
@@ -258,12 +258,12 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
 
     @property
     def max_staleness(self) -> int | None:
-        """How many steps a worker may be ahead of the slowest; None for any number."""
+        """The number of steps a worker may be ahead of the slowest; None for any number."""
         return self._host.options.max_staleness
 
     @property
     def overlap(self) -> bool:
-        """Whether a worker pulls for its next step while the push of its last is on the way."""
+        """True if a worker pulls for its next step while the push of its last is in flight."""
         return self._host.options.overlap
 
     @property
@@ -278,7 +278,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
 
     @property
     def num_backup_workers(self) -> int:
-        """How many workers, the slowest, a synchronous update does not wait for."""
+        """The number of workers, the slowest, that a synchronous update does not wait for."""
         return self._host.options.num_backup_workers
 
     def experimental_distribute_dataset(

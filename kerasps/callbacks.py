@@ -130,11 +130,11 @@ class StalenessLogger(keras.callbacks.Callback):
         counts, total = np.zeros(1, np.int64), 0.0
         for worker in report:
             before, total_before = self._before.get(worker.worker, (0, 0.0))
-            own, own_total = np.array(worker.counts), worker.mean * worker.pushes
-            self._before[worker.worker] = own, own_total
-            counts, total = counts + own - before, total + own_total - total_before
-            if (own - before).any():
-                self._write(f"staleness/worker_{worker.worker}", own - before, epoch)
+            counted, counted_total = np.array(worker.counts), worker.mean * worker.pushes
+            self._before[worker.worker] = counted, counted_total
+            counts, total = counts + counted - before, total + counted_total - total_before
+            if (counted - before).any():
+                self._write(f"staleness/worker_{worker.worker}", counted - before, epoch)
         if logs is not None and counts.any():
             largest = int(np.flatnonzero(counts)[-1])
             logs["staleness_mean"] = total / int(counts.sum())
@@ -340,7 +340,7 @@ class _MonitoredRun:
 
     @property
     def address(self) -> str | None:
-        """Where it listens; None where it does not."""
+        """The `"host:port"` that it listens on; None while it does not listen."""
         return None if self._endpoint is None else self._endpoint.address
 
     def listen(self, host: str, port: int) -> None:
@@ -373,7 +373,7 @@ class _MonitoredRun:
             self._writer = tf.summary.create_file_writer(str(log_dir / "cluster"))
 
     def write_every(self, steps: int) -> None:
-        """Have a thread write scalars after so many steps, time and again."""
+        """Start a thread that writes scalars every so many steps."""
 
         def write_when_due() -> None:
             last = self._meter.total

@@ -17,10 +17,10 @@ class CentralStorageStrategy(tf.distribute.Strategy):
     """Train on all devices of one machine, with the variables on a single one of them.
 
     Each step takes one batch, of which each compute device gets a part. They all read the same
-    variables. Their gradients are summed, and the optimizer updates each variable once, where it
-    lies, beside its slots. So a model and its optimizer's slots may be larger than the memory of a
-    GPU, and the replicas do not each hold a copy of them. No cluster is needed, and none is
-    started: `model.fit` is Keras's own.
+    variables. Their gradients are summed, and the optimizer updates each variable once, on its
+    device, beside its slots. So a model and its slots may be larger than the memory of a GPU, and
+    the replicas do not each hold a copy of them. No cluster is needed, and none is started:
+    `model.fit` is Keras's own.
 
     Weights and metrics are those of `tf.distribute.MirroredStrategy` on the same compute devices.
     As there, each device has its own of what replicas change by themselves: the states of metrics,
@@ -45,7 +45,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
         TypeError: `compute_devices` is no list of names, or `parameter_device` no name.
         ValueError: a device does not exist in this process, is named twice, or none is given.
         UnsupportedError: the backend of Keras is not TensorFlow.
-        ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
+        ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
     Warns:
         UserWarning: this version of Keras or TensorFlow was not tested.
@@ -246,8 +246,9 @@ def _is_central(
 ) -> bool:
     """Return whether all replicas share a new variable; the arguments are those of its creator.
 
-    A slot lies beside its variable. A metric's state belongs to a replica. So does what no gradient
-    changes and no replica aggregates: seeds, moving averages, the state of a recurrent layer.
+    A slot is on its variable's device. A metric's state belongs to a replica. So does what no
+    gradient changes and no replica aggregates: seeds, moving averages, the state of a recurrent
+    layer.
     """
     if synchronization == tf.VariableSynchronization.ON_READ:
         return False

@@ -152,7 +152,7 @@ class CoordinatorHost(BaseHost):
 
     @property
     def num_readers(self) -> int:
-        """How many read an input of `evaluate` or `predict`."""
+        """The number of tasks that read an input of `evaluate` or `predict`."""
         return self.num_workers
 
     @property

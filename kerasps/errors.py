@@ -5,7 +5,7 @@
     ├── ClusterClosedError     (ValueError)       a closed cluster, or what was on it, was used
     ├── TaskUnreachableError   (ConnectionError)  a task did not answer within the time limit
     ├── TaskStartError         (RuntimeError)     a task's process ended before it was ready
-    ├── TaskLostError          (RuntimeError)     a task went away while it was in use
+    ├── TaskLostError          (RuntimeError)     a task was lost while it was in use
     │   ├── PSLostError
     │   └── WorkerLostError
     ├── CheckpointError        (RuntimeError)     an evaluator cannot read a checkpoint
@@ -64,15 +64,15 @@ class TaskStartError(_TaskError):
 
 
 class TaskLostError(_TaskError):
-    """A task went away while it was in use."""
+    """A task was lost while it was in use."""
 
 
 class PSLostError(TaskLostError):
-    """A ps went away, and with it the variables that it held."""
+    """A ps was lost, and with it the variables that it held."""
 
 
 class WorkerLostError(TaskLostError):
-    """A worker went away and none is left, or none came back in time."""
+    """A worker was lost and none is left, or none came back in time."""
 
 
 class CheckpointError(KeraspsError, RuntimeError):

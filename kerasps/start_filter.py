@@ -98,7 +98,7 @@ class StartFilter:
 def may_use_gpu() -> bool:
     """Return whether this machine has an NVIDIA GPU, with a driver or without, that is not hidden.
 
-    TensorFlow's lines that it uses no GPU are news there, and nowhere else.
+    TensorFlow's lines that it uses no GPU are worth showing there, and nowhere else.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and (not hidden.strip() or hidden.strip().startswith("-1")):

@@ -35,7 +35,7 @@ _ALWAYS = {
     b"cuda_executor.cc": (b"successful NUMA node read from SysFS",),
     b"grpc_server_lib.cc": (b"Started server with target",),
 }
-# Those that say that no GPU is used: news only where there is one to use.
+# Those that say that no GPU is used: worth showing only where there is one to use.
 _INIT = b"failed call to cuInit: "
 _WITHOUT_GPU = {
     b"cudart_stub.cc": (b"Could not find cuda drivers on your machine",),

@@ -127,7 +127,7 @@ class ParameterServerStrategy(BaseStrategy):
             values, two of them do not go together, a worker has not all of `worker_devices`, or an
             argument differs from that of the strategy which this process has already.
         UnsupportedError: the backend of Keras is not TensorFlow.
-        ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
+        ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
     Warns:
         UserWarning: this version of Keras or TensorFlow was not tested.

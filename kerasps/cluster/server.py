@@ -297,7 +297,7 @@ def _wait_until_listening(address: str, port: int) -> None:
 def _wait_for_the_end(
     woken: int, parent: int | None, watches: Sequence[renewal.End]
 ) -> renewal.End | None:
-    """Wait until the parent is gone, or what is watched is over; return which of that is over.
+    """Wait until the parent has ended, or what is watched is over; return which of that is over.
 
     Signal handlers run meanwhile.
 

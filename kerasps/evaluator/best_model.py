@@ -22,7 +22,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
     """Saves the model after an evaluation that is better than all before it.
 
     It goes into the `callbacks` of a `kerasps.SidecarEvaluator` and nowhere else. The model is
-    written aside and renamed when it is complete, so whoever serves it never reads half of it.
+    written under a temporary name and renamed when it is complete, so no reader sees half of it.
 
     ```python
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])

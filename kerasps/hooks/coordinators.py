@@ -30,7 +30,7 @@ def schedule(
 
 
 def join(original: Original, self: tf.distribute.coordinator.ClusterCoordinator) -> None:
-    """`ClusterCoordinator.join`: wait for what is scheduled, and not for tasks that are gone."""
+    """`ClusterCoordinator.join`: wait for what is scheduled, and not for lost tasks."""
     calls = _scheduled_calls()
     if calls is None:
         original(self)

@@ -72,7 +72,7 @@ def reset_default_graph(original: Original) -> None:
 def delete_executor(
     original: Original, self: Any, _op_error: type[BaseException] = tf.errors.OpError
 ) -> None:
-    """`Executor.__del__`: delete an executor whose task is gone without printing why.
+    """`Executor.__del__`: delete an executor whose task is lost without printing why.
 
     TensorFlow waits for an executor before it deletes it. Where a task is gone, it prints the error
     that this ends in, behind the error that told of it, and keeps the executor.

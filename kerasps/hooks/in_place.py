@@ -1,4 +1,4 @@
-"""Hooks a function where it is defined, so that whoever holds it calls the hook.
+"""Hooks a function where it is defined, so that every reference to it calls the hook.
 
 A library may have put a wrapper on `keras.Model.fit` before the first strategy is made, as
 `mlflow.keras.autolog()` does. The wrapper holds the function that was there before, and may put it
@@ -26,7 +26,7 @@ _HOOK = "_kerasps_hook"
 
 
 def hook_function(function: types.FunctionType, hook: Callable[..., object]) -> None:
-    """Have calls of `function` go to `hook`, with a copy of `function` as the first argument.
+    """Redirect calls of `function` to `hook`, with a copy of `function` as the first argument.
 
     Where `function` is a decorator's wrapper, what it wraps is hooked too, for those who hold that.
     The copy calls a copy of it, so that one call reaches the hook once.

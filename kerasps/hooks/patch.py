@@ -44,9 +44,9 @@ class Patch:
 
     @property
     def label(self) -> str:
-        """What the docs and errors call the patched function: `Layer._open_name_scope`."""
-        own = self.owner.__qualname__ if inspect.isclass(self.owner) else self.owner.__name__
-        return f"{self.owner_name or own.rpartition('.')[-1]}.{self.name}"
+        """The name of the patched function in docs and errors: `Layer._open_name_scope`."""
+        qualname = self.owner.__qualname__ if inspect.isclass(self.owner) else self.owner.__name__
+        return f"{self.owner_name or qualname.rpartition('.')[-1]}.{self.name}"
 
     def original(self) -> Any:
         """Return what the owner has by that name: a user may have replaced it.

@@ -63,7 +63,7 @@ def with_gathered_batches(graph_def: tf.compat.v1.GraphDef) -> Any:
 
 
 def gather_batches(graph: tf.Graph) -> bool:
-    """Have batches of arrays in `graph`, the default one, be gathered.
+    """Make `graph`, the default one, gather batches of arrays.
 
     Returns whether there are any.
     """
@@ -163,7 +163,7 @@ def _like(
 
 
 def _replace(op: tf.Operation, variant: tf.Tensor) -> None:
-    """Have whatever reads the dataset `op` read another one."""
+    """Replace the dataset `op` by another one wherever it is read."""
     (before,) = op.outputs
     for consumer in before.consumers():
         for place, value in enumerate(consumer.inputs):

@@ -20,7 +20,7 @@ _BYTES_OF_A_STRING = 32
 
 
 def cut_arrays(dataset: tf.data.Dataset) -> None:
-    """Have each `shard` of `from_tensor_slices` in a dataset read its own examples only.
+    """Make each `shard` of `from_tensor_slices` in a dataset read its own examples only.
 
     What it yields stays the same, in the same order. Call in the graph where it was made.
     """
@@ -55,14 +55,14 @@ def _cut(shard: tf.Operation) -> None:
         return
     # A slice would be made on a worker's GPU.
     with tf.device(shard.device or None), tf.device("CPU:0"):
-        own = tf.raw_ops.TensorSliceDataset(
+        piece = tf.raw_ops.TensorSliceDataset(
             components=[array[int(index) :: int(num_shards)] for array in arrays],
             output_shapes=slices.get_attr("output_shapes"),
             is_files=False,
             metadata=slices.get_attr("metadata"),
         )
         # The operation stays, since others follow from it: it keeps all of what is there.
-        for place, value in enumerate([own, tf.constant(1, tf.int64), tf.constant(0, tf.int64)]):
+        for place, value in enumerate([piece, tf.constant(1, tf.int64), tf.constant(0, tf.int64)]):
             shard._update_input(place, value)
 
 

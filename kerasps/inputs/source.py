@@ -111,7 +111,7 @@ class Input(Protocol):
         """
 
     def resume_order(self, position: dict[str, Any], *, passes_to_repeat: int) -> None:
-        """Have the next passes be those that come after `position`.
+        """Make the next passes those that come after `position`.
 
         Args:
             position: what `position` returned.

@@ -101,12 +101,12 @@ class WorkerInput:
 
     @property
     def never_ends(self) -> bool:
-        """Whether it can be seen, without asking a worker, that a worker's dataset never ends."""
+        """True if the graph of a worker's dataset shows that it never ends; no worker is asked."""
         return any(_repeats_for_ever(split.function.graph.outputs[0]) for split in self._splits)
 
     @functools.cached_property
     def leaves_order_open(self) -> bool:
-        """Whether a dataset that is made twice may come in two orders."""
+        """True if a dataset that is made twice may come in two orders."""
         return self._not_deterministic or any(
             leaves_order_open(split.function.graph.as_graph_def()) for split in self._splits[:1]
         )

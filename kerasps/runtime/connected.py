@@ -28,7 +28,7 @@ class ClusterHost(Protocol):
 
     @property
     def after_ps_loss(self) -> str:
-        """What to do when a ps is lost, in a sentence or two."""
+        """The advice in the error about a lost ps: a sentence or two."""
 
     @property
     def num_ps(self) -> int:

@@ -55,7 +55,7 @@ def translated_errors(host: ClusterHost | None) -> Iterator[None]:
 
     Raises:
         ClusterClosedError: the cluster was closed.
-        PSLostError: a ps is gone.
+        PSLostError: a ps is lost.
         InputError: ids are out of range.
         Exception: the error of the user's own code, with its own message, in other cases.
     """
@@ -340,12 +340,12 @@ def error_of(device: str) -> tf.errors.OpError | None:
 
 
 def lost_ps(error: BaseException) -> int | None:
-    """Return the index of the ps that `error` says is gone, else None."""
+    """Return the index of the ps that `error` says is lost, else None."""
     if not isinstance(error, tf.errors.OpError):
         return None
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return _task_of("ps", error)
-    # A ps that went away and came back between two calls knows nothing of what it had.
+    # A ps that was lost and restarted between two calls knows none of its earlier variables.
     text = str(error)
     came_back = isinstance(error, tf.errors.InvalidArgumentError) and (
         "unknown device" in text.lower()

@@ -13,7 +13,7 @@ _STATE = {"forked": False}
 
 
 def take_note_of_forks() -> None:
-    """Have every process that is forked from this one, from here on, know that it is a fork."""
+    """Mark every process that is forked from this one, from here on, as a fork."""
     os.register_at_fork(after_in_child=lambda: _STATE.update(forked=True))
 
 

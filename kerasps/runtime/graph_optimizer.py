@@ -50,8 +50,8 @@ def optimizing(how: GraphOptimizer) -> Iterator[None]:
 @functools.cache
 def _options(executor: str | None, config: bytes, how: GraphOptimizer, has_gpus: bool) -> Any:
     """Return options of calls: those given, with what they leave open of the optimizer set."""
-    own = tf.compat.v1.ConfigProto.FromString(config)
-    options = own.graph_options.rewrite_options
+    proto = tf.compat.v1.ConfigProto.FromString(config)
+    options = proto.graph_options.rewrite_options
     if how is GraphOptimizer.OFF:
         options.disable_meta_optimizer = True
     elif not has_gpus:
@@ -60,4 +60,4 @@ def _options(executor: str | None, config: bytes, how: GraphOptimizer, has_gpus:
             options.layout_optimizer = options.OFF
         if options.memory_optimization == options.DEFAULT_MEM_OPT:
             options.memory_optimization = options.NO_MEM_OPT
-    return _compat.FunctionCallOptions(executor, own)
+    return _compat.FunctionCallOptions(executor, proto)

@@ -22,7 +22,7 @@ def hang_limit() -> float:
 
 
 def set_grpc_options() -> None:
-    """Have connections that this process makes from here on use our options, or the user's own.
+    """Set the options of connections that this process makes from here on: ours, or the user's.
 
     A call that waits for a task which hangs ends then, in every task that waits. TensorFlow makes
     some calls while it holds Python's lock, so that nothing but gRPC's own threads could end them.

@@ -71,7 +71,7 @@ def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
 
 
 def supervise_here(callback: Callable[[Notice], None]) -> None:
-    """Have notices go to a supervisor in this process.
+    """Send notices to a supervisor in this process.
 
     Args:
         callback: called in the thread of whoever notices; it must neither wait nor fail.

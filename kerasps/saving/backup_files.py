@@ -227,7 +227,7 @@ def _size(path: str) -> int:
 
 
 def _sync(path: str) -> None:
-    """Have a file or a directory on the disk, where this machine can see to that."""
+    """Flush a file or a directory to the disk, where this machine can."""
     if "://" in path:
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -46,7 +46,7 @@ class BackupStore:
 
     @property
     def modified_at(self) -> float | None:
-        """When the last backup was written, in seconds since 1970; None where there is none."""
+        """The time of the last backup, in seconds since 1970; None where there is none."""
         return self._directory.modified_at()
 
     def restore(self, variables: Iterable[ParameterServerVariable]) -> dict[str, Any] | None:
@@ -59,7 +59,7 @@ class BackupStore:
             None where there is no backup.
 
         Raises:
-            PSLostError: a ps is gone.
+            PSLostError: a ps is lost.
             ValueError: the backup is of another model.
         """
         by_key = _by_key(self._model, variables)
@@ -103,7 +103,7 @@ class BackupStore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a backup is being written."""
+        """True while a backup is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, timeout: float) -> bool:

@@ -189,8 +189,8 @@ class ShardedSaver:
             str(shards[index * len(shards) // len(ranges)].device) for index in range(len(ranges))
         ]
         return [
-            _Chunk(key, storage, rows, self._io_device or own)
-            for rows, own in zip(ranges, devices, strict=True)
+            _Chunk(key, storage, rows, self._io_device or device)
+            for rows, device in zip(ranges, devices, strict=True)
         ]
 
 

@@ -53,7 +53,7 @@ def save_model(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Save a model of ours aside, and put it in place when it is whole.
+    """Save a model of ours under a temporary name, and rename it when it is complete.
 
     Takes the place of Keras's function behind `model.save`.
     """
@@ -73,7 +73,7 @@ def save_weights(
     max_shard_size: float | None = None,
     objects_to_skip: object = None,
 ) -> None:
-    """Save the weights of a model of ours aside, and put them in place when they are whole.
+    """Save the weights of a model of ours under a temporary name, and rename them when complete.
 
     Takes the place of Keras's function behind `model.save_weights`.
     """
@@ -101,7 +101,7 @@ def load_weights(
     Takes the place of Keras's function behind `model.load_weights`.
 
     Raises:
-        PSLostError: a ps is gone.
+        PSLostError: a ps is lost.
     """
     if not isinstance(model, keras.Model) or strategy_of(model) is None:
         original(model, filepath, *args, **kwargs)

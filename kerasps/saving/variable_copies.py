@@ -126,7 +126,7 @@ class VariableCopies:
                 held = _Held(key, shard, rows, f"kerasps backup {unique}/{next(numbers)}")
                 self._by_device.setdefault(str(shard.device), []).append(held)
         self._parts = [
-            part for device, own in self._by_device.items() for part in _parts(device, own)
+            part for device, copies in self._by_device.items() for part in _parts(device, copies)
         ]
         self._functions: dict[Any, Any] = {}
 
@@ -165,10 +165,10 @@ class VariableCopies:
     def _on_all(self, name: str, act: Callable[[_Held], object]) -> None:
         """Do something with each copy, on all ps at a time."""
         done = []
-        for device, own in self._by_device.items():
+        for device, copies in self._by_device.items():
 
-            def act_on_all(own: Sequence[_Held] = own) -> tf.Tensor:
-                for held in own:
+            def act_on_all(copies: Sequence[_Held] = copies) -> tf.Tensor:
+                for held in copies:
                     act(held)
                 # A remote call that returns nothing is not waited for.
                 return tf.constant(0)
@@ -178,7 +178,7 @@ class VariableCopies:
         persist(functools.partial(fetch, done))
 
     def _write(self, part: _Part, prefix: str) -> None:
-        """Have a ps write a part."""
+        """Make a ps write a part."""
 
         def write(prefix: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
             # Nothing else has it run: TensorFlow does not order it among what changes something.
@@ -235,12 +235,12 @@ def _shards(
     return [(whole, range(int(whole.shape[0])) if whole.shape.rank else None)]
 
 
-def _parts(device: str, own: Sequence[_Held]) -> list[_Part]:
+def _parts(device: str, copies: Sequence[_Held]) -> list[_Part]:
     """Divide what a ps holds into parts."""
     parts: list[_Part] = []
     small: list[_Held] = []
     size = 0
-    for held in own:
+    for held in copies:
         held_bytes = num_bytes(held.shard)
         if held_bytes > PART_BYTES and held.rows is not None:
             step = max(1, PART_BYTES // row_bytes(held.shard))
@@ -349,13 +349,19 @@ def _read(
 def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, device: str) -> None:
     """Assign a piece to the shards that have its rows."""
     rows = None if piece.rows is None else range(*piece.rows)
-    for shard, own in _shards(variable):
-        if own == rows:
+    for shard, shard_rows in _shards(variable):
+        if shard_rows == rows:
             with tf.device(shard.device):
                 shard.assign(value, read_value=False)
             return
-        if rows and own and rows.step == own.step and rows[0] in own and rows[-1] in own:
-            begin = own.index(rows[0])
+        if (
+            rows
+            and shard_rows
+            and rows.step == shard_rows.step
+            and rows[0] in shard_rows
+            and rows[-1] in shard_rows
+        ):
+            begin = shard_rows.index(rows[0])
             assign_rows(shard, range(begin, begin + len(rows)), value)
             return
     assert rows is not None  # a scalar has one shard

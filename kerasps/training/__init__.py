@@ -1,7 +1,7 @@
 """The loop behind `fit`, `evaluate`, `predict` and the methods on one batch.
 
 Contract: each method takes Keras's arguments and returns what Keras returns. Steps are counted
-exactly, whichever workers are lost; variables are at rest whenever user code can look at them.
+exactly, whichever workers are lost; no step is in flight whenever user code can read variables.
 """
 
 from __future__ import annotations

@@ -38,9 +38,10 @@ def strategy_of(model: keras.Model) -> Any:
     strategy = connected_strategy()
     if strategy is None:
         return None
-    own, is_current = model._distribute_strategy, tf.distribute.get_strategy() is strategy
-    if own is not None and not is_current:
-        return strategy if own is strategy else None
+    model_strategy = model._distribute_strategy
+    is_current = tf.distribute.get_strategy() is strategy
+    if model_strategy is not None and not is_current:
+        return strategy if model_strategy is strategy else None
     # The cheap questions first: a model's state can be thousands of variables.
     is_trained = (
         is_current

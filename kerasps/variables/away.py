@@ -1,4 +1,4 @@
-"""States that are away: what steps of a custom loop add to metrics, and draw from seed generators.
+"""Metric and seed-generator states that the steps of custom loops keep on a ps.
 
 The states of metrics and seed generators are on the coordinator, which alone writes them (see
 `variable.py`). `fit` sends a worker what it draws from and gets back what it adds. A function that
@@ -41,7 +41,7 @@ class AwayStates:
 
         Args:
             variable: the state on the coordinator.
-            device: the device of the ps where it is to be, if there is none yet.
+            device: the device of the ps that gets it, if there is none yet.
         """
         with self._lock:
             if variable.away is None:
@@ -63,7 +63,7 @@ class AwayStates:
             )
 
     def bring_home(self, variable: ParameterServerVariable) -> None:
-        """Bring what is on a ps to the states on the coordinator, of all that have it there.
+        """Fetch the states that are on the same ps as that of `variable`, to the coordinator.
 
         All of one ps belong to the same point between two pushes. Thread: any.
         """

@@ -90,26 +90,27 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
     sharding = _sharding_of(storage)
     values, own_rows = [], []
     for index, shard in enumerate(shards_of(storage)):
-        own = sharding.places(index, rows)
-        if len(own):
+        places = sharding.places(index, rows)
+        if len(places):
             holder, begin = held_by(shard)
             with tf.device(shard.device):
                 # Not `shard[...]`: that reads the variable first. Once an update by rows has set
                 # TensorFlow's mode of copies on reading, it would copy the whole shard.
                 value = tf.raw_ops.ResourceGather(
                     resource=holder.handle,
-                    indices=tf.range(begin + own.start, begin + own.stop),
+                    indices=tf.range(begin + places.start, begin + places.stop),
                     dtype=shard.dtype,
                 )
             values.append(value)
-            own_rows.append(sharding.rows(index)[own.start : own.stop])
+            own_rows.append(sharding.rows(index)[places.start : places.stop])
     with tf.device(device):
         if len(values) == 1:
             return tf.identity(values[0])
         if sharding.layout == "div":
             return tf.concat(values, 0)
         order = [
-            tf.range(own.start - rows.start, own.stop - rows.start, own.step) for own in own_rows
+            tf.range(part.start - rows.start, part.stop - rows.start, part.step)
+            for part in own_rows
         ]
         return tf.dynamic_stitch(order, values)
 
@@ -127,13 +128,13 @@ def write_rows(
     """
     sharding = _sharding_of(storage)
     for index, shard in enumerate(shards_of(storage)):
-        own = sharding.places(index, rows)
-        if not len(own) or not getattr(shard, "takes_values", True):
+        places = sharding.places(index, rows)
+        if not len(places) or not getattr(shard, "takes_values", True):
             continue
-        taken = sharding.rows(index)[own.start : own.stop]
+        taken = sharding.rows(index)[places.start : places.stop]
         with tf.device(device):
             own_value = value[taken.start - rows.start : taken.stop - rows.start : taken.step]
-        assign_rows(shard, own, own_value)
+        assign_rows(shard, places, own_value)
 
 
 def _sharding_of(storage: tf.Variable | ShardedStorage) -> Sharding:

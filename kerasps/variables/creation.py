@@ -101,8 +101,8 @@ class _New:
         """Create a shard, or a whole variable; as a slot, in the pool of what it is beside."""
         pools, rows = self.extended.row_pools, None
         if self.is_table:
-            own = device or self.extended.next_device(shape, self.dtype)
-            rows = pools.add(own, shape, self.dtype, trainable=self.trainable, name=name)
+            target = device or self.extended.next_device(shape, self.dtype)
+            rows = pools.add(target, shape, self.dtype, trainable=self.trainable, name=name)
         elif isinstance(beside, PooledRows):
             rows = pools.add_slot(beside, self.dtype, name)
         if rows is not None:
@@ -123,11 +123,11 @@ class _New:
         initial_value: Callable[[], object],
         name: str,
     ) -> tf.Variable:
-        """Create a variable by itself."""
+        """Create a variable with a storage that it shares with none."""
         # The strategy is current already, in a step too, unless `creating_under` names another. No
         # phase: an initializer that reads other variables means their values.
-        own = creating_strategy()
-        scope = contextlib.nullcontext if own is None else own.scope
+        strategy = creating_strategy()
+        scope = contextlib.nullcontext if strategy is None else strategy.scope
         with tf.init_scope(), scope(), self.extended.placing(device), entering(None):
             return tf.Variable(
                 initial_value, shape=shape, dtype=self.dtype, trainable=self.trainable, name=name

@@ -99,7 +99,7 @@ class Fences:
         return lane
 
     def give_back(self, lane: int) -> None:
-        """Let another lane take the place of this one. Nothing happens where it was given back.
+        """Free the place of this lane for another one. Nothing happens where it was given back.
 
         What is pushed in it once the place was taken is refused. Thread: any.
         """
@@ -126,7 +126,7 @@ class Fences:
         )
 
     def close_lane(self, lane: int, devices: Sequence[str]) -> tuple[int, ...]:
-        """Have each of `devices` refuse what comes in a lane; return how many it has applied.
+        """Close a lane on `devices`, which refuse its pushes; return how many each has applied.
 
         What is being applied is applied to its end first, and counts. Thread: any.
 

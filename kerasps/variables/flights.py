@@ -1,4 +1,4 @@
-"""Flights: times in which steps run, each with a thread of its own that no interrupt reaches.
+"""Flights: times in which steps run, each in a separate thread that no interrupt reaches.
 
 Ctrl-C, and whatever a signal handler raises, comes up in the main thread, at any instant: also
 within an `except`, a `finally` or the `__exit__` of a lock that is written in Python. So the main
@@ -89,7 +89,7 @@ def worker_timeout() -> float:
 
 
 class Flight:
-    """A time in which steps run, in a thread of its own.
+    """A time in which steps run, in a separate thread.
 
     Args:
         owner: a lock that the owner holds for as long as it is there. Without it, no work begins.
@@ -119,11 +119,11 @@ class Flight:
 
     @property
     def is_over(self) -> bool:
-        """True where nothing more is to begin: the owner has said so, or is gone."""
+        """True once nothing more may begin: the owner has said so, or has ended."""
         return self._ended or not self._owner.locked()
 
     def end(self) -> None:
-        """Let nothing more begin. The flight lands when nothing runs any more."""
+        """Allow nothing more to begin. The flight lands when nothing runs any more."""
         self._ended = True
         self._for_flight.put(None)
 
@@ -144,7 +144,7 @@ class Flight:
                 self._for_flight.get(timeout=_POLL_S)
 
     def wake(self) -> None:
-        """Have `wait_until_over` look again."""
+        """Wake `wait_until_over`, which looks again."""
         self._for_flight.put(None)
 
     def wait(self, limit: float | None = None) -> bool:

@@ -32,7 +32,7 @@ CHUNK_BYTES = 8 << 20
 
 # The numbers that TensorFlow's kernels take from Philox (`random_distributions.h`,
 # `random_op_cpu.h`). One count of the counter gives four numbers of 32 bits. A normal that is
-# truncated draws again up to a limit, so 256 numbers are set aside for each of its values.
+# truncated draws again up to a limit, so 256 numbers are reserved for each of its values.
 _NUMBERS_PER_COUNT = 4
 _NUMBERS_PER_TRUNCATED_NORMAL = 256
 _VALUES_PER_GROUP = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 2}
@@ -150,8 +150,8 @@ def _constant(
     by_row = len(value.shape) == len(shape) and value.shape[0] == shape[0]
 
     def make_rows(rows: range) -> tf.Tensor:
-        own = value[rows.start : rows.stop : rows.step] if by_row else value
-        return keras.initializers.Constant(own)((len(rows), *shape[1:]), dtype=dtype)
+        part = value[rows.start : rows.stop : rows.step] if by_row else value
+        return keras.initializers.Constant(part)((len(rows), *shape[1:]), dtype=dtype)
 
     return make_rows
 
@@ -183,7 +183,7 @@ def _random(
         return None
     seed = drawn_seed(initializer.seed)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    # Three small arrays, and not a dozen scalars: each goes to the ps by itself.
+    # Three small arrays, and not a dozen scalars: each goes to the ps separately.
     start = tf.concat([key, counter], 0).numpy()
     scale_and_shift = tf.stack([distribution.scale, distribution.shift]).numpy()
     row_size = math.prod(shape[1:])

@@ -1,8 +1,8 @@
 """The table of joints of one ps: which workers take part, and who has come to the one that is open.
 
-A *joint* is one synchronous update: each worker that takes part comes to it with one push. What
-they bring is set aside; the push that completes the joint applies the mean. Joints are numbered.
-Here the coming and going is counted; `step/phases/joints.py` holds what is set aside.
+A *joint* is one synchronous update: each worker that takes part comes to it with one push. The ps
+buffers the pushes; the one that completes the joint applies the mean. Joints are numbered.
+Workers are counted here; `step/phases/joints.py` holds the buffered pushes.
 
 The table is one int64 vector: the state of the joint, and behind it an entry for each lane.
 """
@@ -35,7 +35,7 @@ class JointState(NamedTuple):
         number: its number: how many were completed before.
         members: how many workers take part.
         arrived: how many of them have come to it.
-        contributions: how many pushes were set aside, those of workers that left included.
+        contributions: how many pushes were buffered, those of workers that left included.
     """
 
     number: tf.Tensor
@@ -84,12 +84,12 @@ class Member(NamedTuple):
 
     @property
     def takes_part(self) -> tf.Tensor:
-        """Whether the lane takes part."""
+        """True if the lane takes part."""
         return self.entry != _OUT
 
     @property
     def has_come(self) -> tf.Tensor:
-        """Whether the lane has come to the open joint."""
+        """True if the lane has come to the open joint."""
         return tf.equal(self.entry, self.state.number + _CAME)
 
     def is_due(self, lane: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -149,7 +149,7 @@ def read_joint(table: tf.Tensor) -> tf.Tensor:
 
 
 def release(name: str, number: tf.Tensor, num_tokens: tf.Tensor) -> None:
-    """Let those go on who wait for the joint `number`. Call on the ps, once it is completed.
+    """Wake the workers that wait for the joint `number`. Call on the ps, once it is completed.
 
     Args:
         name: the name of the joints of the ps.

@@ -87,7 +87,7 @@ class NamedVariable(_compat.ResourceVariable):
 
     @property
     def takes_values(self) -> bool:
-        """Whether what this process assigns outside of steps is written."""
+        """True if values that this process assigns outside of steps are written."""
         return not self._is_left_out
 
     def _claim_name(self, kind: Hashable) -> str:
@@ -115,7 +115,7 @@ def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -
             task broke, and the task is there.
 
     Raises:
-        PSLostError: that task is gone.
+        PSLostError: that task is lost.
     """
     with naming_lost_ps:
         return persist(call, when=_broke_off if is_repeatable else _was_left_behind)
@@ -132,7 +132,7 @@ def make_initial(
         dtype: its dtype.
 
     Raises:
-        PSLostError: the task of the device is gone.
+        PSLostError: the task of the device is lost.
     """
     if shape.num_elements() * dtype.size > _SENT_BYTES:
         return on_own_task(initial_value)

@@ -26,7 +26,7 @@ class Names:
 
     @property
     def generation(self) -> int:
-        """How often names were retired."""
+        """The number of times that names were retired."""
         return self._generation
 
     @staticmethod

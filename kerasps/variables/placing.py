@@ -54,14 +54,14 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     may_fuse = True
     # What drives steps on these variables (`training.Host`); None until the strategy is connected.
     host: object = None
-    # Those that tables are made in; None where each is by itself.
+    # Those that tables are made in; None where each is stored separately.
     row_pools: RowPools | None = None
     # In which dtype new variables travel.
     wire_rule = WireRule()
 
     @property
     def restores(self) -> bool:
-        """Whether this process brings the values of checkpoints to variables."""
+        """True if this process writes the values of checkpoints to variables."""
         return True
 
     def __init__(

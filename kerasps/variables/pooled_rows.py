@@ -1,4 +1,4 @@
-"""Rows of a storage that tables share: what a table has in the place of a variable of its own."""
+"""Rows of a storage that tables share, in the place of a variable for each table."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def held_by(storage: tf.Variable | PooledRows) -> tuple[Any, int]:
 
 
 def assign_rows(shard: tf.Variable | PooledRows, places: range, value: tf.Tensor) -> None:
-    """Assign rows of a shard that are neighbours.
+    """Assign contiguous rows of a shard.
 
     Args:
         shard: a `tf.Variable` or `PooledRows`.

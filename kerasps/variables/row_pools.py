@@ -29,7 +29,7 @@ from kerasps.variables.pooled_rows import PooledRows
 # is larger is worth an operation of its own.
 MAX_TABLE_BYTES = 16 << 20
 POOL_BYTES = 128 << 20
-# So many tables of a kind are stored each by itself. Few gain nothing, and most models have few.
+# So many tables of a kind are stored separately. Few gain nothing, and most models have few.
 NUM_APART = 3
 
 _NUMBERS = itertools.count(1)
@@ -77,9 +77,9 @@ class RowPool:
 
     @property
     def is_open(self) -> bool:
-        """Whether rows that were given back may be given again.
+        """True while rows that were given back may be given again.
 
-        Not once steps were given up: they may be on their way still, and write to them.
+        False once steps were given up: their pushes may still be in flight, and write to them.
         """
         return self._generation == NAMES.generation
 
@@ -103,7 +103,7 @@ class RowPool:
         return self._hold(begin, (dtype, 0), name, trainable=trainable)
 
     def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
-        """Return the rows of a new slot of a table; None where the slot is to be by itself.
+        """Return the rows of a new slot of a table; None where the slot is stored separately.
 
         Args:
             rows: the rows of the table.
@@ -149,7 +149,7 @@ class RowPool:
         return self._holders[key]
 
     def _settle(self) -> None:
-        """Let other tables have the rows of those of which nothing is there any more."""
+        """Free the rows of tables that no longer exist, for other tables."""
         while self._left:
             begin, key = self._left.popleft()
             self._ranges[begin].holds.discard(key)
@@ -183,7 +183,7 @@ class RowPools:
     def add(
         self, device: str, shape: tuple[int, ...], dtype: tf.DType, *, trainable: bool, name: str
     ) -> PooledRows | None:
-        """Return rows for a new table, or for a shard of one; None where it is to be by itself."""
+        """Return rows for a new table, or a shard of one; None where it is stored separately."""
         num_rows, *row_shape = shape
         if math.prod(shape) * dtype.size > MAX_TABLE_BYTES or not num_rows:
             return None
@@ -203,7 +203,7 @@ class RowPools:
             return rows
 
     def keep_apart(self, variable: tf.Variable) -> None:
-        """Note that a table, or a shard of one, is stored by itself."""
+        """Note that a table, or a shard of one, is stored separately."""
         row_shape = tuple(variable.shape[1:])
         kind = str(variable.device), row_shape, variable.dtype, variable.trainable
         with self._lock:
@@ -212,7 +212,7 @@ class RowPools:
         weakref.finalize(variable, apart.discard, id(variable)).atexit = False
 
     def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
-        """Return rows for a new slot of a table in a pool; None where it is to be by itself."""
+        """Return rows for a new slot of a table in a pool; None where it is stored separately."""
         with self._lock:
             return rows.pool.add_slot(rows, dtype, name)
 

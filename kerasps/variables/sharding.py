@@ -42,13 +42,15 @@ class Sharding:
 
         Args:
             shard: the index of the shard.
-            rows: rows of the variable, with a step of 1. In any shard such rows are neighbours.
+            rows: rows of the variable, with a step of 1. In any shard such rows are contiguous.
         """
-        own = self.rows(shard)
-        # Both are divided rounding up: the first own row at or behind the start, and at or behind
-        # the end. The second may lie before the first where the shard has none of the rows.
-        first = max(0, -((own.start - rows.start) // own.step))
-        until = max(first, min(len(own), -((own.start - rows.stop) // own.step)))
+        shard_rows = self.rows(shard)
+        # Both are divided rounding up: the shard's first row at or behind the start, and its first
+        # at or behind the end. The second may be less where the shard has none of the rows.
+        first = max(0, -((shard_rows.start - rows.start) // shard_rows.step))
+        until = max(
+            first, min(len(shard_rows), -((shard_rows.start - rows.stop) // shard_rows.step))
+        )
         return range(first, until)
 
     def rows_in(self, value: Any, shard: int) -> Any:
@@ -147,7 +149,7 @@ class ShardedStorage(TensorLike):
         order = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
         places = tf.dynamic_partition(place, shard, count)
         rows = tf.dynamic_stitch(
-            order, [tf.gather(s, own) for s, own in zip(self.shards, places, strict=True)]
+            order, [tf.gather(s, wanted) for s, wanted in zip(self.shards, places, strict=True)]
         )
         return tf.reshape(rows, tf.concat([tf.shape(indices), self.shape[1:]], 0))
 
@@ -186,16 +188,16 @@ class ShardedStorage(TensorLike):
             getattr(self.shards[0], method)(slices)
             return self
         shard, place = self.sharding.locate(slices.indices)
-        for index, own in enumerate(self.shards):
+        for index, target in enumerate(self.shards):
             picked = tf.where(shard == index)[:, 0]
-            getattr(own, method)(
+            getattr(target, method)(
                 tf.IndexedSlices(tf.gather(slices.values, picked), tf.gather(place, picked))
             )
         return self
 
     @property
     def watched(self) -> list[Any]:
-        """What a GradientTape knows each shard by: a variable, or two."""
+        """The variables by which a GradientTape knows each shard: one, or two."""
         return [s.watched if isinstance(s, PooledRows) else s for s in self.shards]
 
     def joined_gradient(self, gradients: Sequence[Any]) -> Any:
@@ -214,7 +216,10 @@ class ShardedStorage(TensorLike):
         if any(not isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             return self.sharding.join([tf.convert_to_tensor(gradient) for gradient in gradients])
         rows = [self.sharding.rows(shard) for shard in range(len(self.shards))]
-        indices = [own.start + g.indices * own.step for own, g in zip(rows, gradients, strict=True)]
+        indices = [
+            shard_rows.start + g.indices * shard_rows.step
+            for shard_rows, g in zip(rows, gradients, strict=True)
+        ]
         values = [g.values for g in gradients]
         return tf.IndexedSlices(
             tf.concat(values, 0),

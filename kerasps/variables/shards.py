@@ -33,7 +33,7 @@ class Shard:
 
     @property
     def device(self) -> str:
-        """The device of the ps where it lies."""
+        """The device of the ps that holds it."""
         return str(self.storage.device)
 
     @property

@@ -98,7 +98,7 @@ def check_optimizer(
 def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
     """Move each slot beside its variable. Call before a step is traced.
 
-    Optimizers that make slots in their own way leave them elsewhere.
+    Optimizers that make slots in their own way may leave them on another ps.
 
     Returns:
         True where a slot was moved.
@@ -107,8 +107,8 @@ def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
         UnsupportedError: the optimizer has large state that belongs to no one variable.
     """
     has_moved = False
-    for variable, own in zip(optimizer._trainable_variables, slots_of(optimizer), strict=True):
-        for slot in own:
+    for variable, slots in zip(optimizer._trainable_variables, slots_of(optimizer), strict=True):
+        for slot in slots:
             if isinstance(slot, ParameterServerVariable) and not slot.lies_beside(variable):
                 slot.move_to(variable)
                 has_moved = True

@@ -1,4 +1,4 @@
-"""Objects in the place of a `tf.Variable` whose value is elsewhere."""
+"""Objects that stand in for a `tf.Variable` and whose value another object stores."""
 
 from __future__ import annotations
 

@@ -72,14 +72,14 @@ class ParameterServerVariable(keras.Variable):
         return self._value
 
     def _come_to_rest(self) -> None:
-        """Wait until no step is in flight, and bring the value home (see `away`)."""
+        """Wait until no step is in flight, and fetch the state that is on a ps (see `away`)."""
         come_to_rest()
         if self.bring_home is not None and tf.executing_eagerly():
             self.bring_home(self)
 
     @property
     def shards(self) -> tuple[Any, ...]:
-        """What holds the value, one for each shard; a whole variable has one.
+        """The storages that hold the value, one for each shard; a whole variable has one.
 
         Each is a `tf.Variable`, or, of a table that shares a storage with others, `PooledRows`.
         """
@@ -332,7 +332,7 @@ class ParameterServerVariable(keras.Variable):
         return value
 
     def _tell_stand_in(self) -> None:
-        """Have the stand-in of a generator's state go on from what was assigned here."""
+        """Set the stand-in of a generator's state to what was assigned here."""
         if self.away is not None and is_seed_state(self) and tf.executing_eagerly():
             self.away._value.assign(self._value.read_value())
 

@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def is_set(self) -> bool:
-        """Whether the value is there."""
+        """True once the value was set."""
         with naming_lost_ps, tf.device(self._device):
             return bool(fetch([tf.raw_ops.VarIsInitializedOp(resource=self._handle)])[0])
 

@@ -1,4 +1,4 @@
-"""Says where the arguments of TensorFlow's estimators went, to whoever still gives them."""
+"""Tells users of TensorFlow's estimators what replaces each of their arguments."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.tracing import Trace
 from kerasps.training import Dispatching
-from kerasps.worker_driven.fit_news import FitNews, TellStop
+from kerasps.worker_driven.fit_messages import FitMessages, TellStop
 from kerasps.worker_driven.own_steps import OwnSteps
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import SharedExtended
@@ -152,7 +152,7 @@ class WorkerHost(BaseHost):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the chief, which writes files and sees merged metrics."""
+        """True if this process is the chief, which writes files and sees merged metrics."""
         return _is_chief(self.description)
 
     @property
@@ -169,7 +169,7 @@ class WorkerHost(BaseHost):
 
     @property
     def begins_run(self) -> bool:
-        """Whether this process gives the variables their initial values."""
+        """True if this process gives the variables their initial values."""
         return self._run.is_new
 
     @contextlib.contextmanager
@@ -211,9 +211,9 @@ class WorkerHost(BaseHost):
 
     def _input_of_fit(self, data: object, **arguments: Unpack[InputArguments]) -> Input:
         number, self._run.num_fits = self._run.num_fits, self._run.num_fits + 1
-        workers, own = self.num_workers, self.worker_index
+        workers, index = self.num_workers, self.worker_index
         if isinstance(data, DatasetCreator):
-            return as_input(_share_of(data, workers, own), 1, **arguments)
+            return as_input(_share_of(data, workers, index), 1, **arguments)
         inputs = as_input(data, workers, **arguments)
         if inputs.num_splits > 1:
             # All workers read it in the order that the chief has drawn, each its own batches.
@@ -223,7 +223,7 @@ class WorkerHost(BaseHost):
             )
             inputs.resume_order(position, passes_to_repeat=1)
             if inputs.num_batches is not None:
-                inputs.num_batches = len(range(own, inputs.num_batches, workers))
+                inputs.num_batches = len(range(index, inputs.num_batches, workers))
         return inputs
 
     def _callbacks_of_fit(self, callbacks: object) -> Any:
@@ -237,16 +237,16 @@ class WorkerHost(BaseHost):
                     "`BackupAndRestore`. Take it out of `callbacks`."
                 )
         if self.is_chief:
-            own = [*given, TellStop(self._run, self._run.num_fits - 1)]
+            chosen = [*given, TellStop(self._run, self._run.num_fits - 1)]
         else:
-            own = [callback for callback in given if not isinstance(callback, _OF_CHIEF)]
+            chosen = [callback for callback in given if not isinstance(callback, _OF_CHIEF)]
             left_out = [type(c).__name__ for c in given if isinstance(c, _OF_CHIEF)]
             if left_out:
                 _LOGGER.info("Left to the chief: %s.", ", ".join(left_out))
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks = own
+            callbacks.callbacks = chosen
             return callbacks
-        return own
+        return chosen
 
     def dispatcher(
         self,
@@ -258,9 +258,9 @@ class WorkerHost(BaseHost):
         collect_interval: float,
     ) -> Dispatching:
         """Return what does the executions of a loop in this process."""
-        news = budget = None
+        messages = budget = None
         if mode is TRAIN and self.num_workers > 1:
-            news = FitNews(self._run, model, function, self._run.num_fits - 1)
+            messages = FitMessages(self._run, model, function, self._run.num_fits - 1)
         if mode is TRAIN and self._max_steps is not None:
             budget = StepBudget(self._run, model, self._max_steps)
         return OwnSteps(
@@ -270,7 +270,7 @@ class WorkerHost(BaseHost):
             split=self.worker_index if inputs.num_splits > 1 else 0,
             devices=self.own_devices,
             seed_offset=self._run.seed_offset,
-            news=news,
+            messages=messages,
             budget=budget,
         )
 

@@ -16,7 +16,7 @@ from kerasps.step.tracing.runners import ALONE
 from kerasps.training import MetricTotals
 from kerasps.training.epoch.epoch_events import Execution, Report, SplitPosition
 from kerasps.training.epoch.worker_activity import WorkerActivity
-from kerasps.worker_driven.fit_news import FitNews
+from kerasps.worker_driven.fit_messages import FitMessages
 from kerasps.worker_driven.step_budget import StepBudget
 
 
@@ -30,7 +30,7 @@ class OwnSteps:
         split: which split of the input this process reads.
         devices: the device of this process that computes, in short, in a list.
         seed_offset: what is added to the seeds of all steps.
-        news: what the workers tell each other in a `fit`; None of other loops.
+        messages: what the workers tell each other in a `fit`; None of other loops.
         budget: the steps that all workers do together; None without a limit.
     """
 
@@ -46,7 +46,7 @@ class OwnSteps:
         split: int,
         devices: Sequence[str],
         seed_offset: int,
-        news: FitNews | None = None,
+        messages: FitMessages | None = None,
         budget: StepBudget | None = None,
     ) -> None:
         self._function = function
@@ -55,7 +55,7 @@ class OwnSteps:
         self._split = split if inputs.num_splits else None
         self._devices = devices
         self._seed_offset = seed_offset
-        self._news = news
+        self._messages = messages
         self._budget = budget
         self._queue: deque[Execution] = deque()
         self._dataset: OpenDataset | None = None
@@ -118,8 +118,8 @@ class OwnSteps:
         self._num_read += steps
         if self._left is not None:
             self._left -= steps
-        if self._news is not None and result is not None:
-            self._news.add(result)
+        if self._messages is not None and result is not None:
+            self._messages.add(result)
         # What the budget lacks is asked for again: more may come of it.
         self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
         missing += execution.num_steps - steps
@@ -164,8 +164,8 @@ class OwnSteps:
 
     def finish_epoch(self, totals: MetricTotals) -> None:
         self._queue.clear()
-        if self._news is not None:
-            self._news.end_epoch(totals)
+        if self._messages is not None:
+            self._messages.end_epoch(totals)
 
     def abandon(self) -> None:
         self._queue.clear()

@@ -113,17 +113,17 @@ class Run:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process gives initial values, writes files, and merges metrics."""
+        """True if this process gives initial values, writes files, and merges metrics."""
         return self._is_chief
 
     @property
     def is_new(self) -> bool:
-        """Whether this process began the run, and no other knows its variables yet."""
+        """True if this process began the run, and no other knows its variables yet."""
         return self._is_chief and self._is_new
 
     @property
     def writes(self) -> bool:
-        """Whether what this process assigns outside of steps is written.
+        """True if values that this process assigns outside of steps are written.
 
         The chief alone writes: each worker runs the same program, and does the same again. One that
         comes back writes when it has come to the steps that the run is in.

@@ -1,4 +1,4 @@
-"""`WorkerDrivenStrategy`: each worker's process trains by itself, on variables that all share."""
+"""`WorkerDrivenStrategy`: each worker's process drives its steps, on variables that all share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class WorkerDrivenStrategy(BaseStrategy):
         ValueError: an argument is not one of its values, or differs from that of the strategy which
             this process has already.
         UnsupportedError: the backend of Keras is not TensorFlow.
-        ImportError: a private name of Keras or TensorFlow is gone in the versions installed.
+        ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
     Follows `tf.compat.v1.distribute.experimental.ParameterServerStrategy`.
     """
@@ -131,7 +131,7 @@ class WorkerDrivenStrategy(BaseStrategy):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the chief, which writes files and sees merged metrics."""
+        """True if this process is the chief, which writes files and sees merged metrics."""
         return self._host.is_chief
 
     @property

@@ -1,4 +1,4 @@
-"""`train_and_evaluate`: one program for all tasks of a training whose workers drive themselves."""
+"""`train_and_evaluate`: one program for all tasks of a training whose workers drive their steps."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,9 +155,9 @@ def target(found: Import) -> str:
 def upward(imports: list[Import]) -> list[Import]:
     wrong = []
     for found in imports:
-        own, other = place(found.module), place(target(found))
-        is_within = own == other or (found.for_types and found.module == "__init__")
-        if not is_within and ORDER.index(other) >= ORDER.index(own):
+        importer, other = place(found.module), place(target(found))
+        is_within = importer == other or (found.for_types and found.module == "__init__")
+        if not is_within and ORDER.index(other) >= ORDER.index(importer):
             wrong.append(found)
     return wrong
 
@@ -349,7 +350,7 @@ def test_no_file_and_no_function_is_too_long(module):
 @pytest.mark.parametrize("module", TREES)
 def test_no_class_has_too_many_methods(module):
     numbers = {
-        node.name: sum(isinstance(own, ast.FunctionDef) for own in node.body)
+        node.name: sum(isinstance(child, ast.FunctionDef) for child in node.body)
         for node in ast.walk(TREES[module])
         if isinstance(node, ast.ClassDef) and node.name not in LARGE_CLASSES
     }
@@ -374,6 +375,66 @@ def test_a_docstring_begins_with_one_line():
     assert wrong == []
 
 
+# Each is the beginning of a clause, not of a sentence with an actor and a verb.
+CLAUSE = re.compile(r"(What|Whether|How|Where|Who|When|Nor|So)\b")
+
+
+def test_a_docstring_begins_with_a_plain_sentence():
+    assert [f"{name}: {text}" for name, text in summaries() if CLAUSE.match(text)] == []
+
+
+# Names that say nothing of the thing.
+VAGUE = {"own"}
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every name in a module, with its line: of variables, attributes, parameters, definitions."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname", "rest"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                yield name, getattr(node, "lineno", 0)
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            yield from ((name, node.lineno) for name in node.names)
+
+
+def vague_names(tree: ast.AST) -> list[int]:
+    """The lines with an identifier that says nothing of the thing."""
+    return sorted(line for name, line in identifiers(tree) if name in VAGUE)
+
+
+def test_a_name_says_what_the_thing_is():
+    found = {module: vague_names(tree) for module, tree in TREES.items()}
+    assert {module: lines for module, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "own = 1",
+        "for own in shards: pass",
+        "sum(own for own in shards)",
+        "def size(own): pass",
+        "size(own=1)",
+        "key = lambda own: 0",
+        "shard.own = 1",
+        "f'{own}'",
+        "with shard as own: pass",
+        "try: pass\nexcept ValueError as own: pass",
+        "import shard as own",
+        "match shard:\n case [*own]: pass",
+        "match shard:\n case {**own}: pass",
+        "def size():\n nonlocal own",
+    ],
+)
+def test_a_vague_name_is_found(source):
+    assert vague_names(ast.parse(source))
+
+
+def test_the_word_own_and_longer_names_are_fine():
+    assert vague_names(ast.parse("own_shard = 'its own shard'  # its own")) == []
+
+
 def any_parameters(tree: ast.AST) -> list[str]:
     """Parameters whose annotation has `Any` in it, as `function(parameter)`."""
     found = []
@@ -381,12 +442,14 @@ def any_parameters(tree: ast.AST) -> list[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             given = node.args
             parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
-            parameters += [own for own in (given.vararg, given.kwarg) if own is not None]
+            parameters += [
+                parameter for parameter in (given.vararg, given.kwarg) if parameter is not None
+            ]
             found += [
-                f"{node.name}({own.arg})"
-                for own in parameters
-                if own.annotation is not None
-                and any(getattr(part, "id", "") == "Any" for part in ast.walk(own.annotation))
+                f"{node.name}({parameter.arg})"
+                for parameter in parameters
+                if parameter.annotation is not None
+                and any(getattr(part, "id", "") == "Any" for part in ast.walk(parameter.annotation))
             ]
     return found
 

@@ -43,7 +43,7 @@ class ScriptEnded:
 
 @dataclass(frozen=True)
 class PSDied:
-    """The process of a ps has ended by itself; `report` says all about it."""
+    """The process of a ps has died; `report` has the details."""
 
     index: int
     report: str
@@ -51,7 +51,7 @@ class PSDied:
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """The process of a worker has ended by itself; `text` says so, and what the cluster does."""
+    """The process of a worker has died; `text` says so, and what the cluster does."""
 
     text: str
 
@@ -72,7 +72,7 @@ class ToldToEnd:
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Nothing has happened, for a while."""
+    """A while has passed without an event."""
 
 
 Event = ScriptEnded | PSDied | WorkerDied | Told | ToldToEnd | TimePassed
@@ -94,7 +94,7 @@ class EndScript:
 
 @dataclass(frozen=True)
 class EndHungWorker:
-    """Have the cluster kill a worker that does not answer."""
+    """Tell the cluster to kill a worker that does not answer."""
 
     notice: Notice
 

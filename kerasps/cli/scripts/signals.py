@@ -45,7 +45,7 @@ def signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterato
 
 
 class Signals:
-    """The signals that come to the launcher, and which of them the script is to get from it.
+    """The signals that come to the launcher, and which of them it passes on to the script.
 
     Args:
         received: all that have come, in their order; it grows.

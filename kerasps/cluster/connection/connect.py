@@ -89,11 +89,11 @@ def connect_to_tasks(
         _sleep_when_idle(context)
     context.ensure_initialized()
     config = context.config
-    own = {COORDINATOR_JOB: cluster.jobs["chief"]}
+    coordinator = {COORDINATOR_JOB: cluster.jobs["chief"]}
     if _serving_at != cluster.jobs["chief"][0]:
         resources = None if is_fresh else EarlierResources.find()
         listens_on = coordinator_listen_address(cluster)
-        server_def = _server_def(own, config, protocol)
+        server_def = _server_def(coordinator, config, protocol)
         _set_device_filters(server_def, cluster)
         _start_own_server(context, server_def, listens_on, own_task)
         if resources is not None:
@@ -102,7 +102,7 @@ def connect_to_tasks(
         config.experimental.disable_thread_spinning = True
     # The second step. The tasks get this process's options, and so the one that was set just now.
     others = {job: tasks for job, tasks in cluster.jobs.items() if job != "chief"}
-    _add_tasks(context, _server_def({**own, **others}, config, protocol), cluster)
+    _add_tasks(context, _server_def({**coordinator, **others}, config, protocol), cluster)
 
 
 # Held while the tasks that there are change, and while they are told of a function. For some
@@ -114,7 +114,7 @@ _has_left = False
 
 
 def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
-    """Have this process know these workers and ps from here on, and no others.
+    """Make these the only workers and ps that this process knows from here on.
 
     Call when it is connected. A task that is not known any more, or was started anew, loses all
     that this process has made on it. TensorFlow waits for each member: name those that answer.
@@ -151,7 +151,7 @@ def known_tasks() -> set[str]:
 
 
 def forget_tasks() -> None:
-    """Have this process know no worker and no ps any more, until it connects again.
+    """Make this process forget all workers and ps, until it connects again.
 
     TensorFlow ends its context on each that it knew, and waits for the answer.
     """
@@ -195,9 +195,9 @@ def _server_def(
 
 
 def _set_device_filters(server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:
-    """Have workers see the ps and not each other, and the other way round.
+    """Limit what tasks connect to: workers to ps, and ps to workers.
 
-    A lost one stops none of its like then. And a task is told of changes to those alone that it
+    A lost task then stops none of its type. And a task is told of changes to those alone that it
     sees; it forgets the functions that it has made ready then, and a worker takes a third of a
     second or more to make its step ready again. TensorFlow takes filters with the first server
     definition only, and for tasks that are not there yet as well.
@@ -289,9 +289,9 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
                 for job, index in silent
             )
             raise TaskUnreachableError(
-                "Tasks went away while TensorFlow connected to them. Expected: a server that "
-                f"answers at each address. Received: {names}. Start `kerasps serve` anew in these "
-                "tasks, and make the strategy again."
+                "Tasks stopped answering while TensorFlow connected to them. Expected: a server "
+                f"that answers at each address. Received: {names}. Start `kerasps serve` anew in "
+                "these tasks, and make the strategy again."
             )
 
 

@@ -20,7 +20,7 @@ _LIMIT_S = 5.0
 
 
 def disconnect(addresses: Mapping[tuple[str, int], str]) -> None:
-    """Have this process forget all tasks. Does nothing where it is connected to none of these.
+    """Make this process forget all tasks. Does nothing where it is connected to none of these.
 
     Call before the tasks end. Waits some milliseconds, and never longer than five seconds.
 

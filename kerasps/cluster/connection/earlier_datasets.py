@@ -62,14 +62,14 @@ class EarlierDatasets:
         self._functions = functions
         # Several objects may be one dataset, each with another structure of elements.
         self._objects: dict[int, list[Any]] = {}
-        for own in datasets:
-            self._objects.setdefault(id(own._variant_tensor_attr), []).append(own)
-        datasets = [own for own in datasets if not _is_an_input(own)]
-        self._by_variant = {id(own._variant_tensor_attr): own for own in datasets}
+        for dataset in datasets:
+            self._objects.setdefault(id(dataset._variant_tensor_attr), []).append(dataset)
+        datasets = [dataset for dataset in datasets if not _is_an_input(dataset)]
+        self._by_variant = {id(dataset._variant_tensor_attr): dataset for dataset in datasets}
         self._uses: dict[int, bool] = {}
         self._variables = {id(handle) for handle in variables}
         # Kept, so that nothing else gets their `id`s.
-        self._before = [own._variant_tensor_attr for own in datasets]
+        self._before = [dataset._variant_tensor_attr for dataset in datasets]
         self._remade: dict[int, tf.Tensor] = {}
         self._recipes: dict[int, _Recipe] = {}
         # Those that TensorFlow cannot describe.
@@ -121,8 +121,8 @@ class EarlierDatasets:
             return self._remade.get(id(tensor), renewed.get(id(tensor), tensor))
 
         feeds = {
-            name: current(own._variant_tensor_attr)
-            for name, own in zip(recipe.inputs, _inputs(dataset), strict=True)
+            name: current(source._variant_tensor_attr)
+            for name, source in zip(recipe.inputs, _inputs(dataset), strict=True)
         }
         for names, function in zip(recipe.captured, _functions(dataset), strict=True):
             feeds.update(zip(names, map(current, function.captured_inputs), strict=True))
@@ -138,18 +138,18 @@ class EarlierDatasets:
             self.lost.append(dataset)
         else:
             self._remade[id(old)] = new
-            for own in self._objects[id(old)]:
-                own._variant_tensor_attr = new
+            for alias in self._objects[id(old)]:
+                alias._variant_tensor_attr = new
 
 
 def _is_an_input(dataset: tf.data.Dataset) -> bool:
     """Return whether a dataset is one of its inputs, with another structure of elements."""
     variant = dataset._variant_tensor_attr
-    return any(own._variant_tensor_attr is variant for own in _inputs(dataset))
+    return any(source._variant_tensor_attr is variant for source in _inputs(dataset))
 
 
 def _inputs(dataset: tf.data.Dataset) -> list[Any]:
-    return [own for own in dataset._inputs() if isinstance(own, tf.data.Dataset)]
+    return [source for source in dataset._inputs() if isinstance(source, tf.data.Dataset)]
 
 
 def _functions(dataset: tf.data.Dataset) -> list[Any]:
@@ -213,8 +213,8 @@ def _upstream(
     found: dict[str, Any] = {}
     pending = [node]
     while pending:
-        own = pending.pop()
-        found[own.name] = own
-        names = (source.lstrip("^").partition(":")[0] for source in own.input)
+        current = pending.pop()
+        found[current.name] = current
+        names = (source.lstrip("^").partition(":")[0] for source in current.input)
         pending += [nodes[name] for name in names if name in nodes and name not in found]
     return found.values()

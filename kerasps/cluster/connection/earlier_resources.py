@@ -53,7 +53,7 @@ class _Resource:
         record = _compat.TensorProto.FromString(content).tensor_content
         start = next(position for position, byte in enumerate(record) if byte < 128) + 1
         proto = _compat.ResourceHandleProto.FromString(record[start:])
-        specs = tuple(tf.TensorSpec(own.shape, own.dtype) for own in proto.dtypes_and_shapes)
+        specs = tuple(tf.TensorSpec(part.shape, part.dtype) for part in proto.dtypes_and_shapes)
         return cls(proto.name, proto.container, proto.maybe_type_name, specs)
 
     @property
@@ -134,7 +134,7 @@ class EarlierResources:
                 remake()
             except tf.errors.OpError:
                 lost.append(resource)
-        lost += [f"a dataset that uses variables, {own}" for own in self._datasets.lost]
+        lost += [f"a dataset that uses variables, {dataset}" for dataset in self._datasets.lost]
         if lost:
             warnings.warn(
                 "Connecting to the cluster ended what TensorFlow finds by name and kerasps cannot "

@@ -160,7 +160,7 @@ class LocalCluster:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the cluster is closed, or about to be."""
+        """True once the cluster is closed or closing."""
         return self._closed
 
     @property
@@ -278,7 +278,7 @@ class LocalCluster:
     def before_close(
         self, callback: Callable[[str], None], notice: Callable[[str], None] | None = None
     ) -> None:
-        """Have functions called when the cluster is closed, before the tasks end.
+        """Register functions to call when the cluster is closed, before the tasks end.
 
         Args:
             callback: called once, the last one that came first. Tasks that do not answer are killed
@@ -359,7 +359,7 @@ class LocalCluster:
 
     @property
     def process_ends(self) -> bool:
-        """Whether the cluster ends because this process does."""
+        """True if the cluster ends because this process does."""
         return self._process_ends
 
     def _end_with_process(self) -> None:

@@ -1,4 +1,4 @@
-"""The ps of a cluster on this machine, for workers that whoever starts it starts by himself."""
+"""The ps of a cluster on this machine, whose workers the user starts."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ class LocalTasks(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """True once the cluster is closed or closing."""
 
     @property
     def process_ends(self) -> bool:
-        """Whether it ends because this process does."""
+        """True if the cluster ends because this process does."""
 
     def check_open(self) -> None:
         """Raise `ClusterClosedError` where it is closed."""
@@ -40,7 +40,7 @@ class LocalTasks(Protocol):
     def before_close(
         self, callback: Callable[[str], None], notice: Callable[[str], None] | None = None
     ) -> None:
-        """Have functions called before the tasks end; `notice` before any is killed."""
+        """Register functions to call before the tasks end; `notice` before any is killed."""
 
     def end_with_process(self) -> None:
         """Keep it until this process ends."""

@@ -54,7 +54,7 @@ class ClusterUpdates:
         with shared.lock:
             members = {**shared.presence.connected, **shared.presence.back}
         answers = ask_servers(members, ANSWER_S)
-        with shared.news:
+        with shared.changed:
             noticed = shared.presence.impatient(answers, time.monotonic())
             silent = {one.task for one in noticed}
             back = [

@@ -60,7 +60,7 @@ class Departures:
 
     def _say_goodbye(self, worker: int) -> None:
         _tell_to_go(worker)
-        with self._shared.news:
+        with self._shared.changed:
             noticed = self._shared.presence.left(("worker", worker), time.monotonic())
             self._let_go.discard(worker)
         self._shared.follow(noticed)

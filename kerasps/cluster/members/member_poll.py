@@ -14,7 +14,7 @@ from kerasps.runtime.probe import ANSWER_S, Answer, ask_servers
 
 _LOGGER = logging.getLogger("kerasps")
 
-# How often tasks are asked. One that is away is asked more often, since others wait for it.
+# How often tasks are asked. One that does not answer is asked more often, since others wait for it.
 _INTERVAL_S = 1.0
 _INTERVAL_AWAY_S = 0.1
 # How often the cluster resolver is asked where the workers are.
@@ -58,13 +58,13 @@ class MemberPoll:
             if began >= resolve_at:
                 resolve_at = began + _RESOLVE_S
                 self._look_for_moves()
-            with shared.news:
+            with shared.changed:
                 interval = _INTERVAL_AWAY_S if shared.presence.is_anyone_away else _INTERVAL_S
-                shared.news.wait_for(lambda: shared.has_stopped, interval)
+                shared.changed.wait_for(lambda: shared.has_stopped, interval)
 
     def _hear(self, answers: Mapping[Task, Answer]) -> None:
         shared = self._shared
-        with shared.news:
+        with shared.changed:
             noticed = shared.presence.hear(answers, time.monotonic(), ANSWER_S)
             is_back = bool(shared.presence.back)
             refusing = [

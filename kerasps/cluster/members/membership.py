@@ -94,14 +94,14 @@ class Membership:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the cluster has been closed."""
+        """True once the cluster is closed."""
         return self._is_closed
 
     # Who is there
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are, with those that are away."""
+        """The number of workers, those that do not answer included."""
         with self._shared.lock:
             return len(self._shared.presence.of("worker"))
 
@@ -135,7 +135,7 @@ class Membership:
 
     @property
     def absent_workers(self) -> set[int]:
-        """The workers that can be given nothing: lost, hung, gone, or not there yet."""
+        """The workers that can be given nothing: lost, hung, left, or not there yet."""
         with self._shared.lock:
             presence = self._shared.presence
             there = presence.of("worker", Status.THERE, Status.LEAVING)
@@ -149,7 +149,7 @@ class Membership:
 
     @property
     def lost_ps(self) -> int | None:
-        """A ps that hangs, or is gone; None where all are there. Of a closed cluster, the first."""
+        """A ps that hangs, or is lost; None where all answer. Of a closed cluster, the first."""
         if self._is_closed:
             return 0
         with self._shared.lock:
@@ -166,7 +166,7 @@ class Membership:
         return worker not in self.absent_workers
 
     def generation(self, worker: int) -> int:
-        """Return how often a worker was taken back. What it held before is gone each time."""
+        """Return how often a worker was taken back. Each time it has lost what it held."""
         with self._shared.lock:
             return self._shared.presence.generation(("worker", worker))
 
@@ -201,8 +201,8 @@ class Membership:
     def wait_until_there(self, worker: int) -> None:
         """Wait until a worker can be called again. Thread: that of the worker's sessions."""
         shared = self._shared
-        with shared.news:
-            shared.news.wait_for(
+        with shared.changed:
+            shared.changed.wait_for(
                 lambda: (
                     shared.has_stopped
                     or shared.presence.status(("worker", worker)) in (Status.THERE, Status.LEAVING)

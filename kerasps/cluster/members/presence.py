@@ -45,7 +45,7 @@ class _Known:
     silent_since: float | None = None
     # Answers now, and TensorFlow does not know it yet.
     is_back: bool = False
-    # How often it was taken back: what it held before is gone each time.
+    # How often it was taken back: each time it has lost what it held.
     generation: int = 0
     # How often it was lost, or hung, and how often it was there again afterwards.
     losses: int = 0
@@ -153,12 +153,12 @@ class Presence:
 
     @property
     def has_all_ps(self) -> bool:
-        """Whether every ps is there."""
+        """True while every ps answers."""
         return not self.of("ps", Status.HUNG, Status.LOST)
 
     @property
     def is_anyone_away(self) -> bool:
-        """Whether a task is silent, or away, and may answer again at any time."""
+        """True while a task is silent, lost or joining, and may answer at any time."""
         away = (Status.LOST, Status.HUNG, Status.JOINING, Status.LEFT)
         return any(
             known.status in away or known.silent_since is not None for known in self._tasks.values()
@@ -175,7 +175,7 @@ class Presence:
         self._ticked_at, self._asked_at = now, self._clock
 
     def _run(self, now: float, most_s: float) -> None:
-        """Have the clock of silence run on, by `most_s` at most."""
+        """Advance the clock of silence, by `most_s` at most."""
         self._clock += min(now - self._ran_until, most_s)
         self._ran_until = now
 

@@ -19,11 +19,11 @@ class SharedPresence:
     """A `Presence` under one lock, and what follows from what it notices.
 
     Each thing that is noticed is logged in one line. Connections to a task that hangs are broken,
-    so that the calls which wait for it end. Threads that wait for news are woken.
+    so that the calls which wait for it end. Threads that wait for a change are woken.
 
-    Contract: hold `lock`, or `news`, to read `presence`. Events go through `change`; where an event
-    and a question must see the same state, hold `news` for both, and hand what the event returned
-    to `follow` after releasing it. Thread: any.
+    Contract: hold `lock`, or `changed`, to read `presence`. Events go through `change`; where an
+    event and a question must see the same state, hold `changed` for both, and hand what the event
+    returned to `follow` after releasing it. Thread: any.
 
     Args:
         addresses: the `"host:port"` of each worker and ps.
@@ -31,23 +31,23 @@ class SharedPresence:
     Attributes:
         presence: what is known of each task.
         lock: guards `presence`.
-        news: the condition of `lock`; notified when something was noticed, and on `stop`.
+        changed: the condition of `lock`; notified when something was noticed, and on `stop`.
         is_update_due: set when TensorFlow may have to be told who is there, and on `stop`.
         has_stopped: whether the watch is over. Nothing is logged or broken then.
     """
 
     def __init__(self, addresses: Mapping[Task, str]) -> None:
         self.lock = threading.Lock()
-        self.news = threading.Condition(self.lock)
+        self.changed = threading.Condition(self.lock)
         self.presence = Presence(addresses, limit_s=hang_limit(), now=time.monotonic())
         self.is_update_due = threading.Event()
         self.has_stopped = False
 
     def stop(self) -> None:
         """End the watch: whoever waits is woken."""
-        with self.news:
+        with self.changed:
             self.has_stopped = True
-            self.news.notify_all()
+            self.changed.notify_all()
         self.is_update_due.set()
 
     def change(self, event: Callable[[Presence, float], list[Noticed]]) -> None:
@@ -56,7 +56,7 @@ class SharedPresence:
         Args:
             event: called with the presence and the time; returns what is noticed.
         """
-        with self.news:
+        with self.changed:
             noticed = event(self.presence, time.monotonic())
         self.follow(noticed)
 
@@ -73,8 +73,8 @@ class SharedPresence:
             if text:
                 _LOGGER.warning(text)
         if noticed:
-            with self.news:
-                self.news.notify_all()
+            with self.changed:
+                self.changed.notify_all()
             self.is_update_due.set()
 
 

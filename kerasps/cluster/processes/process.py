@@ -95,7 +95,7 @@ class TaskProcess:
 
     @property
     def started_at(self) -> float:
-        """When the process was started, on the monotonic clock of the machine."""
+        """The time when the process was started, on the monotonic clock of the machine."""
         return self._started_at
 
     def start(self) -> None:
@@ -157,12 +157,12 @@ class TaskProcess:
         return self._process is not None and self._process.poll() is not None
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL), and wait until it is gone."""
+        """End the process at once (SIGKILL), and wait until it has ended."""
         self.begin_to_kill()
         self._collect()
 
     def begin_to_kill(self) -> None:
-        """End the process at once (SIGKILL), without waiting until it is gone. See `kill`."""
+        """End the process at once (SIGKILL), without waiting until it has ended. See `kill`."""
         if self.is_running():
             self._started().kill()
 

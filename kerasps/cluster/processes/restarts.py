@@ -59,7 +59,7 @@ class RestartBudget:
 
     @property
     def is_off(self) -> bool:
-        """Whether no task is ever started again."""
+        """True if no task is ever restarted."""
         return self._max_restarts == 0
 
     def has_left(self, task: Task, now: float) -> bool:

@@ -29,7 +29,7 @@ _JOIN_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Death:
-    """A process that ended by itself.
+    """A process that ended without being told to.
 
     Args:
         task: its type and index.
@@ -88,7 +88,7 @@ class TaskWatch:
 
     @property
     def saw_death(self) -> bool:
-        """Whether a process has ever ended by itself."""
+        """True once a process has ended without being told to."""
         return self._saw_death
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Has TensorFlow's server listen on one address of this machine, instead of on all.
+"""Makes TensorFlow's server listen on one address of this machine, instead of on all.
 
 TensorFlow asks for `0.0.0.0:port`, whatever the cluster's description says, and has no option for
 it. Whoever reaches the port can read and write files as the user who runs the server. So while a
@@ -54,7 +54,7 @@ def listening_on(
     *,
     held: HeldPort | None = None,
 ) -> Iterator[None]:
-    """Have the server that starts within this context listen on `address` alone.
+    """Make the server that starts within this context listen on `address` alone.
 
     Call when the library that starts the server is loaded.
 

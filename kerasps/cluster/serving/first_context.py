@@ -1,4 +1,4 @@
-"""Opens the first context on a ps, so that whoever connects to it finds one there.
+"""Opens the first context on a ps, so that each process that connects to it finds one there.
 
 A context is what a server of TensorFlow holds for a process that is connected to it. A server that
 has none makes anew, for the first, what runs collective operations, and frees that of before. Two
@@ -26,7 +26,7 @@ _TIME_LIMIT_S = 10.0
 
 
 def open_first_context(server_def: Any, host: str, port: int) -> None:
-    """Have a server of this machine that nobody is connected to hold a context, for good.
+    """Open a context, for good, in a server of this machine that nobody is connected to.
 
     Args:
         server_def: the server's `tf.train.ServerDef`.
@@ -38,16 +38,16 @@ def open_first_context(server_def: Any, host: str, port: int) -> None:
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     # A context of the task alone: nothing in it concerns the others.
-    own = type(server_def)(
+    task_def = type(server_def)(
         job_name=server_def.job_name,
         task_index=server_def.task_index,
         protocol=server_def.protocol,
     )
-    own.cluster.job.add(name=own.job_name).tasks[own.task_index] = address
+    task_def.cluster.job.add(name=task_def.job_name).tasks[task_def.task_index] = address
     # The server definition is field 1, as is the value of a `BytesValue`, and on the wire bytes and
     # a message look alike. The context is kept for as long as the server lives, since no time is
     # given after which nobody uses it any more.
-    request = BytesValue(value=own.SerializeToString()).SerializeToString()
+    request = BytesValue(value=task_def.SerializeToString()).SerializeToString()
     request += struct.pack("<BQ", _CONTEXT_ID, random.getrandbits(64))
     # A proxy that the environment names is for other machines.
     options = [("grpc.enable_http_proxy", 0)]

@@ -22,7 +22,7 @@ _SETTINGS = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep freed memory for later; return whether it does.
+    """Make this process keep freed memory for later; return whether it does.
 
     It does not where the C library is another than glibc, or the environment says what glibc is to
     do (`MALLOC_TRIM_THRESHOLD_` and the like). Call before TensorFlow is imported.

@@ -79,7 +79,7 @@ def taken_over(port: int) -> HeldPort:
 
 
 def share(descriptor: int) -> None:
-    """Let a socket that is about to be bound share the address of those that keep its port."""
+    """Allow a socket, before it is bound, to share the address of those that keep its port."""
     with socket.socket(fileno=os.dup(descriptor)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 

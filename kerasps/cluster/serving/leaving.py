@@ -51,7 +51,7 @@ def leave(port: int) -> None:
 
 
 def stop_listening(port: int) -> None:
-    """Have this process refuse new connections at `port`, and keep those that it has."""
+    """Make this process refuse new connections at `port`, and keep those that it has."""
     for number in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):

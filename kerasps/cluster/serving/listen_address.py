@@ -47,12 +47,12 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
     if _is_unspecified(host):
         return None
     found = _addresses(host)
-    own = [address for address in found if _is_of_this_machine(address)]
+    local = [address for address in found if _is_of_this_machine(address)]
     if not is_loopback(host) and not _all_are_here(description, host):
         # Debian gives a machine's own name the address 127.0.1.1 on that machine alone.
-        own = [address for address in own if not is_loopback(_text(address))]
-    if own:
-        return _text(_best(own))
+        local = [address for address in local if not is_loopback(_text(address))]
+    if local:
+        return _text(_best(local))
     received = _text_of_all(found) or "a name that no address is known of"
     raise ClusterConfigError(
         f"{description.task_type} {description.task_index} does not start, since it would listen "
@@ -111,9 +111,9 @@ def _asked_for(bind: str) -> str | None:
     if _is_all(bind):
         return None
     found = _addresses(bind)
-    own = [address for address in found if _is_of_this_machine(address)]
-    if own:
-        return _text(_best(own))
+    local = [address for address in found if _is_of_this_machine(address)]
+    if local:
+        return _text(_best(local))
     received = f"{bind!r}"
     if _text_of_all(found) not in ("", bind):
         received += f" ({_text_of_all(found)})"

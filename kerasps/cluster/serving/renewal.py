@@ -1,4 +1,4 @@
-"""Notices in a served task that its coordinator is gone, and starts the task's process anew.
+"""Notices in a served task that its coordinator has ended, and starts the task's process anew.
 
 A coordinator that ends as it should takes its variables, functions and iterators off the tasks; the
 memory that they took comes back to the system with the new beginning. One that was killed leaves
@@ -49,7 +49,7 @@ _ESTABLISHED = "01"
 
 
 class End(Protocol):
-    """What a served task waits for."""
+    """The condition on which a served task ends."""
 
     exit_code: int | None
 
@@ -59,7 +59,7 @@ class End(Protocol):
 
 
 class CoordinatorWatch:
-    """Looks, time and again, whether the coordinator that this task served is gone.
+    """Polls whether the coordinator that this task served has ended.
 
     Args:
         port: the port of this task.
@@ -75,7 +75,7 @@ class CoordinatorWatch:
         self._looks_left = 0
 
     def is_over(self) -> bool:
-        """Return whether the coordinator was there and is gone. Call every `POLL_MS`."""
+        """Return whether the coordinator was there and has ended. Call every `POLL_MS`."""
         now = last_connections_to(self._port)
         if now and not self._was_there:
             # Whoever connected first need not be the coordinator: `kerasps env` does so too.
@@ -98,7 +98,7 @@ class CoordinatorWatch:
 
 
 class AfterTheEnd:
-    """Looks, time and again, whether something is over and nobody is connected any more.
+    """Polls whether something is over and nobody is connected any more.
 
     Args:
         address: the `"host:port"` of this task.
@@ -158,7 +158,7 @@ def connections_to(port: int) -> set[str]:
 
 
 def start_anew(port: int) -> NoReturn:
-    """Let this process begin again, with the same arguments, environment and process id.
+    """Restart this process, with the same arguments, environment and process id.
 
     Args:
         port: the port that it listens on, and which nobody else can take meanwhile.

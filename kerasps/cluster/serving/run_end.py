@@ -75,7 +75,7 @@ def ask_run_end(
 
 
 def wait_for_run_end(chief: str, task: Task, *, timeout_s: float) -> int | None:
-    """Ask how a run has ended whose chief is gone; return None where nobody says so in time.
+    """Ask how a run has ended whose chief has ended; return None where nobody says so in time.
 
     Args:
         chief: the `"host:port"` of the chief.
@@ -166,7 +166,7 @@ class RunEndAnnouncer:
 
 
 class _RunEnd:
-    """What is known of the end of a run. Thread: any.
+    """The end of a run: its exit code, and the tasks that still run. Thread: any.
 
     Args:
         code: the exit code of the chief's script.

@@ -43,8 +43,8 @@ ApplyTogether = Callable[["Compute", Callable[[Any], None], Sequence[Any]], None
 class Compute:
     """The phase in which variables are the tensors of one step (see `variables.Phase`).
 
-    A variable that is news to the inventory reads as zeros: the trace goes on to meet what else
-    there is, and is done again.
+    A variable that the inventory does not know yet reads as zeros: the trace goes on to meet the
+    others, and is done again.
 
     Args:
         inventory: what traces before have met; this one adds to it.
@@ -211,7 +211,7 @@ class Compute:
     def needs_whole(self, variable: ParameterServerVariable, reason: str) -> bool:
         """Note that an update needs the whole `variable`.
 
-        Returns True where that is news, for which the trace is done again.
+        Returns True where the inventory did not know that: the trace is then done again.
         """
         self.whole.setdefault(variable, reason)
         if self.is_table(variable):
@@ -233,7 +233,7 @@ class Compute:
         apply: Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], None],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     ) -> None:
-        """Have an optimizer applied: once, to the sums of the gradients of all replicas.
+        """Apply an optimizer once, to the sums of the gradients of all replicas.
 
         Args:
             apply: applies it to gradients.
@@ -245,7 +245,7 @@ class Compute:
             self._apply_together(self, apply, gradients)
 
     def share_updates(self, first: Compute) -> None:
-        """Have the first replica record what is applied for all of them."""
+        """Use the recorder of the first replica, which records what is applied for all of them."""
         self._recorder = first._recorder
 
     def apply_gradients(
@@ -273,7 +273,7 @@ class Compute:
 
     @property
     def updates(self) -> list[Update]:
-        """What optimizers are to do on the ps. Call after `outputs`."""
+        """The updates that optimizers make on the ps. Call after `outputs`."""
         return self._recorder.updates
 
     def outputs(self) -> ComputeOutputs:

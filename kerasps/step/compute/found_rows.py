@@ -59,8 +59,8 @@ class GradientSums:
         # By the positions of each look-up, its table and its number.
         self._lookups: ByIdentity[tf.Tensor, tuple[ParameterServerVariable, int]] = ByIdentity(
             (positions, (table, number))
-            for table, own in tables.items()
-            for number, positions in enumerate(own.positions)
+            for table, rows in tables.items()
+            for number, positions in enumerate(rows.positions)
         )
         # By the dense gradient, those look-ups and what is added up of each.
         self._addends: ByIdentity[
@@ -74,7 +74,7 @@ class GradientSums:
         # Of a table it has one row per different id, so to make it dense is cheap.
         dense = tf.convert_to_tensor(gradient)
         parts, addends = _parts(gradient.indices), _parts(gradient.values)
-        known = [self._lookups[own] for own in map(_uncast, parts) if own in self._lookups]
+        known = [self._lookups[part] for part in map(_uncast, parts) if part in self._lookups]
         if len(known) == len(parts) == len(addends):
             self._addends[dense] = known, addends
         return dense
@@ -92,7 +92,7 @@ class GradientSums:
             Numbers of look-ups of the table, and of each a tensor with a row for each id.
         """
         lookups, addends = self._addends.get(gradient, ([], []))
-        numbers = [number for own, number in lookups if own is table]
+        numbers = [number for other, number in lookups if other is table]
         return (numbers, addends) if numbers and len(numbers) == len(addends) else None
 
 

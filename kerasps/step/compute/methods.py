@@ -18,15 +18,15 @@ class Method(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """The name of the method, for messages."""
 
     @property
     def whose(self) -> str:
-        """Of what it is a part, for messages; else empty."""
+        """The text that names its owner, for messages; else empty."""
 
     @property
     def jit_compile(self) -> bool:
-        """Whether XLA is to compile it."""
+        """True if XLA compiles it."""
 
     def expected(self) -> list[Any]:
         """Return the variables that it probably reads, but the states of metrics."""
@@ -55,17 +55,17 @@ class ModelMethod:
 
     @property
     def name(self) -> str:
-        """What it is, for messages."""
+        """The name of the method, for messages."""
         return f"`{self._method}`"
 
     @property
     def whose(self) -> str:
-        """Of which model, for messages."""
+        """The text that names its model, for messages."""
         return f" of model '{self._model.name}'"
 
     @property
     def jit_compile(self) -> bool:
-        """Whether the model was compiled so."""
+        """True if the model was compiled with it."""
         return bool(self._model.jit_compile)
 
     def expected(self) -> list[Any]:

@@ -116,7 +116,7 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
             self._has_paused.set()
 
     def go_on(self) -> None:
-        """Have it run until it waits for others, or is done. Raises what it raised."""
+        """Run it until it waits for others, or is done. Raises what it raised."""
         if self.is_done:
             return
         self._may_run.set()
@@ -168,17 +168,21 @@ class Replicas:
         has_gpu: bool,
     ) -> None:
         self._strategy = strategy
-        self._batches = [own.batch for own in inputs]
+        self._batches = [replica.batch for replica in inputs]
         self._lockstep: Lockstep[Returned]
         self._is_applying = False
         # What the optimizer that was applied last has changed, and all that any has.
-        self._news: list[tuple[ParameterServerVariable, tf.Tensor]] = []
+        self._last_changes: list[tuple[ParameterServerVariable, tf.Tensor]] = []
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.phases = [
             Compute(
-                inventory, own, trains_bare=trains_bare, has_gpu=has_gpu, apply_together=self._apply
+                inventory,
+                replica,
+                trains_bare=trains_bare,
+                has_gpu=has_gpu,
+                apply_together=self._apply,
             )
-            for own in inputs
+            for replica in inputs
         ]
         for phase in self.phases[1:]:
             phase.share_updates(self.phases[0])
@@ -235,12 +239,12 @@ class Replicas:
             self._is_applying = True
             apply([_sum(of_variable) for of_variable in zip(*given, strict=True)])
             self._is_applying = False
-            self._news = [
+            self._last_changes = [
                 (variable, phase.read_whole(variable)) for variable in phase.values.changed
             ]
             self._changed |= phase.values.changed
             return
-        for variable, value in self._news:
+        for variable, value in self._last_changes:
             phase.values.set_ahead(variable, value)
 
     def outputs(self) -> ComputeOutputs:
@@ -269,7 +273,7 @@ def mean_logs(returned: Sequence[Returned]) -> list[tf.Tensor]:
     """Return the means of the logs that replicas returned beside metrics."""
     return [
         tf.add_n(of_replicas) / len(returned)
-        for of_replicas in zip(*(own.logs for own in returned), strict=True)
+        for of_replicas in zip(*(replica.logs for replica in returned), strict=True)
     ]
 
 

@@ -94,19 +94,19 @@ def noting_results(metrics: Iterable[keras.Metric]) -> Iterator[Results]:
 
 @contextlib.contextmanager
 def _noting(metric: keras.Metric, results: Results) -> Iterator[None]:
-    original, own = metric.result, vars(metric)
-    if isinstance(own.get("result"), _Noted):
+    original, attributes = metric.result, vars(metric)
+    if isinstance(attributes.get("result"), _Noted):
         yield  # for the first of several replicas, which are traced at the same time
         return
 
-    before = own.get("result")
-    own["result"] = _Noted(metric, original, results)
+    before = attributes.get("result")
+    attributes["result"] = _Noted(metric, original, results)
     try:
         yield
     finally:
-        del own["result"]
+        del attributes["result"]
         if before is not None:
-            own["result"] = before
+            attributes["result"] = before
 
 
 class _Noted:

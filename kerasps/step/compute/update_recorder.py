@@ -34,7 +34,7 @@ class RecordingPhase(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """What traces have met."""
+        """The variables that the traces have met."""
 
     @property
     def values(self) -> StepValues:
@@ -42,7 +42,7 @@ class RecordingPhase(Protocol):
 
     @property
     def sums(self) -> GradientSums:
-        """What makes gradients of tables dense."""
+        """The `GradientSums` that makes gradients of tables dense."""
 
     def read_whole(self, variable: ParameterServerVariable) -> tf.Tensor:
         """Return the value of `variable` for what needs all of it."""
@@ -167,7 +167,7 @@ class UpdateRecorder:
         trainable: Sequence[ParameterServerVariable],
         shared: Sequence[ParameterServerVariable],
     ) -> tuple[_Arguments, list[tf.Tensor]]:
-        """Let the optimizer move its shared state on, and call `take_arguments` through a hook.
+        """Call the optimizer, which advances its shared state and calls `take_arguments` by a hook.
 
         Returns what it called that with, and the shared state that its updates are to see.
         """
@@ -316,7 +316,7 @@ class UpdateRecorder:
     def _fitted(self, update: Update, tensors: UpdateTensors) -> list[tf.Tensor]:
         """Return the gradients, those of tables with a row for each row that was pulled.
 
-        If the optimizer was not applied in this step, these are zeros: what lies in the scratch
+        If the optimizer was not applied in this step, these are zeros: the tensor in the scratch
         resource has no rows then.
         """
         return [

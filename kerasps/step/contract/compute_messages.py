@@ -112,8 +112,8 @@ class InputNames:
             [tensor.op.name for tensor in leaves_of(inputs.batch)],
             ByIdentity((v, t.op.name) for v, t in inputs.values(inventory).items()),
             ByIdentity(
-                (table, [tensor.op.name for tensor in leaves_of(own)])
-                for table, own in inputs.tables_of(inventory).items()
+                (table, [tensor.op.name for tensor in leaves_of(rows)])
+                for table, rows in inputs.tables_of(inventory).items()
             ),
         )
 

@@ -2,7 +2,7 @@
 
 Which variables a step reads, which of them by rows only, and which it assigns inside a `tf.cond` or
 `tf.while_loop` (where a plain tensor cannot get out), is known only when it has been traced. So a
-trace notes here what it met and, if that was news, is done again.
+trace notes here what it met and, if that was new, is done again.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Inventory:
         seeds: the states of seed generators.
         tables: variables that are read by rows only, and in how many look-ups.
         small: variables that would be tables, and are read whole for being small.
-        scratch: the resources that the worker has for a step, and what lies in them.
+        scratch: the resources that the worker has for a step, and the specs of their values.
         coupled: the updates that were traced, by all that they depend on.
-        grew: whether there was news since this was last set to False.
+        grew: whether anything was added since this was last set to False.
         presumes: whether no trace has settled yet what was presumed.
     """
 
@@ -111,7 +111,7 @@ class Inventory:
     def presume(
         self, variables: Iterable[ParameterServerVariable], known: Inventory | None
     ) -> None:
-        """Note what the step probably reads, to spare traces; the first one settles it.
+        """Note what the step probably reads, to save traces; the first one settles it.
 
         Args:
             variables: the variables.

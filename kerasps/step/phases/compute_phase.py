@@ -73,7 +73,7 @@ class ComputePhase:
             pulled=[replica.values[v] for v in inventory.pulled],
             metrics=[replica.values[v] for v in inventory.metrics],
             seeds=[replica.values[v] for v in inventory.seeds],
-            tables=[_padded(own) for own in tables] if self.pads_rows else tables,
+            tables=[_padded(rows) for rows in tables] if self.pads_rows else tables,
             scratch=[replica.scratch[key] for key in inventory.scratch],
         )
 

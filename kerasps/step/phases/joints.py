@@ -1,6 +1,6 @@
 """Joints: synchronous updates, of the gradients of all workers that take part.
 
-Each ps sets aside what a push brings, under its lock. The push that completes the joint has the
+Each ps buffers what a push brings, under its lock. The push that completes the joint has the
 optimizer's own `update_step` run once, on the means. A push ends when its joint is completed; so
 the next pull of a worker, which follows it, brings what all workers then start from.
 
@@ -124,21 +124,21 @@ class _Aside:
         ids = tf.TensorSpec([None], tf.int32)
         self._ids = [_Rows(ids, run) for run in tables]
 
-        def slots(kind: type[_Last | _Sum], own: object) -> Any:
-            return filled(own, [kind(spec) for spec in leaves_of(own)])
+        def slots(kind: type[_Last | _Sum], record: object) -> Any:
+            return filled(record, [kind(spec) for spec in leaves_of(record)])
 
         updates = [
-            own._replace(
-                scalars=slots(_Last, own.scalars),
-                fused=slots(_Sum, own.fused),
+            update_specs._replace(
+                scalars=slots(_Last, update_specs.scalars),
+                fused=slots(_Sum, update_specs.fused),
                 gradients=[
                     _Rows(spec, run) if (run := ShardRun((shard,))) in tables else _Sum(spec)
-                    for shard, spec in zip(update.single, own.gradients, strict=True)
+                    for shard, spec in zip(update.single, update_specs.gradients, strict=True)
                 ],
                 # The rows of a group arrive run by run with each push, and so not in all.
-                groups=[[_Rows(run.spec, run) for run in own.runs] for own in update.groups],
+                groups=[[_Rows(run.spec, run) for run in group.runs] for group in update.groups],
             )
-            for update, own in zip(changes.updates, specs.updates, strict=True)
+            for update, update_specs in zip(changes.updates, specs.updates, strict=True)
         ]
         self._slots = PushMessage(
             updates=updates,
@@ -150,17 +150,17 @@ class _Aside:
         )
 
     def add(self, message: PushMessage, places: RowPlaces) -> None:
-        """Set aside what a push brings. Runs on the ps, under the lock."""
+        """Buffer what a push brings. Runs on the ps, under the lock."""
         for rows in self._ids:
             rows.add(places[rows.run])
         updates = [
-            own._replace(
+            update_message._replace(
                 groups=[
                     tf.split(rows, places.counts(group.runs), num=len(group.runs))
-                    for group, rows in zip(update.groups, own.groups, strict=True)
+                    for group, rows in zip(update.groups, update_message.groups, strict=True)
                 ]
             )
-            for update, own in zip(self._changes.updates, message.updates, strict=True)
+            for update, update_message in zip(self._changes.updates, message.updates, strict=True)
         ]
         brought = message._replace(updates=updates, lane=None, number=None, clock=None)
         for slot, value in zip(leaves_of(self._slots), leaves_of(brought), strict=True):
@@ -182,8 +182,8 @@ class _Aside:
         ]
         message = filled(self._slots, means)
         updates = [
-            own._replace(groups=[tf.concat(rows, 0) for rows in own.groups])
-            for own in message.updates
+            update_message._replace(groups=[tf.concat(rows, 0) for rows in update_message.groups])
+            for update_message in message.updates
         ]
         apply(self._changes, message._replace(updates=updates), places)
         for slot in [*slots, *self._ids]:
@@ -223,11 +223,11 @@ class DeviceJoints:
             self._passing = OnPS(self.device, self._passed, number)
 
     def admit(self, lane: int) -> int:
-        """Have a worker take part from the open joint on; return its number."""
+        """Add a worker from the open joint on; return its number."""
         return int(self._admission.call(lane)[0])
 
     def excuse(self, lane: int, first: int) -> int:
-        """Have the joints before number `first` not wait for a worker.
+        """Exempt a worker from the joints before number `first`.
 
         Returns:
             The number of the open joint; less than `first` where that one waits for others.
@@ -235,7 +235,7 @@ class DeviceJoints:
         return int(self._excusing.call(lane, first)[0])
 
     def depart(self, lane: int) -> None:
-        """Have no joint wait for a worker any more."""
+        """Remove a worker: no joint waits for it any more."""
         self._departure.call(lane)
 
     def wait_until_passed(self, number: int) -> None:
@@ -247,7 +247,7 @@ class DeviceJoints:
         return read_joint(self._table.handle)
 
     def take_in(self, lanes: tf.Tensor, message: PushMessage, places: RowPlaces) -> tf.Tensor:
-        """Set a push aside, and apply the joint if that completes it. Call with the lock held.
+        """Buffer a push, and apply the joint if that completes it. Call with the lock held.
 
         Args:
             lanes: the handle of the ps's table of lanes.
@@ -352,9 +352,9 @@ class Joints:
         self.on = {device: DeviceJoints(device, mutex, num_backups) for device in devices}
 
     def after_pull(self, step: StepContext) -> None:
-        """Have the push of a step come too late where its values are of different joints.
+        """Mark the push as late when the step pulled from ps that were at different joints.
 
-        They may be where joints do not wait for all.
+        Ps may be at different joints where joints do not wait for all workers.
         """
         if self.num_backups and len(self.on) > 1:
             numbers = tf.stack([step.clocks[device] for device in self.on])
@@ -365,7 +365,7 @@ class Joints:
             )
 
     def join(self, lane: int) -> None:
-        """Have a worker take part: on all ps from the same joint on. Thread: any.
+        """Add a worker: on all ps from the same joint on. Thread: any.
 
         Raises:
             tf.errors.OpError: a ps is lost.
@@ -383,7 +383,7 @@ class Joints:
                         number = before + 1
 
     def leave(self, lane: int) -> None:
-        """Have nobody wait for a worker. It may be called again. Thread: any.
+        """Remove a worker, so that nobody waits for it. It may be called again. Thread: any.
 
         Raises:
             tf.errors.OpError: a ps is lost.

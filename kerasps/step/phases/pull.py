@@ -51,10 +51,10 @@ class PullMessage(NamedTuple):
     @classmethod
     def of(cls, requests: _Requests, groups: Sequence[GroupShard]) -> PullMessage:
         """Return the message that asks for what `requests` want of `groups`."""
-        own = [(requests[shard.group.tables[0]], shard) for shard in groups]
+        asked = [(requests[shard.group.tables[0]], shard) for shard in groups]
         return cls(
-            [request.counts_of_runs(shard) for request, shard in own],
-            [request.ids_in(shard) for request, shard in own],
+            [request.counts_of_runs(shard) for request, shard in asked],
+            [request.ids_in(shard) for request, shard in asked],
         )
 
     def pack(self, num_runs: int) -> tf.Tensor:
@@ -129,20 +129,22 @@ class DevicePull:
         fused: Sequence[FusedVariable],
         clock: Callable[[], tf.Tensor] | None = None,
     ) -> None:
-        in_fused = {shard for own in fused for shard in own.shards}
+        in_fused = {shard for variable in fused for shard in variable.shards}
         self.device = device
         self.groups = groups
-        self.runs = [run for own in groups for run in own.runs]
+        self.runs = [run for shard in groups for run in shard.runs]
         self._fused = list(fused)
         self._dense = [shard for shard in dense if shard not in in_fused]
         self._clock = clock
         clock_spec = None if clock is None else tf.TensorSpec([], tf.int64)
-        rows = [own.spec for own in groups]
-        of_runs = [[run.spec for run in own.runs] for own in groups]
+        rows = [shard.spec for shard in groups]
+        of_runs = [[run.spec for run in shard.runs] for shard in groups]
         single = [sent_value(shard) for shard in self._dense]
-        # Two structures of the same flat tensors: the ps sends what lies end to end already.
-        sent = Packing(PullReply([own.spec for own in fused], single, of_runs, clock_spec))
-        of_shards = [[sent_part(shard) for shard in own.shards] for own in fused]
+        # Two structures of the same flat tensors: the ps sends fused values as one tensor.
+        sent = Packing(
+            PullReply([variable.spec for variable in fused], single, of_runs, clock_spec)
+        )
+        of_shards = [[sent_part(shard) for shard in variable.shards] for variable in fused]
         self.received = Packing(PullReply(of_shards, single, rows, clock_spec))
 
         def hand_out(messages: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -155,7 +157,7 @@ class DevicePull:
 
     @property
     def brings_clock(self) -> bool:
-        """Whether it brings the clock of the ps."""
+        """True if the pull returns the clock of the ps."""
         return self._clock is not None
 
     @property
@@ -180,9 +182,9 @@ class DevicePull:
         # No push is missed that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
             places = self.places(messages)
-            rows = [[_rows_of(run, places[run]) for run in own.runs] for own in self.groups]
+            rows = [[_rows_of(run, places[run]) for run in shard.runs] for shard in self.groups]
             return PullReply(
-                [own.values.read_value() for own in self._fused],
+                [variable.values.read_value() for variable in self._fused],
                 [shard.storage.read_value() for shard in self._dense],
                 rows,
                 clock,
@@ -200,7 +202,7 @@ class DevicePull:
         # push before.
         (arrived,) = brought_to(self.device, [_end_to_end(lengths, messages, len(messages))])
         with tf.device(self.device):
-            return [[own] for own in _taken_apart(arrived, len(messages))[1]]
+            return [[part] for part in _taken_apart(arrived, len(messages))[1]]
 
     def add_to(
         self, step: StepContext
@@ -210,13 +212,15 @@ class DevicePull:
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
         flats = self._in_order(flats)
-        sizes = [tf.size(step.requests[own.group.tables[0]].ids_in(own)) for own in self.groups]
+        sizes = [
+            tf.size(step.requests[shard.group.tables[0]].ids_in(shard)) for shard in self.groups
+        ]
         reply = self.received.unpack_by_call(flats, sizes, step.device)
         if reply.clock is not None:
             step.clocks[self.device] = reply.clock
         values = dict(zip(self._dense, reply.dense, strict=True))
-        for own, of_shards in zip(self._fused, reply.fused, strict=True):
-            values.update(zip(own.shards, of_shards, strict=True))
+        for variable, of_shards in zip(self._fused, reply.fused, strict=True):
+            values.update(zip(variable.shards, of_shards, strict=True))
         return values, dict(zip(self.groups, reply.rows, strict=True))
 
     def _in_order(self, flats: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -265,7 +269,7 @@ class RoundPull:
                 device,
                 [shard for shard in held if shard.device == device],
                 [shard for shard in rows if shard.device == device],
-                [own for own in fused if own.device == device],
+                [variable for variable in fused if variable.device == device],
                 clocks.get(device),
             )
             for device in sorted(
@@ -287,11 +291,11 @@ class RoundPull:
             steps: what is known in each step, as `StepContext.known`.
         """
         requests = [self.round.requests(handles, known) for known in steps]
-        by_table = [_by_table(own) for own in requests]
+        by_table = [_by_table(of_step) for of_step in requests]
         sent = [pull.ask(by_table) for pull in self.pulls]
         return [
-            SentRequests(own, dict(zip(self.pulls, messages, strict=True)))
-            for own, *messages in zip(requests, *sent, strict=True)
+            SentRequests(of_step, dict(zip(self.pulls, messages, strict=True)))
+            for of_step, *messages in zip(requests, *sent, strict=True)
         ]
 
     def add_to(self, step: StepContext) -> None:
@@ -314,8 +318,8 @@ class RoundPull:
             group = request.group
             joined = request.join([rows[shard] for shard in group.shards])
             of_tables = zip(group.tables, request.split(joined), request.find(joined), strict=True)
-            for table, own, found in of_tables:
-                step.add_table(table, own, request.positions(table), found)
+            for table, table_rows, found in of_tables:
+                step.add_table(table, table_rows, request.positions(table), found)
 
 
 class PullPhase:
@@ -351,17 +355,17 @@ class PullPhase:
     @property
     def pulls(self) -> list[DevicePull]:
         """The pulls of all rounds."""
-        return [pull for own in self.rounds for pull in own.pulls]
+        return [pull for round_pull in self.rounds for pull in round_pull.pulls]
 
     @property
     def groups(self) -> list[TableGroup]:
         """The groups of tables, of all rounds."""
-        return [group for own in self.rounds for group in own.round.groups]
+        return [group for round_pull in self.rounds for group in round_pull.round.groups]
 
     @property
     def functions(self) -> list[Any]:
         """The functions that find ids, and those that run on the ps."""
-        finds = [own.round.find for own in self.rounds if own.round.groups]
+        finds = [round_pull.round.find for round_pull in self.rounds if round_pull.round.groups]
         return [*finds, *(pull.function for pull in self.pulls)]
 
     @property
@@ -383,14 +387,21 @@ class PullPhase:
         Returns:
             What each step has asked for so, by the round in which it is pulled.
         """
-        ahead = [own for own in self.rounds if own.round.groups and own.can_ask(steps[0])]
-        asked = [own.ask(handles, steps) for own in ahead]
-        return [{own: a[i] for own, a in zip(ahead, asked, strict=True)} for i in range(len(steps))]
+        ahead = [
+            round_pull
+            for round_pull in self.rounds
+            if round_pull.round.groups and round_pull.can_ask(steps[0])
+        ]
+        asked = [round_pull.ask(handles, steps) for round_pull in ahead]
+        return [
+            {round_pull: a[i] for round_pull, a in zip(ahead, asked, strict=True)}
+            for i in range(len(steps))
+        ]
 
     def add_to(self, step: StepContext) -> None:
         """Leave `requests` and `messages` in the context; values and tables in its replicas."""
-        for own in self.rounds:
-            own.add_to(step)
+        for round_pull in self.rounds:
+            round_pull.add_to(step)
 
 
 def _rows_of(run: ShardRun, places: tf.Tensor) -> tf.Tensor:
@@ -423,7 +434,7 @@ def _taken_apart(tensor: tf.Tensor, num_parts: int) -> tuple[tf.Tensor | None, l
 def _by_table(
     requests: Iterable[RowRequest],
 ) -> ByIdentity[ParameterServerVariable, RowRequest]:
-    return ByIdentity((table, own) for own in requests for table in own.group.tables)
+    return ByIdentity((table, request) for request in requests for table in request.group.tables)
 
 
 def _join(variable: ParameterServerVariable, values: Mapping[Shard, tf.Tensor]) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """The application of a push on a ps: the optimizer's own `update_step`, beside its slots.
 
-It runs on each shard of a variable by itself: on the whole shard, or, of a table that the step read
+It runs on each shard of a variable separately: on the whole shard, or, of a table that was read
 by rows, on these rows of the variable and its slots. What it treats alike, it is shown as one.
 """
 
@@ -47,9 +47,12 @@ class _Rows:
         self._alike = ByIdentity[ParameterServerVariable, Sequence[ParameterServerVariable]]()
         if len(shards) > 1:
             slots, tables = slots_of(optimizer), [shard.variable for shard in shards]
-            own = [slots[optimizer._get_variable_index(table)] for table in tables]
+            table_slots = [slots[optimizer._get_variable_index(table)] for table in tables]
             self._alike.update(
-                [(tables[0], tables), *zip(own[0], zip(*own, strict=True), strict=True)]
+                [
+                    (tables[0], tables),
+                    *zip(table_slots[0], zip(*table_slots, strict=True), strict=True),
+                ]
             )
 
     def holds(self, variable: ParameterServerVariable) -> bool:
@@ -81,17 +84,17 @@ class _Rows:
             rows = [self._rows[variable]]
             if self._counts is not None:
                 rows = tf.split(rows[0], self._counts, num=len(self._runs))
-            for (held, places), own in zip(self._held(variable), rows, strict=True):
-                tf.raw_ops.ResourceScatterUpdate(resource=held.handle, indices=places, updates=own)
+            for (held, places), part in zip(self._held(variable), rows, strict=True):
+                tf.raw_ops.ResourceScatterUpdate(resource=held.handle, indices=places, updates=part)
 
     def _held(self, variable: ParameterServerVariable) -> list[tuple[tf.Variable, tf.Tensor]]:
         """Return what holds the rows of each run of `variable` and its like, and their places."""
         index, remaining = self._shards[0].index, iter(self._alike.get(variable, [variable]))
         held = []
         for run, places in zip(self._runs, self._places, strict=True):
-            own = [next(remaining) for _ in run.shards]
-            holder, begin = held_by(own[0].shards[index])
-            # A slot may be by itself, though its table is not.
+            members = [next(remaining) for _ in run.shards]
+            holder, begin = held_by(members[0].shards[index])
+            # A slot may be stored separately, though its table is not.
             move = begin - held_by(run.shards[0].storage)[1]
             held.append((holder, places + move if move else places))
         return held
@@ -185,8 +188,8 @@ def apply(changes: DeviceChanges, message: PushMessage, places: RowPlaces) -> No
         message: what the worker sent.
         places: those of the rows that gradients of tables have.
     """
-    for update, own in zip(changes.updates, message.updates, strict=True):
-        _apply_if_wanted(update, own, places)
+    for update, update_message in zip(changes.updates, message.updates, strict=True):
+        _apply_if_wanted(update, update_message, places)
     for shard, value in zip(changes.deltas, message.deltas, strict=True):
         shard.storage.assign_add(value, read_value=False)
     for shard, value in zip(changes.assigned, message.assigned, strict=True):

@@ -177,7 +177,7 @@ class DeviceUpdate:
         groups: list[GroupShard],
         changes: StepChanges,
     ) -> None:
-        shards_of_each = [*(own.shards for own in fused), *(own.shards for own in groups)]
+        shards_of_each = [*(part.shards for part in fused), *(part.shards for part in groups)]
         as_one = {shard for shards in shards_of_each for shard in shards}
         self.update = update
         self.changed = changed
@@ -196,7 +196,7 @@ class DeviceUpdate:
         In the order of the message.
         """
         alone = [shard for shard in self.single if shard.variable in self._changes.tables]
-        return [*([ShardRun((shard,))] for shard in alone), *(own.runs for own in self.groups)]
+        return [*([ShardRun((shard,))] for shard in alone), *(shard.runs for shard in self.groups)]
 
     def coupled(self, shard: Shard) -> CoupledUpdate | None:
         """Return how the whole of a variable takes part in the update of a shard of it."""
@@ -225,25 +225,25 @@ class DeviceUpdate:
         That of a group is also given in how many parts its gradient is sent.
         """
 
-        def parts(own: GroupShard) -> int:
-            is_one = own.group.num_shards > 1 or self.sums_lookups(own.group)
-            return 1 if is_one else len(own.group.tables)
+        def parts(shard: GroupShard) -> int:
+            is_one = shard.group.num_shards > 1 or self.sums_lookups(shard.group)
+            return 1 if is_one else len(shard.group.tables)
 
         tensors = self.update.tensors
         coupled = [self.coupled(shard) for shard in self.single]
         return UpdateMessage(
             scalars=specs_of(tensors.scalars),
-            fused=[of_fused(own) for own in self.fused],
+            fused=[of_fused(variable) for variable in self.fused],
             gradients=[
                 sent_rows(shard.variable)
                 if shard.variable in self._changes.tables
                 else sent_value(shard)
                 for shard in self.single
             ],
-            groups=[of_group(own, parts(own)) for own in self.groups],
+            groups=[of_group(shard, parts(shard)) for shard in self.groups],
             sent=[
-                Sent([], []) if own is None else own.specs_of(shard)
-                for own, shard in zip(coupled, self.single, strict=True)
+                Sent([], []) if coupled_update is None else coupled_update.specs_of(shard)
+                for coupled_update, shard in zip(coupled, self.single, strict=True)
             ],
             applied=None if tensors.applied is None else tf.TensorSpec([], tf.float32),
         )
@@ -278,7 +278,7 @@ class DeviceUpdate:
 
         return UpdateMessage(
             scalars=tensors.scalars,
-            fused=[[gradient(shard) for shard in own.shards] for own in self.fused],
+            fused=[[gradient(shard) for shard in variable.shards] for variable in self.fused],
             gradients=[gradient(shard) for shard in self.single],
             groups=[rows(shard) for shard in self.groups],
             sent=[sent(shard) for shard in self.single],
@@ -321,15 +321,17 @@ class DeviceChanges:
         """
 
         return self._specs(
-            lambda own: [sent_part(shard) for shard in own.shards],
-            lambda own, num_parts: [own.spec] * num_parts,
+            lambda variable: [sent_part(shard) for shard in variable.shards],
+            lambda shard, num_parts: [shard.spec] * num_parts,
             clocked,
             numbered,
         )
 
     def received_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
         """Return the specs of what arrives: the same flat tensors in another structure."""
-        return self._specs(lambda own: own.spec, lambda own, num_parts: own.spec, clocked, numbered)
+        return self._specs(
+            lambda variable: variable.spec, lambda shard, num_parts: shard.spec, clocked, numbered
+        )
 
     def _specs(
         self,

@@ -11,7 +11,7 @@ from kerasps.variables.away import drawn
 
 
 class SeedDraw:
-    """Asks a ps what the seed generators of a step stand at, and has them go on there.
+    """Reads the seed generators of a step on a ps, and advances them there.
 
     Args:
         seeds: the stand-ins of the generators' states, on one ps (see `variables.AwayStates`).

@@ -41,8 +41,8 @@ def batch_inputs(names: Sequence[InputNames], batches: Sequence[object]) -> dict
     """Return the tensors of replicas' batches, by the names of the compute phase's inputs."""
     return {
         name: tensor
-        for own, batch in zip(names, batches, strict=True)
-        for name, tensor in zip(own.batch, leaves_of(batch), strict=True)
+        for replica, batch in zip(names, batches, strict=True)
+        for name, tensor in zip(replica.batch, leaves_of(batch), strict=True)
     }
 
 
@@ -82,10 +82,10 @@ class ReplicaInputs:
             self.values[variable] = value
             self.known[self._names.values[variable]] = value
 
-    def add_table(self, table: ParameterServerVariable, own: TableRows) -> None:
+    def add_table(self, table: ParameterServerVariable, rows: TableRows) -> None:
         """Add what a table is."""
-        self.tables[table] = own
-        self.known.update(zip(self._names.tables[table], leaves_of(own), strict=True))
+        self.tables[table] = rows
+        self.known.update(zip(self._names.tables[table], leaves_of(rows), strict=True))
 
 
 class StepContext:
@@ -141,8 +141,8 @@ class StepContext:
 
     @property
     def known(self) -> dict[str, tf.Tensor]:
-        """What is known so far, by the names of the compute phase's inputs."""
-        return {name: tensor for own in self.replicas for name, tensor in own.known.items()}
+        """The tensors known so far, by the names of the compute phase's inputs."""
+        return {name: tensor for replica in self.replicas for name, tensor in replica.known.items()}
 
     def add_values(self, values: Iterable[tuple[ParameterServerVariable, tf.Tensor]]) -> None:
         """Add the values of variables, for all replicas."""
@@ -168,5 +168,5 @@ class StepContext:
         """
         num_lookups = len(positions) // len(self.replicas)
         for index, replica in enumerate(self.replicas):
-            own = slice(index * num_lookups, (index + 1) * num_lookups)
-            replica.add_table(table, TableRows(rows, list(positions[own]), list(found[own])))
+            span = slice(index * num_lookups, (index + 1) * num_lookups)
+            replica.add_table(table, TableRows(rows, list(positions[span]), list(found[span])))

@@ -87,10 +87,10 @@ class UpdateRule(Protocol):
         """Look at what the pull of a step has brought."""
 
     def join(self, lane: int) -> None:
-        """Have the steps of a worker be waited for. Call when nothing runs there."""
+        """Make updates wait for the steps of a worker. Call when nothing runs there."""
 
     def leave(self, lane: int) -> None:
-        """Have the steps of a worker be waited for no more. It may be called again."""
+        """Stop waiting for the steps of a worker. It may be called again."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ImmediateAgain(Immediate):
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A push is set aside until those of all workers are there (see `UpdateRule`, `Joints`).
+    """A ps buffers pushes until those of all workers are there (see `UpdateRule`, `Joints`).
 
     Attributes:
         fences: the lanes on the ps tasks.

@@ -1,7 +1,7 @@
 """Many tensors in few: what a worker and one ps send each other at a time.
 
 A record with named fields goes in, and the same record comes out. Small tensors travel in one flat
-tensor; where a field lies in it is known in here alone. A large tensor travels as it is: nobody
+tensor; the offset of a field is known in here alone. A large tensor travels as it is: nobody
 copies it into a flat tensor and out of it, and it leaves as soon as it is known.
 """
 
@@ -26,7 +26,7 @@ class WireSpec(tf.TensorSpec):
         shape: its shape.
         dtype: its dtype, where it is sent and where it has arrived.
         wire_dtype: the dtype in which it travels. Default: its own.
-        is_large: whether it travels by itself, and in no flat tensor. Its shape must be known.
+        is_large: whether it travels separately, and in no flat tensor. Its shape must be known.
         is_part: whether it is part of a tensor that the worker cuts, or puts together, on its CPU.
     """
 
@@ -97,7 +97,7 @@ class Packing(Generic[_Record]):
             for carrier, indices in self._groups.items()
         ]
         return flat + [
-            tf.TensorSpec(own.shape, wire_dtype_of(own)) for own in self._in(self._large)
+            tf.TensorSpec(spec.shape, wire_dtype_of(spec)) for spec in self._in(self._large)
         ]
 
     def _in(self, indices: Iterable[int]) -> list[tf.TensorSpec]:
@@ -173,8 +173,8 @@ class Packing(Generic[_Record]):
             if set(indices) & set(known):
                 sizes = tf.stack(sizes)
             cut = [flat] if len(indices) == 1 else tf.split(flat, sizes, num=len(indices))
-            for i, own in zip(indices, cut, strict=True):
-                tensors[i] = _from_carrier(own, self._leaves[i])
+            for i, part in zip(indices, cut, strict=True):
+                tensors[i] = _from_carrier(part, self._leaves[i])
 
     def pack_by_call(self, record: _Record, device: str | None = None) -> list[tf.Tensor]:
         """Return what `pack` does, by a call of a function that is traced once.
@@ -229,8 +229,8 @@ class Packing(Generic[_Record]):
     def _laid_flat(self, tensors: Sequence[tf.Tensor] | dict[int, tf.Tensor]) -> list[tf.Tensor]:
         flats = []
         for carrier, indices in self._groups.items():
-            own = [tf.cast(tensors[i], wire_dtype_of(self._leaves[i])) for i in indices]
-            parts = [tf.reshape(_to_carrier(tensor, carrier), [-1]) for tensor in own]
+            leaves = [tf.cast(tensors[i], wire_dtype_of(self._leaves[i])) for i in indices]
+            parts = [tf.reshape(_to_carrier(tensor, carrier), [-1]) for tensor in leaves]
             flats.append(parts[0] if len(parts) == 1 else tf.concat(parts, 0))
         return flats
 
@@ -260,10 +260,10 @@ class Packing(Generic[_Record]):
             arrays[index] = arrays[index].astype(self._leaves[index].dtype.as_numpy_dtype)
         for flat, indices in zip(flats, self._groups.values(), strict=True):
             ends = np.cumsum([self._sizes[i] for i in indices])
-            for i, own in zip(indices, np.split(flat, ends[:-1]), strict=True):
+            for i, part in zip(indices, np.split(flat, ends[:-1]), strict=True):
                 spec = self._leaves[i]
                 arrays[i] = (
-                    np.ascontiguousarray(own)
+                    np.ascontiguousarray(part)
                     .view(wire_dtype_of(spec).as_numpy_dtype)
                     .astype(spec.dtype.as_numpy_dtype)
                     .reshape(tuple(spec.shape))

@@ -1,4 +1,4 @@
-"""The specs of what a step holds of a variable, and of what it sends of it."""
+"""The specs of the values that a step holds and sends for a variable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 from kerasps.step.records.packing import WireSpec
 from kerasps.variables import ParameterServerVariable, Shard
 
-# A tensor of more bytes travels by itself. To copy as many into a flat tensor and out of it takes
+# A tensor of more bytes travels separately. To copy as many into a flat tensor and out of it takes
 # longer than to send one more tensor.
 LARGE_BYTES = 2**18
 

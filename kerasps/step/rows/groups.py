@@ -1,9 +1,9 @@
-"""Groups of tables: what lies, and is updated, alike is asked for and updated as one.
+"""Groups of tables: those with the same placement and update are pulled and updated as one.
 
 A step of many tables costs what one table costs, with as many ids: an operation on a tensor of a
 few kilobytes takes longer to start than to do. The rows of a group's tables are one row space, in
 which each table begins where the one before ends. Rows of a request are in the order of the tables,
-so that those of one table are neighbours.
+so that those of one table are contiguous.
 """
 
 from __future__ import annotations
@@ -44,19 +44,21 @@ class TableGroup:
         Args:
             members: each table, with its slots behind it where the group is updated as one.
         """
-        # Those in one storage are neighbours, in its order.
-        members = sorted(members, key=lambda own: _place_of(own[0]))
-        tables = tuple(own[0] for own in members)
+        # Those in one storage are adjacent, in its order.
+        members = sorted(members, key=lambda member: _place_of(member[0]))
+        tables = tuple(member[0] for member in members)
         shards = range(len(tables[0].shards))
         return cls(
             tables,
             tuple(tuple(held_by(table.shards[i])[1] for table in tables) for i in shards),
-            tuple(_run_sizes([[v.shards[i] for v in own] for own in members]) for i in shards),
+            tuple(
+                _run_sizes([[v.shards[i] for v in member] for member in members]) for i in shards
+            ),
         )
 
     @property
     def num_shards(self) -> int:
-        """How many shards each of the tables has."""
+        """The number of shards that each table has."""
         return len(self.tables[0].shards)
 
     @property
@@ -66,12 +68,12 @@ class TableGroup:
 
     @property
     def num_rows(self) -> list[int]:
-        """How many rows each table has."""
+        """The number of rows of each table."""
         return [int(table.shape[0]) for table in self.tables]
 
     @property
     def starts(self) -> list[int]:
-        """Where each table begins in the row space."""
+        """The first row of each table in the row space."""
         return list(itertools.accumulate(self.num_rows, initial=0))[:-1]
 
     def locate(
@@ -118,7 +120,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class ShardRun:
-    """Shards of neighbouring tables whose rows, and slots, one storage holds; mostly a single one.
+    """Shards of adjacent tables whose rows, and slots, one storage holds; mostly a single one.
 
     Rows of all of them are read and written by one operation.
     """
@@ -182,24 +184,24 @@ def grouping(
 
     def key(table: ParameterServerVariable) -> Hashable:
         sharding = table.sharding
-        lies = (
+        layout = (
             *(table.storage.shape[1:], table.storage.dtype),
             *(() if sharding is None else (sharding.num_shards, sharding.layout)),
             *(shard.device for shard in table.shards),
         )
         times = times_updated[id(table)]
         if times == 0:
-            return "read", lies
+            return "read", layout
         update = updates[number_of[id(table)]]
         rule = _rule(update, table, sparse_updates) if times == 1 else None
         # A table whose update is no other table's is alone.
-        return id(table) if rule is None else (number_of[id(table)], rule, lies)
+        return id(table) if rule is None else (number_of[id(table)], rule, layout)
 
     def divide(tables: Iterable[ParameterServerVariable]) -> list[TableGroup]:
         groups: dict[Hashable, list[ParameterServerVariable]] = {}
         for table in tables:
             groups.setdefault(key(table), []).append(table)
-        return [TableGroup.of(with_slots(own)) for own in groups.values()]
+        return [TableGroup.of(with_slots(members)) for members in groups.values()]
 
     def with_slots(
         tables: list[ParameterServerVariable],
@@ -220,7 +222,7 @@ def _place_of(table: ParameterServerVariable) -> tuple[int, int]:
 
 
 def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[int, ...]:
-    """Return how many neighbours make up each run.
+    """Return how many adjacent members make up each run.
 
     Args:
         members: what holds a shard of each table, and of its slots.

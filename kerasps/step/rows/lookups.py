@@ -59,7 +59,8 @@ class Round:
             return []
         found = call_with(handles, self.find, self.captures, *[known[name] for name in self.inputs])
         return [
-            RowRequest(group, Asked(*own)) for group, own in zip(self.groups, found, strict=True)
+            RowRequest(group, Asked(*fields))
+            for group, fields in zip(self.groups, found, strict=True)
         ]
 
 
@@ -97,7 +98,7 @@ def plan_rounds(
         divide: divides tables into groups.
     """
     graph = _ComputeGraph(compute)
-    ids_of = ByIdentity((table, [own.ids for own in found]) for table, found in lookups.items())
+    ids_of = ByIdentity((table, [use.ids for use in found]) for table, found in lookups.items())
     reasons = ByIdentity(
         (table, why) for table, ids in ids_of.items() if (why := graph.why_not_ahead(ids))
     )
@@ -105,8 +106,9 @@ def plan_rounds(
         return MustReadWhole(reasons)
     needed = ByIdentity((table, graph.inputs_of(ids)) for table, ids in ids_of.items())
     # Batch, metrics and seeds are there from the start, what is dense after the first round trip.
-    known = dict.fromkeys([n for own in names for n in [*own.batch, *own.values.values()]], 0)
-    known.update((own.values[variable], 1) for own in names for variable in pulled)
+    at_start = [n for replica in names for n in [*replica.batch, *replica.values.values()]]
+    known = dict.fromkeys(at_start, 0)
+    known.update((replica.values[variable], 1) for replica in names for variable in pulled)
     rounds: ByIdentity[ParameterServerVariable, int] = ByIdentity()
     while len(rounds) < len(needed):
         found = [
@@ -124,8 +126,7 @@ def plan_rounds(
             )
         for table, number in found:
             rounds[table] = number
-            of_table = [name for own in names for name in own.tables[table]]
-            known.update(dict.fromkeys(of_table, number + 1))
+            known.update((n, number + 1) for replica in names for n in replica.tables[table])
     return [
         graph.round(divide(t for t in needed if rounds[t] == number), lookups)
         for number in range(max(rounds.values(), default=0) + 1)
@@ -179,7 +180,7 @@ class _ComputeGraph:
         """
         if not groups:
             return Round([], [], None, [])
-        wanted = [own.ids for group in groups for table in group.tables for own in lookups[table]]
+        wanted = [use.ids for group in groups for table in group.tables for use in lookups[table]]
         inputs = sorted(self.inputs_of(wanted))
         subgraph = self._subgraph(wanted)
         captured = {
@@ -200,7 +201,7 @@ class _ComputeGraph:
                 ask(
                     group,
                     [
-                        [LookupIds(next(remaining), own.from_end) for own in lookups[table]]
+                        [LookupIds(next(remaining), use.from_end) for use in lookups[table]]
                         for table in group.tables
                     ],
                 )

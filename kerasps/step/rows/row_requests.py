@@ -110,7 +110,7 @@ class RowRequest:
         A look-up finds the row of each of its ids, of shape `[num_ids] + table.shape[1:]`.
         """
         found = iter(self._by_lookup(tf.gather(rows, self._asked.all_positions)))
-        return [[next(found) for _ in own] for own in self._asked.positions]
+        return [[next(found) for _ in positions] for positions in self._asked.positions]
 
     def sum(self, addends: Sequence[tuple[Sequence[int], Sequence[tf.Tensor]]]) -> tf.Tensor:
         """Return the sums over look-ups, a row for each row that is asked for.
@@ -122,13 +122,15 @@ class RowRequest:
         first = addends[0][1][0]
         if first in self._sums:
             return self._sums[first]
-        starts = itertools.accumulate((len(own) for own in self._asked.positions), initial=0)
+        starts = itertools.accumulate(
+            (len(of_table) for of_table in self._asked.positions), initial=0
+        )
         numbers = [
             start + number
-            for start, (own, _) in zip(starts, addends, strict=False)
-            for number in own
+            for start, (of_table, _) in zip(starts, addends, strict=False)
+            for number in of_table
         ]
-        values = [value for _, own in addends for value in own]
+        values = [value for _, of_table in addends for value in of_table]
         positions = self._asked.all_positions
         if numbers != list(range(self._num_lookups)):
             by_lookup = self._by_lookup(positions)
@@ -142,7 +144,7 @@ class RowRequest:
 
     @property
     def _num_lookups(self) -> int:
-        return sum(len(own) for own in self._asked.positions)
+        return sum(len(positions) for positions in self._asked.positions)
 
     def _by_lookup(self, values: tf.Tensor) -> list[tf.Tensor]:
         """Return a value for each id, look-up by look-up."""
@@ -161,11 +163,11 @@ class RowRequest:
         if rows[0] not in self._gradients:
             # Put together once for all shards.
             joined = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
-            self._gradients[rows[0]] = [tf.gather(joined, own) for own in self._asked.order]
+            self._gradients[rows[0]] = [tf.gather(joined, places) for places in self._asked.order]
         return [self._gradients[rows[0]][shard.index]]
 
     def _number(self, table: ParameterServerVariable) -> int:
-        return next(i for i, own in enumerate(self.group.tables) if own is table)
+        return next(i for i, other in enumerate(self.group.tables) if other is table)
 
 
 def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
@@ -175,17 +177,17 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         group: the tables.
         wanted: of each table, its look-ups.
     """
-    lookups = [looked_up for own in wanted for looked_up in own]
+    lookups = [looked_up for of_table in wanted for looked_up in of_table]
     flat = [
         tf.reshape(ids, [-1])
-        for ids in _of_one_dtype([own.ids for own in lookups], sum(group.num_rows))
+        for ids in _of_one_dtype([use.ids for use in lookups], sum(group.num_rows))
     ]
-    from_end = np.array([own.from_end and not own.ids.dtype.is_unsigned for own in lookups])
+    from_end = np.array([use.from_end and not use.ids.dtype.is_unsigned for use in lookups])
     if len(group.tables) == 1:
         (num_rows,) = group.num_rows
         flat = [
-            from_start(own, num_rows) if is_from_end else own
-            for own, is_from_end in zip(flat, from_end, strict=True)
+            from_start(ids, num_rows) if is_from_end else ids
+            for ids, is_from_end in zip(flat, from_end, strict=True)
         ]
     sizes = tf.stack([tf.size(f) for f in flat])
     together = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
@@ -194,7 +196,7 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         rows, table_of, totals = _in_range(rows, group.tables[0]), None, tf.shape(rows)
     else:
         # Of each id, which look-up it is of, and which table that is of.
-        number_of = np.repeat(np.arange(len(wanted)), [len(own) for own in wanted])
+        number_of = np.repeat(np.arange(len(wanted)), [len(of_table) for of_table in wanted])
         lookup_of = _part_of(tf.range(tf.size(together)), tf.cumsum(sizes))
         if from_end.any():
             back = np.where(from_end, np.array(group.num_rows)[number_of], 0)
@@ -224,7 +226,7 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         counts,
         order,
         totals,
-        [[next(remaining) for _ in own] for own in wanted],
+        [[next(remaining) for _ in of_table] for of_table in wanted],
         all_positions,
         sizes,
     )

@@ -85,7 +85,7 @@ class KeptGraphs:
             self._kept.move_to_end(key)
             while (
                 len(self._kept) > 1
-                and sum(own.size for own in self._kept.values()) > MAX_OPERATIONS_KEPT
+                and sum(entry.size for entry in self._kept.values()) > MAX_OPERATIONS_KEPT
             ):
                 self._kept.popitem(last=False)
         if words.take(kept.texts, built.texts):

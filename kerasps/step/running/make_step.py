@@ -132,4 +132,4 @@ def step_function(
 def _known(model: keras.Model, before: object) -> TracedStep | None:
     """Return a step of the model that was traced: `before`, for the same mode, if that is one."""
     of_modes = (getattr(model, mode.function) for mode in (TRAIN, TEST, PREDICT))
-    return next((own for own in (before, *of_modes) if isinstance(own, TracedStep)), None)
+    return next((step for step in (before, *of_modes) if isinstance(step, TracedStep)), None)

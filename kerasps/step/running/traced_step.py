@@ -64,7 +64,7 @@ class TracedStep:
         fused: whether small variables lie in `FusedVariables` between `load` and `store`: steps are
             faster, beginnings slower.
         device: the device that computes, in short ("GPU:0"); `trace_for` adds others.
-        known: another step of the model, which spares traces; None for none.
+        known: another step of the model, which saves traces; None for none.
 
     Attributes:
         plans: its plans, by the devices that compute.
@@ -133,12 +133,12 @@ class TracedStep:
 
     @property
     def traffic(self) -> StepTraffic:
-        """What each step moves, per ps."""
+        """The traffic of each step, per ps."""
         return self._plan.traffic
 
     @property
     def logs_are_metrics(self) -> bool:
-        """Whether the step returns the model's metrics.
+        """True if the step returns the model's metrics.
 
         Their merged states then say more than its last return.
         """
@@ -146,17 +146,17 @@ class TracedStep:
 
     @property
     def results(self) -> dict[str, MetricResult]:
-        """Of other logs, those that are results of metrics, by name."""
+        """The results of metrics among the other logs, by name."""
         return self._trace.results
 
     @property
     def limits(self) -> ExecutionLimits:
-        """How many steps an execution may have."""
+        """The numbers of steps that an execution may have."""
         return self._plan.limits
 
     @property
     def seeds_per_step(self) -> list[int]:
-        """How many seeds a step draws from each generator."""
+        """The number of seeds that a step draws from each generator."""
         return self._plan.draws
 
     def step_graph(
@@ -236,7 +236,7 @@ class TracedStep:
         return call_flat(self._variables.make, [sent(tf.constant(ticket.to_array()))])
 
     def give_ticket(self, handles: list[tf.Tensor], ticket: Ticket) -> None:
-        """Have the worker on whose device this runs go by `ticket`.
+        """Set `ticket` for the worker on whose device this runs.
 
         Call when nothing runs there.
         """
@@ -311,7 +311,7 @@ class TracedStep:
 
     @property
     def rule(self) -> UpdateRule:
-        """When the pushes of a step take effect, and who waits for them."""
+        """The rule that says when the pushes of a step take effect, and who waits for them."""
         return self._plan.push.rule
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:

@@ -1,4 +1,4 @@
-"""From a model's method to step graphs: traces the method, plans messages, builds graphs.
+"""Turns a model's method into step graphs: traces it, plans messages, builds graphs.
 
 Contract: runs once for each signature of a step, in the thread that calls `fit`.
 """

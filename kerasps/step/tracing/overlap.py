@@ -25,7 +25,7 @@ _DISTANCE = 2
 
 
 class Overlap:
-    """Has the steps of one step graph overlap.
+    """Makes the steps of one step graph overlap.
 
     Args:
         plan: the step.
@@ -44,7 +44,7 @@ class Overlap:
         self._assigned = list(enumerate(changes.assigned))
 
     def after_loop(self, steps: tf.Tensor) -> None:
-        """Have the steps that follow in this graph wait for a loop over others.
+        """Make the steps that follow in this graph wait for a loop over others.
 
         Args:
             steps: what the loop has counted.

@@ -70,7 +70,7 @@ class StepPlan:
         lookup: finds by name, in a step graph, what the phases have captured.
         lookup_tables: those that the compute phase has captured.
         draws: how many seeds a step takes from each generator.
-        draw: asks a ps for them, where their states are away (see `variables.AwayStates`).
+        draw: asks a ps for them, where it has their states (see `variables.AwayStates`).
         log_names: what the step returned beside the metrics.
         outputs: the specs of the tensors that it predicted.
         joins_outputs: whether those of several steps can be put end to end.
@@ -95,7 +95,7 @@ class StepPlan:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas a step has, each of which takes a batch."""
+        """The number of replicas of a step; each takes a batch."""
         return len(self.names)
 
     @property
@@ -135,11 +135,16 @@ class StepPlan:
     @cached_property
     def table_shards(self) -> list[Shard]:
         """The shards of tables, in the order in which the state counts their rows."""
-        return [shard for group in self.pull.groups for own in group.shards for shard in own.shards]
+        return [
+            shard
+            for group in self.pull.groups
+            for group_shard in group.shards
+            for shard in group_shard.shards
+        ]
 
     @cached_property
     def state(self) -> Packing[StepState]:
-        """How the state travels."""
+        """The packing of the state for transfer."""
         rows = tf.TensorSpec([len(self.table_shards)], tf.int64)
         return Packing(
             StepState(
@@ -152,13 +157,13 @@ class StepPlan:
 
     @cached_property
     def traffic(self) -> StepTraffic:
-        """What each step moves, per ps; its tables are in the order of `table_shards`."""
+        """The traffic of each step, per ps; its tables are in the order of `table_shards`."""
         read: dict[int, int] = {}
         for pull in self.pull.pulls:
             ps = ps_index(pull.device)
             read[ps] = read.get(ps, 0) + pull.received.num_bytes
         written = {ps_index(push.device): push.packing.num_bytes for push in self.push.pushes}
-        runs = [run for push in self.push.pushes for own in push.tables for run in own]
+        runs = [run for push in self.push.pushes for of_group in push.tables for run in of_group]
         updated = {shard for run in runs for shard in run.shards}
         tables = [
             TableTraffic(
@@ -174,7 +179,7 @@ class StepPlan:
 
     @cached_property
     def limits(self) -> ExecutionLimits:
-        """How many steps an execution may have."""
+        """The numbers of steps that an execution may have."""
         unrolled = self.max_unrolled_steps
         most = (unrolled if self.joins_outputs else 1) if self.outputs else None
         overlapping = unrolled if self.overlaps else 1
@@ -182,7 +187,7 @@ class StepPlan:
 
     @cached_property
     def max_unrolled_steps(self) -> int:
-        """How many steps are laid out one after the other."""
+        """The number of steps that a graph may have one after the other."""
         if self.push.rule.max_unrolled_steps is not None:
             return self.push.rule.max_unrolled_steps
         operations = _num_operations(*self.phases)

@@ -1,7 +1,7 @@
 """The inputs and outputs of an execution: its header, and the state that its steps add to.
 
 The state goes from step to step. It starts at zero and is returned; or it is added to what the
-worker holds from the executions before (`WorkerVariables`), which spares the coordinator a fetch
+worker holds from the executions before (`WorkerVariables`), which saves the coordinator a fetch
 per execution.
 """
 

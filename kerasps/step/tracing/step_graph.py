@@ -85,7 +85,7 @@ class _Layout:
 
     @property
     def reads(self) -> bool:
-        """Whether batches come from an iterator."""
+        """True if batches come from an iterator."""
         return isinstance(self.spec, tf.data.IteratorSpec)
 
 
@@ -151,7 +151,7 @@ def _check_devices(plan: StepPlan, graph: tf.Graph) -> None:
 
     Raises KeraspsError where one does not.
     """
-    phases = [own.compute for own in (plan, plan.single) if own is not None]
+    phases = [step_plan.compute for step_plan in (plan, plan.single) if step_plan is not None]
     expected = {phase.function.name: phase.device for phase in phases}
     graph_def = graph.as_graph_def()
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
@@ -265,8 +265,8 @@ class _Step:
         self._handles = plan.lookup()
         self.overlap = Overlap(plan) if plan.overlaps else None
         if copies_tables:
-            for own in (plan, plan.single):
-                self._handles.update({} if own is None else own.lookup_tables.handles())
+            for step_plan in (plan, plan.single):
+                self._handles.update({} if step_plan is None else step_plan.lookup_tables.handles())
         self._scratch = [
             {
                 key: anonymous_handle(spec.shape, spec.dtype)
@@ -282,8 +282,8 @@ class _Step:
         ends = itertools.accumulate(sizes)
         of_steps = [batches[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         outputs = []
-        for own, asked in zip(of_steps, self._ask_ahead(of_steps), strict=True):
-            state, predicted = self(own, state, asked)
+        for step_batches, asked in zip(of_steps, self._ask_ahead(of_steps), strict=True):
+            state, predicted = self(step_batches, state, asked)
             outputs += predicted
         return StepResult(state, outputs)
 
@@ -355,8 +355,8 @@ class _Step:
         def one_by_one() -> StepResult:
             after, predicted = state, []
             for batch in batches:
-                after, own = self._if_value(batch, after)
-                predicted += own
+                after, outputs = self._if_value(batch, after)
+                predicted += outputs
             return StepResult(after, predicted)
 
         result: StepResult = tf.cond(
@@ -426,8 +426,8 @@ class _Step:
             return batch_at(last).has_value()
 
         def step(index: tf.Tensor, state: StepState) -> Any:
-            own = [batch_at(index + i if i else index).get_value() for i in range(size)]
-            return index + size, self(own, state).state
+            batches = [batch_at(index + i if i else index).get_value() for i in range(size)]
+            return index + size, self(batches, state).state
 
         index, after = tf.while_loop(is_there, step, (index, state), parallel_iterations=1)
         return index, StepState(*after)
@@ -468,7 +468,9 @@ class _Step:
     def _rows_asked_for(self, step: StepContext) -> tf.Tensor:
         """Return how many rows of each of `StepPlan.table_shards` a step asks for."""
         requests = IdentitySet(step.requests.values())
-        counts = [own.counts_in(shard) for own in requests for shard in own.group.shards]
+        counts = [
+            request.counts_in(shard) for request in requests for shard in request.group.shards
+        ]
         return tf.cast(tf.concat(counts, 0), tf.int64)
 
 

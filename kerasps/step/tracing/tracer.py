@@ -40,8 +40,8 @@ from kerasps.variables import (
 from kerasps.variables.named import Lookup
 from kerasps.variables.slots import move_slots
 
-# How often a trace may meet news before it is given up; each round can only add to the inventory,
-# two are usual.
+# How often a step is traced anew since a trace has met something new; each trace can only add to
+# the inventory, two are usual.
 MAX_TRACES = 8
 
 
@@ -95,7 +95,7 @@ class Tracer:
         self._has_gpu: bool | None = None
 
     def trace(self, device: str, *, has_gpu: bool | None = None) -> Trace:
-        """Trace until a trace meets no news.
+        """Trace until a trace meets nothing new.
 
         Args:
             device: the device of the worker that computes, in short ("GPU:0").
@@ -113,8 +113,8 @@ class Tracer:
             try:
                 trace = self._trace_once([device])
             except Exception:
-                # A trace that met news may fail for it (a value assigned in a loop, read outside);
-                # the next one may not.
+                # A trace that met something new may fail for it (a value assigned in a loop, read
+                # outside); the next one may not.
                 if not self._inventory.grew:
                     raise
                 continue
@@ -157,7 +157,7 @@ class Tracer:
         return trace.plan
 
     def _add_expected(self) -> None:
-        """Note what a step mostly reads, to spare traces."""
+        """Note what a step mostly reads, to save traces."""
         expected = self._method.expected()
         for optimizer in self._optimizers():
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
@@ -178,13 +178,13 @@ class Tracer:
     def _move_slots(self) -> bool:
         """Move slots beside their variables; return whether there were any to move."""
         with self._host.strategy.scope():
-            moved = [move_slots(own) for own in self._optimizers() if own.built]
+            moved = [move_slots(optimizer) for optimizer in self._optimizers() if optimizer.built]
         return any(moved)
 
     def _trace_once(
         self, devices: Sequence[str], known: StepPlan | None = None, single: StepPlan | None = None
     ) -> Trace | None:
-        """Trace once, for a replica on each device; return None where that met news.
+        """Trace once, for a replica on each device; return None where that met something new.
 
         Args:
             devices: the devices.
@@ -196,23 +196,23 @@ class Tracer:
         phase = phases[0]
         phase.settle_reads()
         inventory.settle(phase.whole, phase.lookups)
-        for own in phases[1:]:
-            own.settle_reads()
+        for replica in phases[1:]:
+            replica.settle_reads()
         graph_def = function.graph.as_graph_def()
         if not self._has_loops and has_loops(graph_def):
             self._has_loops = True
             return None
-        # A trace that has built an optimizer may have slots that lie elsewhere.
+        # A trace that has built an optimizer may have slots that are not beside their variables.
         if inventory.grew or self._move_slots():
             return None
         if not self._surroundings.trains_bare:
             _check_assigned(function.graph, self._method.name)
         _check_python_calls(graph_def, self._method.name)
         lookups = ByIdentity(
-            (table, [looked_up for own in phases for looked_up in own.lookups[table]])
+            (table, [looked_up for replica in phases for looked_up in replica.lookups[table]])
             for table in inventory.tables
         )
-        names = [own.inputs for own in phases]
+        names = [replica.inputs for replica in phases]
         divide = grouping(phase.updates, self._host.options.sparse_updates)
         rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
         if isinstance(rounds, MustReadWhole):
@@ -242,15 +242,15 @@ class Tracer:
             is_inlined = not (self._method.jit_compile or self._has_loops)
             if is_inlined and list(devices) != [FIRST_CPU]:
                 by_replica = ComputeInputs.by_replica(arguments, len(devices))
-                values = [own.values(inventory).values() for own in by_replica]
+                values = [replica.values(inventory).values() for replica in by_replica]
                 graph = tf.compat.v1.get_default_graph()
                 place_scalars(graph, itertools.chain(*values), devices)
             return self._surroundings.outputs(outputs)._replace(
                 logs=returned[0].logs if len(returned) == 1 else mean_logs(returned),
                 predicted=[
                     leaf
-                    for own in returned
-                    for leaf in tf.nest.flatten(own.predicted, expand_composites=True)
+                    for replica in returned
+                    for leaf in tf.nest.flatten(replica.predicted, expand_composites=True)
                 ],
             )
 
@@ -305,7 +305,7 @@ class Tracer:
     ) -> StepPlan:
         inventory, extended, phase = self._inventory, self._host.extended, phases[0]
         deltas, assigned = phase.values.state_changes()
-        # What lies end to end, whoever does a step.
+        # Small variables are fused in the same way, whoever does a step.
         fused = known.fused if known is not None else self._fuse(phase)
         draws = [phase.values.draws.get(generator, 0) for generator in inventory.seeds]
         stand_ins, draw = self._surroundings.states_on_ps(
@@ -319,7 +319,7 @@ class Tracer:
             IdentitySet(inventory.tables),
             self._host.options.sparse_updates,
             fused.all,
-            [group for own in rounds for group in own.groups],
+            [group for planned in rounds for group in planned.groups],
             self._host.options.jit_compile_updates,
         )
         pull, push = self._transfers(changes, rounds, self._update_rule(phase, changes, known))
@@ -338,7 +338,7 @@ class Tracer:
                 pads_rows=self._method.jit_compile,
             ),
             push=push,
-            names=[own.inputs for own in phases],
+            names=[replica.inputs for replica in phases],
             fused=fused,
             lookup=Lookup(captures, extended.mutex),
             lookup_tables=LookupTables(function),

@@ -237,11 +237,11 @@ class TrafficMeter:
         self._running_since = None
 
     def resume(self) -> None:
-        """Let time count from here on."""
+        """Count time from here on."""
         self._running_since = time.monotonic()
 
     def pause(self) -> None:
-        """Let time not count from here on."""
+        """Stop counting time from here on."""
         if self._running_since is not None:
             self._seconds += time.monotonic() - self._running_since
         self._running_since = None

@@ -14,7 +14,7 @@ With one worker that is the update of the whole variable. With several, what the
 is of the values that it pulled, as its gradients are. Operations that are not known to treat rows
 one by one are taken to couple them: exact, but more to send.
 
-A slot of another shape than its variable lies whole beside the first shard (its home), which
+A slot of another shape than its variable is whole on the ps of the first shard (its home), which
 updates it from what does not follow from it, sent by the worker.
 """
 
@@ -57,18 +57,18 @@ class CoupledUpdate:
 
     @property
     def couples_rows(self) -> bool:
-        """Whether rows cannot be updated by themselves."""
+        """True if updating one row needs others."""
         tells_rows_apart = not all(is_uniform(tensor) for tensor in self._rows.constants)
         return bool(self._rows.sent or self._home.results or tells_rows_apart)
 
     @property
     def needs_whole(self) -> bool:
-        """Whether something of the whole travels with a push."""
+        """True if a push carries results that are computed from the whole variable."""
         return bool(self._rows.sent or self._home.sent)
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another trace of the same step may use it.
+        """True if another trace of the same step may use the update.
 
         It may where this refers to nothing in the graph of the first.
         """

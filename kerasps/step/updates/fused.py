@@ -62,8 +62,8 @@ class FusedVariable:
     ) -> ByIdentity[ParameterServerVariable, tf.Variable]:
         """Return what stands for the first variable and its slots, to update all as if that one."""
         first = self.shards[0].variable
-        own = slots_of(optimizer)[optimizer._get_variable_index(first)]
-        return ByIdentity([(first, self.values), *zip(own, self.slots, strict=True)])
+        slots = slots_of(optimizer)[optimizer._get_variable_index(first)]
+        return ByIdentity([(first, self.values), *zip(slots, self.slots, strict=True)])
 
     def moves(
         self, optimizer: keras.optimizers.Optimizer
@@ -72,11 +72,11 @@ class FusedVariable:
         slots = slots_of(optimizer)
         yield self.values, [shard.storage for shard in self.shards]
         for number, fused_slot in enumerate(self.slots):
-            own = [
+            slot_shards = [
                 Shard(slots[optimizer._get_variable_index(s.variable)][number], s.index)
                 for s in self.shards
             ]
-            yield fused_slot, [shard.storage for shard in own]
+            yield fused_slot, [shard.storage for shard in slot_shards]
 
 
 class FusedVariables:
@@ -100,8 +100,12 @@ class FusedVariables:
         by_device: dict[str, list[FusedVariable]] = {}
         for fused in self.all:
             by_device.setdefault(fused.device, []).append(fused)
-        self._loads = {device: _trace(_load, own, updates) for device, own in by_device.items()}
-        self._stores = {device: _trace(_store, own, updates) for device, own in by_device.items()}
+        self._loads = {
+            device: _trace(_load, variables, updates) for device, variables in by_device.items()
+        }
+        self._stores = {
+            device: _trace(_store, variables, updates) for device, variables in by_device.items()
+        }
 
     def load(self) -> None:
         """Copy the variables into the fused ones on each ps. Call before steps are sent."""
@@ -127,9 +131,9 @@ def _fusible(
     variables, slots = updates[number].variables, slots_of(optimizer)
 
     def is_fusible(variable: ParameterServerVariable) -> bool:
-        own = slots[optimizer._get_variable_index(variable)]
+        variable_slots = slots[optimizer._get_variable_index(variable)]
         is_alone = variable not in assigned and times_updated[id(variable)] == 1
-        is_seen = any(slot in read or slot in assigned for slot in own)
+        is_seen = any(slot in read or slot in assigned for slot in variable_slots)
         return variable in read and is_alone and not is_seen and variable.constraint is None
 
     return [v for v in variables if is_fusible(v)]
@@ -145,11 +149,11 @@ def _fuse(
     slots = slots_of(optimizer)
     groups: dict[Any, list[Shard]] = {}
     for variable in variables:
-        own = slots[optimizer._get_variable_index(variable)]
+        variable_slots = slots[optimizer._get_variable_index(variable)]
         decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(variable))
         for shard in shards_in([variable]):
             if shard.spec.shape.num_elements() * shard.spec.dtype.size <= SMALL_BYTES:
-                dtypes = (shard.spec.dtype, *(slot.storage.dtype for slot in own))
+                dtypes = (shard.spec.dtype, *(slot.storage.dtype for slot in variable_slots))
                 key = shard.device, dtypes, decays, variable.wire_dtype
                 groups.setdefault(key, []).append(shard)
     return [

@@ -44,13 +44,13 @@ def update_by_kernel(
     members = [variable]
     if optimizer.momentum:
         members.append(optimizer.momentums[optimizer._get_variable_index(variable)])
-    held = [phase.held(own) for own in members]
+    held = [phase.held(member) for member in members]
     dtype = held[0].dtype
-    if dtype not in _DTYPES or any(own.dtype != dtype for own in held):
+    if dtype not in _DTYPES or any(storage.dtype != dtype for storage in held):
         return False
-    if not all(isinstance(own, tf.Variable) for own in held):
+    if not all(isinstance(storage, tf.Variable) for storage in held):
         return False  # rows of a table
-    rate, gradient = (tf.cast(own, dtype) for own in (phase.learning_rate, gradient))
+    rate, gradient = (tf.cast(value, dtype) for value in (phase.learning_rate, gradient))
     if not optimizer.momentum:
         tf.raw_ops.ResourceApplyGradientDescent(var=held[0].handle, alpha=rate, delta=gradient)
     else:

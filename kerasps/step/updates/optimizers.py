@@ -29,9 +29,9 @@ def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
 
     That is, from the element, its gradient and its slots alone.
     """
-    own = type(optimizer)
-    return own._apply_weight_decay is keras.optimizers.SGD._apply_weight_decay and any(
-        own.update_step is known.update_step for known in _ELEMENTWISE
+    kind = type(optimizer)
+    return kind._apply_weight_decay is keras.optimizers.SGD._apply_weight_decay and any(
+        kind.update_step is known.update_step for known in _ELEMENTWISE
     )
 
 

@@ -63,7 +63,7 @@ class BackupStore(Protocol):
 
     @property
     def is_writing(self) -> bool:
-        """Whether a backup is being written."""
+        """True while a backup is being written."""
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is being written; return whether it is so."""
@@ -191,7 +191,7 @@ class FitBackups:
         return record is not None
 
     def ask(self, callback: keras.callbacks.BackupAndRestore) -> None:
-        """Have a backup made as soon as the state of the training is not about to change.
+        """Request a backup as soon as the state of the training is not about to change.
 
         Not with `save_freq=False`, which is 0 to Keras: it would ask after every batch.
         """

@@ -13,7 +13,7 @@ EXIT_CODE = 128 + signal.SIGTERM
 
 
 class Preempted(BaseException):
-    """Ends what need not be finished when a notice was given. Nobody but `fit` is to catch it."""
+    """Ends what need not be finished when a notice was given. Only `fit` may catch it."""
 
 
 class PreemptionNotice:
@@ -30,12 +30,12 @@ class PreemptionNotice:
 
     @property
     def is_given(self) -> bool:
-        """Whether SIGTERM came and was not answered."""
+        """True if SIGTERM came and is not yet answered."""
         return self._is_given
 
     @property
     def ends_process(self) -> bool:
-        """Whether SIGTERM ends the process: nobody has a handler for it."""
+        """True if SIGTERM ends the process, since no other handler is set."""
         return self._previous == signal.SIG_DFL
 
     def install(self) -> None:

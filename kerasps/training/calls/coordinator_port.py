@@ -37,7 +37,7 @@ class CoordinatorPort:
         self._tf_cluster = coordinator._cluster
 
     def replace_failure_handler(self, membership: Membership, calls: ScheduledCalls) -> None:
-        """Have failures be seen to by `WorkerRecovery`. Call before anything is scheduled."""
+        """Hand failures to `WorkerRecovery`. Call before anything is scheduled."""
         self._tf_cluster.failure_handler.stop()
         for thread in threading.enumerate():
             if thread.name == _HANDLER_THREAD:
@@ -78,7 +78,7 @@ class CoordinatorPort:
 
     @property
     def num_workers(self) -> int:
-        """How many workers have a thread."""
+        """The number of workers that have a thread."""
         return len(self._tf_cluster.workers)
 
     def start(self, session: Callable[..., None], *args: object) -> None:

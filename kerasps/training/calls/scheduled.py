@@ -105,7 +105,7 @@ class Parts:
     kwargs: Any
 
     def make(self, closure: Any) -> None:
-        """Have TensorFlow make a closure."""
+        """Construct a closure, as TensorFlow does."""
         self.constructor(closure, self.function, self.manager, args=self.args, kwargs=self.kwargs)
 
 
@@ -371,7 +371,7 @@ class ScheduledCalls:
                 )
 
     def _have_redone(self, closure: Any) -> None:
-        """Have a closure call the twin of its function, which leaves out what was applied."""
+        """Make a closure call the twin of its function, which leaves out what was applied."""
         parts = self._made_of[closure]
         assert parts is not None
         function = parts.function

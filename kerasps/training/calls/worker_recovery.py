@@ -34,11 +34,11 @@ _PAUSE_S = 0.5
 
 
 class WorkerAway(Exception):
-    """Raised in a worker's thread: the worker is lost, and is to be waited for."""
+    """Raised in a worker's thread: the worker is lost, and the thread must wait for it."""
 
 
 class TryAgain(Exception):
-    """Raised in a worker's thread: the worker is there, and is to try again."""
+    """Raised in a worker's thread: the worker is there, and the thread must try again."""
 
 
 class WorkerRecovery:
@@ -67,7 +67,7 @@ class WorkerRecovery:
         on_recovery_fn: Callable[[], None] | None = None,
         worker_device_name: str = "(unknown)",
     ) -> Iterator[None]:
-        """In this context, see to what fails because a worker is lost, and wait until it is back.
+        """In this context, handle failures because a worker is lost, and wait until it is back.
 
         Args:
             on_failure_fn: called when the worker is lost.

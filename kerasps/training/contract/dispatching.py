@@ -12,7 +12,7 @@ from kerasps.training.epoch.worker_activity import WorkerActivity
 
 
 class Dispatching(Protocol):
-    """Has executions done and reports what comes back, an epoch after the other.
+    """Runs executions and reports their results, an epoch after the other.
 
     Contract: `make_sources` before the first epoch of a pass; then, for each epoch, `hold`,
     `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after an error.
@@ -25,7 +25,7 @@ class Dispatching(Protocol):
 
     @property
     def may_send_more(self) -> bool:
-        """Whether an execution may have more steps than the model is compiled for."""
+        """True if an execution may have more steps than the model is compiled for."""
 
     @property
     def num_in_flight(self) -> int:
@@ -33,19 +33,19 @@ class Dispatching(Protocol):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether data of known length were read to their end: the next epoch needs a new pass."""
+        """True if data of known length were read to their end: the next epoch needs a new pass."""
 
     @property
     def positions(self) -> list[SplitPosition]:
-        """Where each split of the input stands, and each part of one. Call when suspended."""
+        """The position of each split of the input, and of each part of one. Call when suspended."""
 
     @property
     def has_backlog(self) -> bool:
-        """Whether there are reports that `suspend` has kept for `wait`."""
+        """True while `suspend` keeps reports for `wait`."""
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """Whether each worker has its part of the next synchronous updates, and no more is due.
+        """True if each worker has its part of the next synchronous updates and no more is due.
 
         False where updates are not synchronous.
         """

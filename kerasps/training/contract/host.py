@@ -46,7 +46,7 @@ class Host(StepHost, Protocol):
 
     @property
     def num_readers(self) -> int:
-        """How many read an input of `evaluate` or `predict`."""
+        """The number of tasks that read an input of `evaluate` or `predict`."""
 
     @property
     def own_devices(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class Host(StepHost, Protocol):
 
 
 class HostOfWorkers(Host, Protocol):
-    """The strategy as those see it who send something to workers: its process coordinates them."""
+    """The strategy whose process coordinates workers, for the code that sends to workers."""
 
     @property
     def membership(self) -> Membership:

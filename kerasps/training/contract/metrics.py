@@ -35,7 +35,7 @@ class MetricTotals:
 
     @property
     def last_logs(self) -> dict[str, Any]:
-        """What the last execution returned beside the metrics."""
+        """The logs that the last execution returned beside the metrics."""
         return dict(self._last_logs)
 
     def resume(self, steps: int, states: list[np.ndarray], logs: dict[str, Any]) -> None:

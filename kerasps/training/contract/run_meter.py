@@ -88,7 +88,7 @@ class RunMeter:
             self.after_fit(time.monotonic() - began)
 
     def when_fit_ends(self, function: Callable[[], object]) -> None:
-        """Have a function called when the running `fit` ends, also where it fails.
+        """Register a function to call when the running `fit` ends, also where it fails.
 
         Nothing happens where none runs.
         """
@@ -127,7 +127,7 @@ class RunMeter:
 
     @property
     def is_fitting(self) -> bool:
-        """Whether a `fit` runs."""
+        """True while a `fit` runs."""
         return bool(self._fits)
 
     @property

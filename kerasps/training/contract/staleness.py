@@ -92,10 +92,16 @@ class Staleness(Sequence[WorkerStaleness]):
     def __str__(self) -> str:
         bins = [span for span in _SPANS if span.start <= max(self.max, 1)]
         rows = [("worker", "pushes", "mean", "max", *(_label(span) for span in bins))]
-        for own in self._workers:
-            counts = [f"{sum(own.counts[span.start : span.stop]):,}" for span in bins]
+        for worker in self._workers:
+            counts = [f"{sum(worker.counts[span.start : span.stop]):,}" for span in bins]
             rows.append(
-                (str(own.worker), f"{own.pushes:,}", f"{own.mean:.2f}", f"{own.max}", *counts)
+                (
+                    str(worker.worker),
+                    f"{worker.pushes:,}",
+                    f"{worker.mean:.2f}",
+                    f"{worker.max}",
+                    *counts,
+                )
             )
         return text_table(rows)
 
@@ -167,11 +173,11 @@ class StalenessMeter:
 
     @property
     def last_report(self) -> Staleness:
-        """What was read last: no ps is asked. Thread: any."""
+        """The report that was read last: no ps is asked. Thread: any."""
         return self._report
 
     def report(self) -> Staleness:
-        """Return what was counted since `start`; what was read last, where a ps is gone.
+        """Return what was counted since `start`; what was read last, where a ps is lost.
 
         Thread: any.
         """

@@ -139,22 +139,22 @@ class Bounded(Admission):
         return min(self._done.values(), default=0)
 
     def begin(self, workers: Iterable[int]) -> None:
-        """Have these workers take part, and no others, side by side."""
+        """Begin with these workers and no others, side by side."""
         self._done = dict.fromkeys(workers, 0)
         self._given = dict(self._done)
 
     def set_ready(self, worker: int) -> None:
-        """Have a worker take part, at the place of the slowest, unless it does."""
+        """Add a worker, at the place of the slowest, unless it takes part already."""
         if worker not in self._done:
             self._done[worker] = self._given[worker] = self.progress
 
     def set_idle(self, worker: int) -> None:
-        """Let nobody wait for a worker."""
+        """Mark a worker as idle: nobody waits for it."""
         self._done.pop(worker, None)
         self._given.pop(worker, None)
 
     def leave(self, worker: int) -> list[Command]:
-        """Let nobody wait for a worker. The ps know nothing of it."""
+        """Remove a worker: nobody waits for it any more. The ps need not be told."""
         self.set_idle(worker)
         return []
 
@@ -211,7 +211,7 @@ class Synchronous(Admission):
 
     @property
     def progress(self) -> int:
-        """How often a worker has joined or left."""
+        """The number of times that a worker has joined or left."""
         return self._num_changes
 
     @property
@@ -220,7 +220,7 @@ class Synchronous(Admission):
         return sorted(self._given)
 
     def begin(self, workers: Iterable[int]) -> None:
-        """Have nobody be given steps before these have joined, or are out."""
+        """Give nobody steps before these workers have joined, or are out."""
         self._expected.update(workers)
 
     def take_in(self, workers: Iterable[int]) -> list[Command]:

@@ -39,7 +39,7 @@ class Dealer:
 
     @property
     def has_queue(self) -> bool:
-        """Whether executions wait that any worker may do."""
+        """True while executions are pending that any worker may do."""
         return bool(self._queue)
 
     @property
@@ -49,7 +49,7 @@ class Dealer:
 
     @property
     def is_even(self) -> bool:
-        """Whether synchronous updates wait for nobody who was given fewer steps than others."""
+        """True if synchronous updates wait for no worker that was given fewer steps than others."""
         return not self.num_waiting and self._admission.is_even(self._workers.readers())
 
     def ask(self, execution: Execution) -> None:
@@ -136,7 +136,7 @@ class Dealer:
         return self.deal() if before != self._progress else []
 
     def take_out_idle(self) -> list[Command]:
-        """Have no synchronous update wait for workers that have nothing to bring."""
+        """Remove workers that have nothing to push, so no synchronous update waits for them."""
         commands: list[Command] = []
         for index in self._admission.members:
             worker = self._workers[index]

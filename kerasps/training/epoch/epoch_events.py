@@ -63,7 +63,7 @@ class Execution:
 
     @property
     def num_pushes(self) -> int:
-        """How many pushes all of its steps make."""
+        """The number of pushes that all of its steps make."""
         return self.pushes_of(self.num_steps)
 
 
@@ -102,7 +102,7 @@ class EpochBegan:
 
 @dataclass(frozen=True)
 class StepsAsked:
-    """Steps are to be done, by any worker."""
+    """The caller asks for steps, by any worker."""
 
     execution: Execution
 
@@ -114,11 +114,11 @@ class AllAsked:
 
 @dataclass(frozen=True)
 class ResultsWanted:
-    """Nothing more is asked for now: what the workers hold is to be fetched at once."""
+    """The caller asks for nothing more now: the workers' results are fetched at once."""
 
 
 class WorkerEnd(enum.Enum):
-    """Why a worker does nothing more of what it was given."""
+    """The reason why a worker does no more of its executions."""
 
     FAILED = "its session ended in an error"
     HANGS = "a call to it does not return"
@@ -129,7 +129,7 @@ class WorkerEnd(enum.Enum):
 
 @dataclass(frozen=True)
 class WorkerEnded:
-    """A worker does nothing more of what it was given: what it had not reported is done again.
+    """A worker does no more of its executions: those that it had not reported are retried.
 
     `applied` counts, for each ps, the pushes that the worker had applied there since it was made
     ready. No other will be: its lane was closed before. After `RESTARTED` its session goes on at
@@ -258,14 +258,14 @@ class Open:
 
 @dataclass(frozen=True)
 class Join:
-    """Have the worker take part in synchronous updates."""
+    """Add the worker to synchronous updates."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Have synchronous updates not wait for the worker any more; nothing runs there."""
+    """Remove the worker, on which nothing runs, from synchronous updates."""
 
     worker: int
 

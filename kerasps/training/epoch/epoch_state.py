@@ -107,7 +107,7 @@ class EpochState:
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """Whether synchronous updates wait for nobody who was given fewer steps than others."""
+        """True if synchronous updates wait for no worker that was given fewer steps than others."""
         return self._dealer.is_even
 
     def history(self) -> str:
@@ -284,7 +284,7 @@ class EpochState:
         return self._go_on(index)
 
     def _end(self, event: WorkerEnded) -> list[Command]:
-        """Have others do what a worker held, and read on where it was."""
+        """Give what a worker held to others, which read on where it was."""
         index, worker = event.worker, self.workers[event.worker]
         match event.why:
             case WorkerEnd.RESTARTED:
@@ -349,7 +349,7 @@ class EpochState:
         return [self.workers.open(index)]
 
     def _wake_dry(self) -> list[Command]:
-        """Have workers without data look whether a split was released."""
+        """Give workers without data a split that was released, if there is one."""
         commands: list[Command] = []
         for index, worker in enumerate(self.workers.states):
             if worker.status is WorkerStatus.DRY:
@@ -358,7 +358,7 @@ class EpochState:
         return commands
 
     def _finish_unfinished(self) -> list[Command]:
-        """Have a worker leave its split for one with unfinished executions, if none else is left.
+        """Move a worker from its split to one with unfinished executions, if none else is left.
 
         Otherwise who lost it, or somebody whose data have ended, comes to it sooner.
         """

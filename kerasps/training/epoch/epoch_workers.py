@@ -42,12 +42,12 @@ class EpochWorkers:
 
     @property
     def running(self) -> dict[int, list[Execution]]:
-        """What was sent to each worker and is not known to be done."""
+        """The executions that were sent to each worker and are not known to be done."""
         return {i: [*worker.running] for i, worker in enumerate(self.states) if worker.running}
 
     @property
     def has_results_due(self) -> bool:
-        """Whether a worker holds results."""
+        """True while a worker holds results."""
         return any(worker.uncollected for worker in self.states)
 
     def holds_results(self, index: int) -> bool:
@@ -65,7 +65,7 @@ class EpochWorkers:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all data are read: no worker can do anything that is still asked for."""
+        """True once all data are read: no worker can do anything that is still asked for."""
         nobody_reads = all(w.status in (WorkerStatus.DRY, WorkerStatus.LOST) for w in self.states)
         return nobody_reads and self.splits.all_read
 
@@ -168,14 +168,14 @@ class EpochWorkers:
         return Open(index, opened.source, opened.confirmed)
 
     def release(self, index: int) -> None:
-        """Let others read on in the split that a worker had."""
+        """Release the split that a worker had, in which others may read on."""
         worker = self.states[index]
         if worker.split is not None and not worker.shares:
             self.splits[worker.split].release()
         worker.split, worker.shares = None, False
 
     def _release_own(self, index: int) -> None:
-        """Let others read the split that is reserved for a worker: it may not have come to it."""
+        """Release the split that is reserved for a worker, which may not have begun it."""
         if index < len(self.splits) and self.splits[index].status is SplitStatus.RESERVED:
             self.splits[index].release()
 

@@ -91,7 +91,7 @@ class Split:
         self.status = SplitStatus.READ
 
     def release(self) -> None:
-        """Let any worker read on, unless it was read to its end."""
+        """Release the split to any worker, unless it was read to its end."""
         if self.status is not SplitStatus.READ:
             self.status = SplitStatus.RELEASED
             self.left = None
@@ -153,17 +153,17 @@ class SplitLedger:
 
     @property
     def positions(self) -> list[SplitPosition]:
-        """Where each split stands, to go on there in another ledger."""
+        """The position of each split, from which another ledger can go on."""
         return [SplitPosition(s.source, s.confirmed, s.end) for s in self._splits]
 
     @property
     def all_read(self) -> bool:
-        """Whether every split was read to its end; False where there are none."""
+        """True once every split was read to its end; False where there are none."""
         return bool(self._splits) and all(s.status is SplitStatus.READ for s in self._splits)
 
     @property
     def all_given_out(self) -> bool:
-        """Whether every split has a known length, and all its batches were given to executions."""
+        """True if every split has a known length and all its batches were given to executions."""
         return bool(self._splits) and all(split.left == 0 for split in self._splits)
 
     # Who reads which
@@ -234,18 +234,18 @@ class SplitLedger:
 
     @property
     def num_unfinished(self) -> int:
-        """How many executions are to be done again on the batches that they were done on."""
+        """The number of executions that are retried on the batches that they were done on."""
         return self._num_unfinished
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether nobody reads a split that has unfinished executions."""
+        """True if a split has unfinished executions and no worker reads it."""
         if not self._num_unfinished:
             return False
         return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
 
     def put_back(self, split: int, executions: Sequence[Execution]) -> None:
-        """Have executions done again, before others, on the next batches of a split."""
+        """Retry executions, before others, on the next batches of a split."""
         self._splits[split].unfinished.extendleft(reversed(executions))
         self._num_unfinished += len(executions)
 

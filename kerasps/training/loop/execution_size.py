@@ -73,7 +73,7 @@ class ExecutionSize:
 
     @property
     def sizes(self) -> list[int]:
-        """How many steps are sent at a time, the largest first, where there are fewer left."""
+        """The numbers of steps that are sent at a time when fewer are left, the largest first."""
         is_worth_a_graph = self._timing.epochs > _MAX_EPOCHS_ONE_BY_ONE
         sizes = {self.steps, self._unit}
         return sorted(sizes if is_worth_a_graph else {*sizes, self._least}, reverse=True)

@@ -165,7 +165,7 @@ class Loop:
     def rest(self) -> LoopPosition:
         """Wait for what is in flight, count it, and return where the loop stands then.
 
-        Variables are at rest, and callbacks know all that is counted. Call from `on_turn`.
+        No step is in flight then, and callbacks know all that is counted. Call from `on_turn`.
         """
         callbacks, totals = self._batch_callbacks, self._totals
         assert callbacks is not None  # an epoch runs
@@ -199,7 +199,7 @@ class Loop:
         )
 
     def resume(self, position: LoopPosition) -> None:
-        """Have the next `run_epoch` go on at a position. Call before the first one.
+        """Make the next `run_epoch` go on at a position. Call before the first one.
 
         Raises:
             CannotResumeError: it is not one of this input, or of these metrics. The next epoch
@@ -211,8 +211,8 @@ class Loop:
                 self._inputs.resume_order(position.input, passes_to_repeat=0)
             else:
                 must_end = self._steps is None
-                own = position.splits[: self._inputs.num_splits]
-                confirmed = [split.confirmed for split in own]
+                splits = position.splits[: self._inputs.num_splits]
+                confirmed = [split.confirmed for split in splits]
                 self._inputs.resume_pass(position.input, confirmed, must_end=must_end)
                 self._has_sources = True
         except (KeyError, TypeError, ValueError) as exc:
@@ -373,7 +373,7 @@ class Loop:
             # An execution that one worker has and the others lack would be an update of its own if
             # a callback touched a variable, and so had all wait.
             return True
-        # Callbacks that read find all workers at rest, so all are sent something next. What
+        # While callbacks read, no worker has a step in flight, so all are sent something next. What
         # callbacks assign is for one execution: the next one is for what they assign next.
         return dispatcher.has_backlog and not callbacks.has_assigned
 

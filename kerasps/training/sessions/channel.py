@@ -40,12 +40,12 @@ class EpochChannel:
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
 
     def post(self, event: Event) -> None:
-        """Have the state take note of an event. Thread: any."""
+        """Bring an event to the state. Thread: any."""
         with self.lock:
             self.handle(event)
 
     def handle(self, event: Event) -> None:
-        """Have the state take note of an event. Call with the lock held."""
+        """Bring an event to the state. Call with the lock held."""
         if self._is_torn:
             return
         self._is_torn = True
@@ -64,7 +64,7 @@ class EpochChannel:
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """Whether updates are synchronous and workers were given equally many steps."""
+        """True if updates are synchronous and workers were given equally many steps."""
         with self.lock:
             return self._state.is_dealt_evenly
 
@@ -76,7 +76,7 @@ class EpochChannel:
 
     @property
     def running(self) -> dict[int, list[Execution]]:
-        """What was sent to each worker and is not known to be done."""
+        """The executions that were sent to each worker and are not known to be done."""
         with self.lock:
             return self._state.workers.running
 
@@ -144,7 +144,7 @@ class Sessions:
         self._channel = channel
         self._name_of = name_of
         # Not for `fit`'s thread: an interrupt in the `__exit__` of a condition leaves it locked.
-        self._news = threading.Condition(channel.lock)
+        self._changed = threading.Condition(channel.lock)
         self._is_over = False
         self.error: BaseException | None = None
         self.wake: Callable[[], None] = lambda: None
@@ -155,18 +155,18 @@ class Sessions:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to begin."""
+        """True once nothing more may begin."""
         return self._is_over
 
     @property
     def has_failed(self) -> bool:
-        """Whether the flight ends in an error."""
+        """True if the flight ends in an error."""
         return self.error is not None
 
     def enter(self, event: SessionBegan) -> Mailbox | None:
         """Begin a session; return its mailbox, or None when the flight is over before."""
         worker = event.worker
-        with self._news:
+        with self._changed:
             if self._is_over:
                 return None
             mailbox: Mailbox = queue.SimpleQueue()
@@ -176,20 +176,20 @@ class Sessions:
             return mailbox
 
     def end_one(self, worker: int) -> None:
-        """Have the session of a worker end after the command that it carries out now."""
-        with self._news:
+        """End the session of a worker after the command that it carries out now."""
+        with self._changed:
             if worker in self._channel.mailboxes:
                 self._channel.mailboxes[worker].put(None)
 
     def leave(self, mailbox: Mailbox) -> None:
         """Note that nothing of a session is on its worker any more."""
-        with self._news:
+        with self._changed:
             self._at_work = [entry for entry in self._at_work if entry[1] is not mailbox]
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def post(self, mailbox: Mailbox, event: Event) -> None:
-        """Have the state take note of what a session says, unless it was given up."""
-        with self._news:
+        """Bring an event of a session to the state, unless the session was given up."""
+        with self._changed:
             if any(entry[1] is mailbox for entry in self._at_work):
                 self._channel.handle(event)
 
@@ -202,8 +202,8 @@ class Sessions:
 
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing of any session is on a worker; return whether it is so."""
-        with self._news:
-            return self._news.wait_for(lambda: not self._at_work, timeout)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._at_work, timeout)
 
     def holders(self) -> str:
         """Say who something is on, for a message."""
@@ -213,14 +213,14 @@ class Sessions:
         return f"{names} does not answer, or waits for a ps that does not"
 
     def fail(self, error: BaseException) -> None:
-        """Have the flight end in `error`, if it has none yet."""
+        """End the flight in `error`, if it has none yet."""
         self.error = self.error or error
         self._channel.reports.put(Report())
         self.wake()
 
     def end(self) -> None:
-        """Have every session end after the command that it carries out now."""
-        with self._news:
+        """End every session after the command that it carries out now."""
+        with self._changed:
             self._is_over = True
             for mailbox in self._channel.mailboxes.values():
                 mailbox.put(None)

@@ -6,7 +6,7 @@ and nothing beside it. When a worker is lost, its session fails, the state sends
 others, and the session is started again when the worker is back.
 
 Three kinds of thread meet at the epoch's state: `fit`'s, which asks for steps and waits for reports
-(`Dispatcher`); the flight's, which starts sessions and sees to it that none is left
+(`Dispatcher`); the flight's, which starts sessions and ensures that none is left
 (`SessionFlights`); and one per worker, for its session (`SessionRunner`).
 """
 
@@ -122,7 +122,7 @@ class Dispatcher:
 
     @property
     def may_send_more(self) -> bool:
-        """Whether an execution may have more steps than the model is compiled for."""
+        """True if an execution may have more steps than the model is compiled for."""
         if not self._function.devices:
             return True  # steps that change nothing
         # Steps of several workers that follow each other faster overlap more, and so are staler:
@@ -137,22 +137,22 @@ class Dispatcher:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether data of known length were read to their end: the next epoch needs a new pass."""
+        """True if data of known length were read to their end: the next epoch needs a new pass."""
         return self._state.splits.all_given_out
 
     @property
     def positions(self) -> list[SplitPosition]:
-        """Where each split of the input stands, and each part of one. Call when suspended."""
+        """The position of each split of the input, and of each part of one. Call when suspended."""
         return self._state.splits.positions
 
     @property
     def has_backlog(self) -> bool:
-        """Whether there are reports that `suspend` has kept for `wait`."""
+        """True while `suspend` keeps reports for `wait`."""
         return bool(self._backlog)
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """Whether each worker has its part of the next synchronous updates, and no more is due."""
+        """True if each worker has its part of the next synchronous updates and no more is due."""
         return self._channel.is_dealt_evenly
 
     def activities(self) -> dict[int, WorkerActivity]:
@@ -208,7 +208,7 @@ class Dispatcher:
         """Return the next report.
 
         Raises:
-            PSLostError: a ps is gone, and with it the variables on it.
+            PSLostError: a ps is lost, and with it the variables on it.
             WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
             Exception: what `train_step` or the input pipeline raised on a worker.
         """

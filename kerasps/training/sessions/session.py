@@ -62,7 +62,7 @@ class WorkerSource:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to read, or to run executions with batches on."""
+        """True while a dataset is open: executions with batches can run."""
         return self._dataset is not None
 
     def open(self, dataset: OpenDataset) -> None:
@@ -185,7 +185,7 @@ class Session:
         )
 
     def _leave(self) -> None:
-        """Have no other worker wait for this one. Call when nothing runs here."""
+        """Make no other worker wait for this one. Call when nothing runs here."""
         if self._source.handles is not None:
             self._function.rule.leave(self._lanes.lane(self._worker))
 
@@ -211,7 +211,7 @@ class Session:
         data: tf.Tensor | Sequence[object],
         header: Header,
     ) -> None:
-        """Call a step graph, and see to its result."""
+        """Call a step graph, and handle its result."""
         raise NotImplementedError
 
     def _collect(self) -> None:

@@ -18,7 +18,7 @@ from kerasps.training.sessions.channel import EpochChannel, Sessions
 from kerasps.training.sessions.session import WorkerSource
 from kerasps.training.sessions.session_runner import SessionRunner
 from kerasps.training.sessions.worker_lanes import WorkerLanes
-from kerasps.training.sessions.worker_watch import Tending
+from kerasps.training.sessions.worker_watch import WorkerWatch
 from kerasps.variables.flights import Flight
 
 # How often a flight that ends looks whether a task is lost; sessions that end do not wait for it.
@@ -83,7 +83,7 @@ class SessionFlights:
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock that `hold` returned last is held."""
+        """True while the lock that `hold` returned last is held."""
         return self._owner.locked()
 
     def begin_pass(self) -> None:
@@ -126,29 +126,29 @@ class SessionFlights:
             self._flight.wait(_ABANDON_S)
 
     def _fly(self, sessions: Sessions, sources: dict[int, WorkerSource], flight: Flight) -> None:
-        """Have sessions run until the flight is over, and none is left. Thread: the flight's."""
+        """Run sessions until the flight is over, and none is left. Thread: the flight's."""
         sessions.wake = flight.wake
         # Bound, since the coordinator makes a copy of an argument that is a dictionary.
         session = functools.partial(self._runner.run, sources, sessions)
         start = functools.partial(self._port.start, session)
-        tending = Tending(
+        watch = WorkerWatch(
             self._port, self._membership, self._channel, sessions, self._lanes, start=start
         )
         self._function.load()
         try:
             with self._port.cancellable_calls() as cancellation, self._membership.in_use():
                 try:
-                    tending.start_all()
+                    watch.start_all()
                     flight.wait_until_over(
-                        lambda: self._look_after(sessions, tending),
+                        lambda: self._watch(sessions, watch),
                         lambda: sessions.has_failed,
                     )
                 finally:
                     sessions.end()
-                    self._wait_until_idle(sessions, tending, cancellation)
+                    self._wait_until_idle(sessions, watch, cancellation)
         finally:
             try:
-                # What is set aside on a ps is applied, whoever was still waited for.
+                # Each ps applies the pushes that it has buffered, without those that are missing.
                 for lane in self._lanes.all:
                     self._function.rule.leave(lane)
                 self._function.store()
@@ -159,17 +159,17 @@ class SessionFlights:
         if sessions.error is not None:
             raise sessions.error
 
-    def _look_after(self, sessions: Sessions, tending: Tending) -> None:
-        """See to workers that come and go; have the flight fail when a ps is lost."""
-        tending.tend()
+    def _watch(self, sessions: Sessions, watch: WorkerWatch) -> None:
+        """Act on workers that join, are lost or leave; fail the flight when a ps is lost."""
+        watch.update()
         if self._membership.lost_ps is not None and not sessions.has_failed:
             sessions.fail(absent_ps_error(self._host, self._membership.lost_ps))
 
-    def _wait_until_idle(self, sessions: Sessions, tending: Tending, cancellation: Any) -> None:
+    def _wait_until_idle(self, sessions: Sessions, watch: WorkerWatch, cancellation: Any) -> None:
         """Wait for what is on the workers; where something failed, cancel it in the end."""
         failed_at: float | None = None
         while not sessions.wait_until_idle(_POLL_S):
-            self._look_after(sessions, tending)
+            self._watch(sessions, watch)
             if sessions.has_failed:
                 failed_at = failed_at or time.monotonic()
                 assert sessions.error is not None
@@ -182,4 +182,4 @@ class SessionFlights:
                     cancellation.start_cancel()
                 if is_late and self._membership.lost_ps is not None:
                     # A worker does not cancel what waits for a ps that hangs.
-                    tending.give_up_all()
+                    watch.give_up_all()

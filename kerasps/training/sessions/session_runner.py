@@ -1,4 +1,4 @@
-"""Runs the session of a worker, and sees to what is left of one that failed."""
+"""Runs the session of a worker, and cleans up after one that failed."""
 
 from __future__ import annotations
 

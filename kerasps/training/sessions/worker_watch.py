@@ -1,4 +1,4 @@
-"""Looks after a flight's sessions: workers that join, are gone, do not come out, or are leaving."""
+"""Watches the workers of a flight: starts sessions, abandons stuck calls, lets workers leave."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kerasps.training.epoch.epoch_events import WorkerEnd, WorkerEnded, WorkerLe
 from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
 from kerasps.training.sessions.worker_lanes import WorkerLanes
 
-# A call to a worker that is away ends in an error, mostly at once. One that does not in this time
-# never will.
+# A call to a lost worker ends in an error, mostly at once. One that does not in this time never
+# will.
 _GIVE_UP_S = 15.0
 
 
-class Tending:
-    """Sees to workers that come and go while a flight's sessions run.
+class WorkerWatch:
+    """Starts and abandons the sessions of a flight as its workers join, are lost or leave.
 
     Thread: the flight's.
 
@@ -27,7 +27,7 @@ class Tending:
         channel: the channel of the epoch.
         sessions: the sessions of the flight.
         lanes: the lanes in which the workers push.
-        start: has one more session run.
+        start: starts one more session.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Tending:
         self._lanes = lanes
         self._start = start
         self._num_started = 0
-        # When a session was first seen on a worker that is away.
-        self._away_since: dict[int, tuple[Mailbox, float]] = {}
+        # When a session was first seen on a lost worker.
+        self._lost_since: dict[int, tuple[Mailbox, float]] = {}
         self._told_to_leave: set[int] = set()
 
     def start_all(self) -> None:
-        """Have a session run for each worker."""
+        """Start a session for each worker."""
         self._take_in()
 
-    def tend(self) -> None:
-        """See to what has changed. Call time and again."""
+    def update(self) -> None:
+        """Act on what has changed since the last call. Call time and again."""
         if not self._sessions.is_over:
             self._take_in()
             self._do_without_the_lost()
@@ -64,7 +64,7 @@ class Tending:
         self._let_go()
 
     def give_up_all(self) -> None:
-        """Go on without any session: what they wait for does not come."""
+        """Abandon all sessions: what they wait for does not come."""
         for worker, mailboxes in self._sessions.at_work().items():
             for mailbox in mailboxes:
                 # Its lane is lost with the ps.
@@ -72,7 +72,7 @@ class Tending:
             self._port.renew_worker(worker)
 
     def _take_in(self) -> None:
-        """Have workers that have joined take part."""
+        """Start sessions for workers that have joined."""
         self._port.add_workers(self._membership.num_workers)
         num_workers = self._port.num_workers
         if num_workers > self._channel.num_workers:
@@ -90,17 +90,17 @@ class Tending:
                 self._channel.post(self._lanes.end(worker, WorkerEnd.DIED, lane=lane))
 
     def _give_up(self) -> None:
-        """Go on without sessions whose worker is away, and which do not come out of their call."""
+        """Abandon sessions whose worker is lost and whose call does not return."""
         at_work, now = self._sessions.at_work(), time.monotonic()
-        for worker in list(self._away_since):
+        for worker in list(self._lost_since):
             if worker not in at_work:
-                del self._away_since[worker]
+                del self._lost_since[worker]
         for worker in self._membership.absent_workers & at_work.keys():
             mailbox = at_work[worker][0]
-            known, since = self._away_since.get(worker, (None, now))
+            known, since = self._lost_since.get(worker, (None, now))
             if known is not mailbox:
                 since = now
-            self._away_since[worker] = (mailbox, since)
+            self._lost_since[worker] = (mailbox, since)
             if now - since > _GIVE_UP_S:
                 self._drop(mailbox, self._lanes.end(worker, WorkerEnd.HANGS))
                 if not self._sessions.is_over:
@@ -109,7 +109,7 @@ class Tending:
                     self._start()
 
     def _let_go(self) -> None:
-        """Let workers leave that want to, once they hold nothing."""
+        """Dismiss workers that are leaving, once they hold nothing."""
         leaving = self._membership.leaving_workers
         for worker in leaving - self._told_to_leave:
             self._told_to_leave.add(worker)
@@ -123,6 +123,6 @@ class Tending:
         self._told_to_leave &= leaving
 
     def _drop(self, mailbox: Mailbox, ended: WorkerEnded) -> None:
-        """Go on without a session that does not come out of its call."""
+        """Abandon a session whose call does not return."""
         self._sessions.post(mailbox, ended)
         self._sessions.leave(mailbox)

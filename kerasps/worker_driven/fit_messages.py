@@ -18,8 +18,8 @@ from kerasps.worker_driven.run import Run
 _INTERVAL_S = 0.5
 
 
-class FitNews:
-    """Brings the metrics of all workers to the chief, and its word to stop to the others.
+class FitMessages:
+    """Sends every worker's metric sums to the chief, and the chief's stop request to the workers.
 
     A worker adds what its steps add up to, as it goes, to a sum on a ps. The chief takes the sum at
     the end of each of its epochs, and waits for nobody. So each step counts in one epoch of the
@@ -39,14 +39,14 @@ class FitNews:
         self._length = 1 + sum(int(np.prod(shape)) for shape, _ in self._shapes)
         self._sum = run.shared_sum(f"fit {number}/metrics", self._length)
         self._stop = stop_cell(run, number)
-        self._own = np.zeros(self._length)
+        self._unsent = np.zeros(self._length)
         self._next = time.monotonic() + _INTERVAL_S
 
     def add(self, result: ExecutionResult) -> None:
         """Note what steps of this process have added up to."""
         if self._run.is_chief:
             return
-        self._own += np.concatenate([[result.steps], *(np.ravel(m) for m in result.metrics)])
+        self._unsent += np.concatenate([[result.steps], *(np.ravel(m) for m in result.metrics)])
         if time.monotonic() >= self._next:
             self._tell()
             if self._stop.is_set:
@@ -69,13 +69,13 @@ class FitNews:
             totals.add(ExecutionResult(int(told[0]), metrics, [], totals.last_logs, []))
 
     def _tell(self) -> None:
-        if self._own[0]:
-            self._sum.add(self._own)
-            self._own = np.zeros(self._length)
+        if self._unsent[0]:
+            self._sum.add(self._unsent)
+            self._unsent = np.zeros(self._length)
 
 
 class TellStop(keras.callbacks.Callback):
-    """Has the other workers stop where a callback of the chief has stopped its `fit`.
+    """Stops the other workers where a callback of the chief has stopped its `fit`.
 
     Args:
         run: the run.
