@@ -14,7 +14,7 @@ import yaml
 
 import kerasps
 from kerasps.cli.main import _parser
-from kerasps.cli.role import RoleOptions, find_role
+from kerasps.cli.nodes.role import RoleOptions, find_role
 from kerasps.cluster.description.platforms import Sizes
 from kerasps.cluster.description.tf_config import read_tf_config
 from support.documentation import CHECKOUT, code_blocks, columns, errors_of_page
