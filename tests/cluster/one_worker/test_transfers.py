@@ -15,6 +15,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import kerasps
 from kerasps.runtime.devices import ps_index
 from kerasps.step.phases import pull
+from kerasps.variables.placement import PlacementLedger
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +155,7 @@ def large_steps(path):
     return [step for step in steps if len(step[0]) == NUM_PRODUCTS and step[1]]
 
 
-# Four or so on each of two ps: two go at once, and the others in their turn.
+# Four on each of two ps: two go at once, and the others in their turn.
 NUM_LAYERS = 8
 # Forward, and backward for each weight and for each input but the first.
 NUM_PRODUCTS = 3 * NUM_LAYERS - 1
@@ -165,6 +166,8 @@ def test_pull_compute_and_push_of_a_large_model_overlap(strategy, tmp_path, monk
     known.
     """
     monkeypatch.setattr(pull, "PART_BYTES", 2**20)
+    # Without what earlier tests have left: each of the two ps holds four layers.
+    monkeypatch.setattr(strategy.extended, "ledger", PlacementLedger(2))
     width = 1024
     with strategy.scope():
         names = ["first", *(f"other{number}" for number in range(1, NUM_LAYERS))]

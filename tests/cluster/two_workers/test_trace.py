@@ -171,7 +171,7 @@ def test_a_profiler_that_is_in_use_is_said_to_be(strategy, tmp_path):
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:
         trace = Trace(tmp_path, first_step=0, num_steps=10)
-        table_model(strategy).fit(DATA, steps_per_epoch=50, verbose=0, callbacks=[trace])
+        table_model(strategy).fit(DATA, steps_per_epoch=300, verbose=0, callbacks=[trace])
     finally:
         tf.profiler.experimental.stop(save=False)
     assert trace.report.num_steps == 10
