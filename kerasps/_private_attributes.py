@@ -76,6 +76,9 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "_compile_loss", "whether a loss was compiled, for the error of a missing y"
         ),
         PrivateAttribute(
+            "_compile_metrics", "built before the first trace, which would otherwise be repeated"
+        ),
+        PrivateAttribute(
             "_flatten_metrics_in_order", "what `train_on_batch` returns as a list", ("logs",)
         ),
         PrivateAttribute("_initial_epoch", "where `BackupAndRestore` resumes"),

@@ -66,6 +66,31 @@ def test_optimizer_equals_plain_keras(strategy, name, steps_per_execution):
     assert int(ours.optimizer.iterations.numpy()) == 15
 
 
+class CallCounter(keras.layers.Layer):
+    """Counts in which traces it is called."""
+
+    num_calls = 0
+
+    def call(self, inputs):
+        self.num_calls += 1
+        return inputs
+
+
+@pytest.mark.parametrize("is_functional", [True, False])
+def test_metrics_by_name_cost_no_second_trace(strategy, is_functional):
+    counter = CallCounter()
+    layers = [counter, keras.layers.Dense(1)]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        if is_functional:
+            model = keras.Model(model.inputs, model.outputs[0])
+        model.compile("adam", "mse", metrics=["mae", "accuracy"])
+    counter.num_calls = 0
+    history = model.fit(*regression_data(), verbose=0).history
+    assert counter.num_calls == 1
+    assert list(history) == ["accuracy", "loss", "mae"]
+
+
 def test_a_sharded_table_equals_plain_keras(strategy, sharded):
     sharded(2)
     plain, ours = train_both(strategy, table_model, id_data(), steps=15, sum_repeated_ids=True)

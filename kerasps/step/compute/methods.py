@@ -31,8 +31,12 @@ class Method(Protocol):
     def expected(self) -> list[Any]:
         """Return the variables that it probably reads, but the states of metrics."""
 
-    def expected_metrics(self) -> list[Any]:
-        """Return the states of metrics that it probably adds to."""
+    def expected_metrics(self, element_spec: object) -> list[Any]:
+        """Return the states of metrics that it probably adds to. Call in the strategy's scope.
+
+        Args:
+            element_spec: the `tf.TypeSpec` structure of a batch.
+        """
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that it probably applies."""
@@ -77,13 +81,31 @@ class ModelMethod:
             v for v in self._model.variables if v not in others and (draws or not is_seed_state(v))
         ]
 
-    def expected_metrics(self) -> list[Any]:
+    def expected_metrics(self, element_spec: object) -> list[Any]:
         """Return the states of the model's metrics."""
-        return [] if self._method == "predict_step" else list(self._model.metrics_variables)
+        if self._method == "predict_step":
+            return []
+        self._make_metrics(element_spec)
+        return list(self._model.metrics_variables)
 
     def optimizers(self) -> list[Any]:
         """Return the model's optimizers."""
         return list(optimizers_of(self._model)) if self._method == "train_step" else []
+
+    def _make_metrics(self, element_spec: object) -> None:
+        """Make the metrics that `compile` was given by name, if their shapes are known.
+
+        Keras makes them in the first step, whose trace would then be repeated.
+        """
+        model = self._model
+        metrics = model._compile_metrics
+        _, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
+        if metrics is None or metrics.built or not isinstance(y, tf.TensorSpec):
+            return
+        output = _only_output(model)
+        if output is None or not all(_is_of_keras(model, name) for name in _MAKE_METRICS):
+            return
+        metrics.build(keras.KerasTensor(y.shape, y.dtype.name), output)
 
     def call(self, batch: object) -> Returned:
         """Call the method."""
@@ -93,6 +115,25 @@ class ModelMethod:
         with noting_results(self._model.metrics) as results:
             logs = method(batch)
         return Returned.of_logs(logs, self._model, results)
+
+
+# Methods of a model on which it depends whether a step makes the metrics, and of which shapes.
+_MAKE_METRICS = ("train_step", "test_step", "compute_metrics", "call")
+
+
+def _is_of_keras(model: keras.Model, method: str) -> bool:
+    """Return whether no subclass of Keras's classes overrides the method."""
+    return str(getattr(type(model), method).__module__).startswith("keras.")
+
+
+def _only_output(model: keras.Model) -> keras.KerasTensor | None:
+    """Return the symbolic output of a functional or sequential model that has one, and no dict."""
+    if isinstance(model, keras.Sequential):
+        outputs = getattr(model, "outputs", None)  # it has none before it is built
+        return outputs[0] if outputs else None
+    is_functional = getattr(model, "outputs", None) is not None
+    output = model.output if is_functional else None
+    return output if isinstance(output, keras.KerasTensor) else None
 
 
 def _as_tensor(value: object) -> Any:

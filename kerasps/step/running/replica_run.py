@@ -274,7 +274,11 @@ class ReplicaFunction:
         """Return nothing: what the function touches, its trace will tell."""
         return []
 
-    expected_metrics = optimizers = expected
+    optimizers = expected
+
+    def expected_metrics(self, element_spec: object) -> list[Any]:
+        """Return nothing, as `expected`."""
+        return []
 
     def call(self, batch: Any) -> Returned:
         """Call the function on the arguments, with the tensors of a trace for those of `batch`."""

@@ -161,7 +161,9 @@ class Tracer:
         expected = self._method.expected()
         for optimizer in self._optimizers():
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
-        variables = [*expected, *self._method.expected_metrics()]
+        with self._host.strategy.scope():
+            metrics = self._method.expected_metrics(self._element_spec)
+        variables = [*expected, *metrics]
         self._inventory.presume(
             [v for v in variables if isinstance(v, ParameterServerVariable)], self._known
         )
