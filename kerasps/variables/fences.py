@@ -58,7 +58,7 @@ class Fences:
         # Changed without the lock, by calls that nothing can interrupt: lanes are given back in the
         # middle of anything, where Python collects who held them.
         self._free = deque(range(OPEN_LANE + 1, num_lanes))
-        self._held: dict[int, None] = {}
+        self._held: set[int] = set()
         self._tables: dict[str, NamedVariable] = {}
         self._calls: dict[str, _LaneCalls] = {}
 
@@ -89,7 +89,7 @@ class Fences:
         calls = [self._calls_on(device) for device in devices]
         make_ready([call.close for call in calls])
         lane = self._take()
-        self._held[lane] = None
+        self._held.add(lane)
         if lane >= NUM_LANES:  # it takes the place of another
             try:
                 call_on_each([call.open for call in calls], lane)
@@ -103,10 +103,12 @@ class Fences:
 
         What is pushed in it once the place was taken is refused. Thread: any.
         """
-        if lane in self._held:
-            del self._held[lane]
-            if lane + NUM_LANES < LANES_END:
-                self._free.append(lane + NUM_LANES)
+        try:
+            self._held.remove(lane)
+        except KeyError:  # another thread was first, it may be
+            return
+        if lane + NUM_LANES < LANES_END:
+            self._free.append(lane + NUM_LANES)
 
     def _take(self) -> int:
         with contextlib.suppress(IndexError):
