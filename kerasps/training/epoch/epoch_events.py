@@ -21,8 +21,8 @@ class Execution:
             applied there before. These steps run again for their results only. Empty for none.
         replicas: how many batches the worker takes at a time, for one push. It takes the remainder
             one by one.
-        sizes: the numbers of steps for which there are graphs, the largest first. Fewer than
-            `num_steps` steps are cut into parts of these sizes. Default: they run in one call.
+        sizes: the numbers of steps for which there are graphs, the largest first. `cut` makes parts
+            of these sizes. Default: one part.
     """
 
     num_steps: int
