@@ -215,7 +215,7 @@ def dataset():
         (
             lambda: kerasps.TrainSpec(lambda features, mode: dataset()),
             TypeError,
-            "`input_fn` is a function that wants arguments which it will not get.*input_context",
+            "`input_fn` is a function that needs arguments which it will not get.*input_context",
         ),
         (
             lambda: kerasps.TrainSpec(dataset, callbacks=keras.callbacks.Callback()),
@@ -373,7 +373,7 @@ def test_a_mode_that_is_none_is_refused(monkeypatch, capsys, by):
     [
         (lambda strategy: strategy.coordinator, "has no ClusterCoordinator"),
         (lambda strategy: strategy.workers(), "does not know which workers are there"),
-        (lambda strategy: strategy.staleness(), "does not tell whose updates are how stale"),
+        (lambda strategy: strategy.staleness(), "does not measure staleness"),
         (lambda strategy: strategy.run(print), "Received: `strategy.run` of 'print'. Override"),
         (lambda strategy: strategy.run(fn=len), "Received: `strategy.run` of 'len'. Override"),
     ],

@@ -97,7 +97,7 @@ class CoordinatorPort:
     @staticmethod
     @contextlib.contextmanager
     def cancellable_calls() -> Iterator[Any]:
-        """Let the yielded manager's `start_cancel` end the calls of all threads within this context.
+        """Let the yielded manager's `start_cancel` end all threads' calls within this context.
 
         Nothing else ends executions that wait for a lost ps. TensorFlow keeps the context for the
         whole process: leave it when no thread is about to make a call.

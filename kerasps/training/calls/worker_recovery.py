@@ -119,7 +119,7 @@ class WorkerRecovery:
 
     @contextlib.contextmanager
     def _ended_with_cluster(self) -> Iterator[None]:
-        """Turn every error into a `ClosedCallError` within this context if the cluster is closed."""
+        """Turn errors within this context into `ClosedCallError`s if the cluster is closed."""
         try:
             yield
         except Exception as exc:

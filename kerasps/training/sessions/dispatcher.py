@@ -152,7 +152,7 @@ class Dispatcher:
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """True if workers have equal parts of the next synchronous updates and none is pending."""
+        """True if workers have equal parts of synchronous updates and no execution is pending."""
         return self._channel.is_dealt_evenly
 
     def activities(self) -> dict[int, WorkerActivity]:
