@@ -217,9 +217,7 @@ class Run:
             waited = time.monotonic() - began
             if waited > say_after:
                 say_after *= 2
-                text = (
-                    "Waited %.0f s, of at most %.0f s, for the chief of this run, %s, %s."
-                )
+                text = "Waited %.0f s, of at most %.0f s, for the chief of this run, %s, %s."
                 _LOGGER.warning(text, waited, self._timeout, self._chief, what)
             if waited > tell_after:
                 tell_after += TELL_ABSENT_EVERY_S
