@@ -67,7 +67,7 @@ def test_worker_0_is_the_chief_unless_there_is_one(task, chief, expected):
 )
 def test_who_drives_no_steps_is_told_so(monkeypatch, task_type, fix):
     monkeypatch.setenv("TF_CONFIG", tf_config(task_type))
-    with pytest.raises(kerasps.ClusterConfigError, match="is created by workers") as caught:
+    with pytest.raises(kerasps.ClusterConfigError, match="is created only by workers") as caught:
         kerasps.WorkerDrivenStrategy()
     assert f"Received: task type '{task_type}', index 0." in str(caught.value)
     assert fix in str(caught.value)

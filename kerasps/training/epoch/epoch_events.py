@@ -213,7 +213,7 @@ class WorkersJoined:
 
 @dataclass(frozen=True)
 class WorkerLeaves:
-    """A worker is about to leave: it is given nothing new, and what it holds is fetched."""
+    """A worker is about to leave: it gets no more executions, and its results are fetched."""
 
     worker: int
 
