@@ -101,7 +101,7 @@ def test_one_worker_is_plain_keras(workers):
     report = json.loads(next(x for x in out.splitlines() if x.startswith("REPORT "))[7:])
     assert report["1"] == report["10"] == [40, 2]
     assert report["saved"]
-    assert "Take it out of `callbacks`" in report["refused"]["backup"]
+    assert "Remove it from `callbacks`" in report["refused"]["backup"]
     assert "has no ClusterCoordinator" in report["refused"]["coordinator"]
     assert "does not know which workers are there" in report["refused"]["workers"]
     assert "runs steps of models only" in report["refused"]["run"]

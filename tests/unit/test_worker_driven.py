@@ -310,7 +310,7 @@ def beside_checkpoints():
     ("changes", "error", "message"),
     [
         ({"model_fn": compiled}, None, ""),
-        ({"model_fn": lambda features, labels, mode: None}, TypeError, "wants features, labels"),
+        ({"model_fn": lambda features, labels, mode: None}, TypeError, "needs features, labels"),
         ({"model_fn": 3}, TypeError, "`model_fn` is not a function that returns a model"),
         ({"model_fn": lambda: 3}, TypeError, "The `model_fn` returned no model.*Received: 3"),
         ({"model_fn": uncompiled}, ValueError, "`model_fn` returned is not compiled"),
