@@ -139,7 +139,7 @@ def _loading(ours: bool) -> Iterator[None]:
 
 
 def is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:
-    """Return whether a `.keras` file may be composed in memory; False for a large sharded model.
+    """Return whether a `.keras` file may be composed in memory; large models of a strategy may not.
 
     Replaces Keras's function of that name. Other files are composed on the disk.
     """

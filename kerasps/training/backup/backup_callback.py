@@ -260,7 +260,7 @@ class FitBackups:
 
     @contextlib.contextmanager
     def in_validation(self, loop: Loop) -> Iterator[None]:
-        """Let `stop_if_preempted` end the validation within this context, after a backup.
+        """Let `stop_if_preempted` end the validation within this context, then make a backup.
 
         The resumed training validates again.
         """

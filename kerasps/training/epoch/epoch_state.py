@@ -226,7 +226,7 @@ class EpochState:
 
     def _begin_joint(self, index: int) -> list[Command]:
         if self.workers[index].status not in (WorkerStatus.AWAITED, WorkerStatus.LOST):
-            # A worker that leaves its split later leaves the updates too.
+            # If it has left its split meanwhile, `take_out_idle` removes it from the updates again.
             is_late = any(self.workers[member].running for member in self._admission.members)
             self._admission.join(index, is_late=is_late)
         # All updates now wait for it, so `fit` may have to ask for more.
@@ -361,7 +361,7 @@ class EpochState:
     def _finish_unfinished(self) -> list[Command]:
         """Move a worker to a split with unfinished executions, if nothing else is pending.
 
-        Before that, the worker that lost the split, or one whose data have ended, takes it sooner.
+        Usually the worker that lost the split, or one whose data have ended, takes it before.
         """
         workers = self.workers.states
         is_time = self.splits.has_abandoned and not self._dealer.has_queue

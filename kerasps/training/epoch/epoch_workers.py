@@ -120,7 +120,7 @@ class EpochWorkers:
             worker.split, worker.num_given = None, 0
             worker.shares = worker.is_exhausted = False
             if index in self._lost:
-                # The first worker that asks may take its split, itself included if it returns.
+                # Any worker may take its split, also this one if it comes back first.
                 self._release_own(index)
         return [index for index in range(len(self.states)) if index not in self._lost]
 

@@ -28,8 +28,8 @@ class BatchCallbacks:
         callbacks: the `keras.callbacks.CallbackList`.
         mode: `"train"`, `"test"` or `"predict"`.
         totals: the source of the logs.
-        before_access: called before a callback first touches a variable on a ps, when no step may
-            be in flight.
+        before_access: called before a callback first touches a variable on a ps. It must return
+            only when no step is in flight.
 
     Attributes:
         has_begun: whether callbacks were called for the begin of an execution, and not for its end.

@@ -34,8 +34,7 @@ class ExecutionSize:
 
     Args:
         unit: the steps of an execution as the model is compiled, or the most that are allowed.
-        least: the fewest steps of an execution of remaining steps; `unit` if these are one
-            execution.
+        least: the size of executions for the remaining steps; `unit` to send them as one.
         most: the steps of a longer execution; no more than `unit` if there are no longer ones.
         in_epoch: the steps of an epoch; None if that is not known.
         num_workers: the number of workers that share them.

@@ -373,8 +373,8 @@ class Loop:
             # If one worker had an execution more than the others, it would make updates alone as
             # soon as a callback touched a variable, since the loop then suspends.
             return True
-        # After a suspension no worker has a step in flight, so each may be sent some. But if
-        # callbacks assign, each assigned value is used by one execution before the next one.
+        # While there is a backlog, no step is in flight, so wait, and then send to all workers. But
+        # if callbacks assign, send one execution after each, so that each assigned value is used.
         return dispatcher.has_backlog and not callbacks.has_assigned
 
 

@@ -38,9 +38,9 @@ _LOGGER = logging.getLogger("kerasps")
 class SessionRunner:
     """Runs sessions, each from its beginning to its end, in its worker's thread.
 
-    When a session fails, the runner closes its lane and tells the state if the error may mean a
-    loss; otherwise the worker leaves its lane. Then the session asks for a new start if that may
-    help; otherwise the flight ends in the session's error.
+    When a session fails and the error may mean a loss, the runner closes its lane and tells the
+    state. After other errors it calls `leave` of the update rule. Then it asks for a new session if
+    that may help; otherwise the flight ends in the session's error.
 
     Args:
         host: the host of the strategy whose workers run them.
