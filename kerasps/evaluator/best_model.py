@@ -36,7 +36,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
         export_filepath: the path of the file, ending in `.keras`, or in `.weights.h5` with
             `save_weights_only=True`. The file name may contain `{checkpoint}`, the name of the
             checkpoint without its ending, `{iterations}` and the names of metrics, such as
-            `"best-{checkpoint}-{accuracy:.3f}.keras"`; without them, each better model replaces the
+            `"best-{checkpoint}-{accuracy:.3f}.keras"`. Without them, each better model replaces the
             previous one.
         monitor: the name of the metric to compare, as `evaluate` reports it. Default `"loss"`.
         mode: `"min"`, `"max"` or `"auto"` (the default), which asks the metric.

@@ -163,7 +163,9 @@ def test_a_worker_says_whom_it_waits_for(workers):
     code, out = own.end_of(own.start("alone", index=1))
     assert code == 1
     address = own.cluster.description.jobs["worker"][0]
-    assert f"TaskUnreachableError: The chief of this run, worker 0 at {address}, did not answer" in out
+    assert (
+        f"TaskUnreachableError: The chief of this run, worker 0 at {address}, did not answer" in out
+    )
     assert "Expected: within 2 s" in out
 
 

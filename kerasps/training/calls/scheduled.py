@@ -2,9 +2,9 @@
 
 A *call* is TensorFlow's closure: a scheduled function with its arguments, for one worker. Each
 worker pushes in two lanes (see `variables.Fences`), which are closed when a call fails because the
-worker is lost. Then each ps returns how many of the call's pushes it has applied, and another
-worker retries the call with a twin of the function that leaves out as many pushes. So each update
-is applied once.
+worker is lost. Then each ps returns how many of the call's pushes it has applied. Another worker
+retries the call with a twin of the function, which leaves out as many pushes. So each update is
+applied once.
 
 Functions whose calls make a known number of pushes use the first lane: the ps counts all pushes,
 and the coordinator subtracts those of calls that are done. A variable on the worker holds this

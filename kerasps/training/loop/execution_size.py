@@ -3,8 +3,9 @@
 An execution costs a coordinator, a worker and a ps some 2.5 ms beside its steps. Without a callback
 for each execution, kerasps may merge several into one: each step still pulls and pushes for itself.
 So steps that are known to be fast are sent in longer executions than `steps_per_execution` asks
-for, but not from the start, since a worker takes some time to make a longer graph ready. If
-`steps_per_execution` is somewhat larger than the number of unrolled steps, they are sent in parts.
+for. This does not begin at the start, since a worker takes some time to make a longer graph ready.
+If `steps_per_execution` is somewhat larger than the number of unrolled steps, they are sent in
+parts.
 
 The remaining steps at the end of the data would need another graph. A worker takes as long to make
 it ready as to do hundreds of steps. So these steps are sent one by one, until there were so many

@@ -5,9 +5,9 @@ epoch's state until the flight is over, so an execution costs the coordinator ju
 worker is lost, its session fails, the state sends its executions to others, and the session starts
 again when the worker is back.
 
-Three kinds of thread use the epoch's state: `fit`'s thread asks for steps and waits for reports
-(`Dispatcher`), the flight's thread starts sessions and waits until all have ended
-(`SessionFlights`), and each worker has a thread for its session (`SessionRunner`).
+Three kinds of thread use the epoch's state. `fit`'s thread asks for steps and waits for reports
+(`Dispatcher`). The flight's thread starts sessions and waits until all have ended
+(`SessionFlights`). Each worker has a thread for its session (`SessionRunner`).
 """
 
 from __future__ import annotations
