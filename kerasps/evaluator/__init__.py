@@ -1,5 +1,5 @@
-"""A process beside the training, which evaluates its checkpoints as they appear.
+"""A process that evaluates the checkpoints of a training as they appear.
 
-Contract: it connects to no task and shares nothing with the training but a directory, or a pipe
-    that says when it ends.
+Contract: it connects to no task. It shares only a directory with the training, and a pipe if
+`kerasps launch` starts both.
 """

@@ -1,4 +1,4 @@
-"""Checks of what an evaluator is given."""
+"""Checks of an evaluator's arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_list(argument: str, value: object, kind: type) -> None:
-    """Raise `TypeError` where an argument is not a list of objects of a class.
+    """Raise `TypeError` if an argument is not a list of objects of a class.
 
     Args:
         argument: the name of the argument.
@@ -30,7 +30,7 @@ def check_list(argument: str, value: object, kind: type) -> None:
         advice = (
             f"Make an object of it: `{wrong.__name__}(...)`."
             if isinstance(wrong, type)
-            else f"Take {wrong!r} out of it."
+            else f"Remove {wrong!r} from it."
         )
     raise TypeError(
         f"Argument `{argument}` is not a list of {name}. Expected: a list of objects of this "
@@ -44,17 +44,17 @@ def check_exports(
     *,
     argument: str = "checkpoint_dir",
 ) -> None:
-    """Raise `ValueError` where a model would be exported among the checkpoints.
+    """Raise `ValueError` if a model would be exported among the checkpoints.
 
     Args:
-        exports: what exports models.
+        exports: the callbacks that export models.
         directory: the directory of the checkpoints.
         argument: the argument in which the user gave it. Default: `checkpoint_dir`.
     """
     for export in exports:
         if export.directory.resolve() == directory.resolve():
             raise ValueError(
-                "A model would be exported among the checkpoints, and be evaluated itself. "
+                "A model would be exported among the checkpoints, and then be evaluated. "
                 f"Expected: an `export_filepath` outside of `{argument}`. Received: both in "
                 f"{str(directory)!r}. Export elsewhere, such as "
                 f"{str(directory / 'best' / 'model.keras')!r}."

@@ -21,8 +21,8 @@ Mode = Literal["auto", "min", "max"]
 class SidecarEvaluatorModelExport(keras.callbacks.Callback):
     """Saves the model after an evaluation that is better than all before it.
 
-    It goes into the `callbacks` of a `kerasps.SidecarEvaluator` and nowhere else. The model is
-    written under a temporary name and renamed when it is complete, so no reader sees half of it.
+    Pass it only in the `callbacks` of a `kerasps.SidecarEvaluator`. The model is written under a
+    temporary name and renamed when it is complete, so no reader sees half of it.
 
     ```python
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
@@ -33,20 +33,20 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
     ```
 
     Args:
-        export_filepath: where the model goes, ending in `.keras`, or in `.weights.h5` with
+        export_filepath: the path of the file, ending in `.keras`, or in `.weights.h5` with
             `save_weights_only=True`. The file name may contain `{checkpoint}`, the name of the
             checkpoint without its ending, `{iterations}` and the names of metrics, such as
-            `"best-{checkpoint}-{accuracy:.3f}.keras"`; without them, each better model replaces the
-            last.
-        monitor: the name of the metric that decides, as `evaluate` reports it. Default `"loss"`.
+            `"best-{checkpoint}-{accuracy:.3f}.keras"`. Without them, each better model replaces the
+            previous one.
+        monitor: the name of the metric to compare, as `evaluate` reports it. Default `"loss"`.
         mode: `"min"`, `"max"` or `"auto"` (the default), which asks the metric.
-        save_weights_only: save the weights only. Default False: the model with its optimizer, for
-            whose slots the evaluator then needs memory.
-        initial_value_threshold: the value to beat at first. Default None: the first evaluation is
-            the best so far.
+        save_weights_only: save the weights only. Default False: save the model with its optimizer,
+            for whose slots the evaluator then needs memory.
+        initial_value_threshold: the first value to beat. Default None: the first evaluation is the
+            best so far.
 
     Raises:
-        ValueError: `export_filepath` has fields where it may have none, or of other names.
+        ValueError: `export_filepath` has a field in its directory, or an unknown field.
 
     Follows `tf_keras.callbacks.SidecarEvaluatorModelExport` and `keras.callbacks.ModelCheckpoint`.
     """
@@ -79,7 +79,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
                 "An evaluator does not know the epoch or the batch of a checkpoint. Expected: "
                 "fields `{checkpoint}`, "
                 f"`{{iterations}}` or names of metrics. Received: export_filepath={str(path)!r}. "
-                "`{checkpoint}` is the name of the checkpoint, with the epoch where that has it."
+                "`{checkpoint}` is the name of the checkpoint, which may contain the epoch."
             )
         self._saver = keras.callbacks.ModelCheckpoint(
             path,
@@ -97,7 +97,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
 
     @property
     def save_weights_only(self) -> bool:
-        """True where the weights are saved without the model and its optimizer."""
+        """True if the weights are saved without the model and its optimizer."""
         return bool(self._saver.save_weights_only)
 
     @property
@@ -106,7 +106,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
         return None if self._saver.best is None else float(self._saver.best)
 
     def set_model(self, model: keras.Model) -> None:
-        """Set the model that is evaluated. The evaluator calls this."""
+        """Set the model to evaluate. The evaluator calls this."""
         super().set_model(model)
         self._saver.set_model(model)
 
@@ -117,7 +117,7 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            "SidecarEvaluatorModelExport saves after evaluations. Expected: to be a callback of a "
+            "SidecarEvaluatorModelExport saves after evaluations. Expected: a callback of a "
             "`kerasps.SidecarEvaluator`. Received: a call from `fit`. In `fit`, use "
             "`keras.callbacks.ModelCheckpoint`."
         )
@@ -125,27 +125,27 @@ class SidecarEvaluatorModelExport(keras.callbacks.Callback):
     def export(
         self, checkpoint: str, iterations: int | None, metrics: Mapping[str, float]
     ) -> Path | None:
-        """Save the model where `metrics` are the best so far. The evaluator calls this.
+        """Save the model if `metrics` are the best so far. The evaluator calls this.
 
         Args:
             checkpoint: the name of the checkpoint, without its ending.
-            iterations: the optimizer's iterations, None where they are not known.
+            iterations: the optimizer's iterations; None if they are not known.
             metrics: the value of the loss and of each metric, by name.
 
         Returns:
-            The file that was written, None where the metrics are not the best.
+            The file that was written; None if the metrics are not the best.
 
         Raises:
             ValueError: the metric to monitor is not among them.
         """
         if self._monitor not in metrics:
             raise ValueError(
-                "The metric to monitor is not one that the evaluation gives. Expected: `monitor` "
-                f"to be one of {', '.join(map(repr, metrics))}. Received: "
+                "The evaluation does not report the metric to monitor. Expected: one of "
+                f"{', '.join(map(repr, metrics))}. Received: "
                 f"monitor={self._monitor!r}. Name one of these."
             )
         if math.isnan(metrics[self._monitor]):
-            # Nothing is better than NaN to Keras, so a first NaN would stay the best for ever.
+            # For Keras no value is better than NaN, so a first NaN would stay the best for ever.
             return None
         self._directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=self._directory) as staging:
@@ -162,7 +162,7 @@ def _check_name(path: Path, save_weights_only: bool) -> None:
     if path.name.endswith(endings):
         return
     raise ValueError(
-        "The file name of an export does not say what is in it. Expected: one that ends in "
+        "The file name of an export has a wrong ending. Expected: one that ends in "
         f"`{endings[0]}`, with save_weights_only={save_weights_only!r}. Received: export_filepath="
         f"{str(path)!r}. Give it that ending."
     )

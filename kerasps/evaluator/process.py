@@ -18,14 +18,14 @@ from kerasps.cluster.processes.process import child_environment, describe_exit_c
 from kerasps.script_start import with_quiet_start
 
 # Set to 1 for a process whose stdin ends when the training does; nothing is ever written to it. A
-# pipe leaves nothing behind and ends with the launcher, however that ends.
+# pipe leaves no files and ends with the launcher, even if that is killed.
 END_OF_TRAINING_ON_STDIN = "KERASPS_END_OF_TRAINING_ON_STDIN"
 _PREFIX = "[evaluator] "
-# As long as a task of the cluster gets.
+# The same time as for a task of the cluster.
 _TERMINATE_GRACE_S = 3.0
-# A person does not notice it, and neither does the processor.
+# Short for a person, and cheap for the processor.
 _POLL_INTERVAL_S = 0.05
-# Its lines are passed on as they come, and it may share a GPU with a worker.
+# Unbuffered, so that its lines are passed on at once. It may share a GPU with a worker.
 _DEFAULTS: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -34,11 +34,11 @@ _DEFAULTS: Mapping[str, str] = {
 
 
 class EvaluatorProcess:
-    """Runs an evaluation script as the task `evaluator` of a cluster, and passes on what it prints.
+    """Runs an evaluation script as the task `evaluator` of a cluster, and passes on its output.
 
     Args:
         command: the command and its arguments.
-        description: the cluster, as any of its tasks sees it.
+        description: the description of the cluster, of any of its tasks.
         log_dir: the directory for a copy of its output, `evaluator-0.log`; None for no copy.
     """
 
@@ -60,7 +60,7 @@ class EvaluatorProcess:
             stderr=subprocess.STDOUT,
             bufsize=0,
             env=with_quiet_start(env),
-            # A session of its own: Ctrl-C in the terminal is for the script.
+            # In another session, since Ctrl-C in the terminal is for the training script.
             start_new_session=True,
             preexec_fn=end_with_parent(),
         )
@@ -69,9 +69,9 @@ class EvaluatorProcess:
         self._has_failed = False
 
     def watch(self) -> None:
-        """Print the lines that have come from it on stderr, and how it ended where it failed.
+        """Print its new lines on stderr, and its exit code if it failed.
 
-        Does not wait. Call again and again: a full pipe would hold the evaluator up.
+        Does not wait. Call repeatedly: a full pipe would block the evaluator.
         """
         self._pass_output_on()
         if not self._has_failed and self._process.poll() not in (None, 0):
@@ -84,11 +84,11 @@ class EvaluatorProcess:
         """Tell the process that the training is over, and wait for its last evaluation.
 
         Args:
-            timeout_s: the time in seconds that it has.
-            is_hurried: returns True where it should end at once; asked again and again.
+            timeout_s: the limit in seconds.
+            is_hurried: returns True if the process should end at once; called repeatedly.
 
         Returns:
-            True where it did not fail. To be ended in a hurry is no failure.
+            True if it did not fail. An end because of `is_hurried` is no failure.
         """
         self._announce_end_of_training()
         deadline = time.monotonic() + timeout_s
@@ -102,7 +102,7 @@ class EvaluatorProcess:
                 self._fail(
                     f"the evaluator did not end within {timeout_s:g} s after the training, and is "
                     "ended. Expected: a script that ends when `kerasps.SidecarEvaluator.start` "
-                    "does. Allow more time with --evaluator-timeout."
+                    "returns. Allow more time with --evaluator-timeout."
                 )
                 break
             time.sleep(_POLL_INTERVAL_S)
@@ -112,7 +112,7 @@ class EvaluatorProcess:
         return not self._has_failed
 
     def close(self) -> None:
-        """End the process where it runs, and pass on the rest of its output.
+        """End the process if it runs, and pass on its remaining output.
 
         It gets SIGTERM and, after 3 seconds, SIGKILL. A second call does nothing.
         """
@@ -149,13 +149,13 @@ class EvaluatorProcess:
 
     def _announce_end_of_training(self) -> None:
         if self._process.stdin is not None:
-            # A process that is gone does not have to know.
+            # A process that has ended closed its end of the pipe.
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
     def _pass_output_on(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            # All that there is: a pipe that is full would hold the process up.
+            # Read everything, since a full pipe would block the process.
             while chunk := os.read(self._output.fileno(), 64 * 1024):
                 if self._log is not None:
                     self._log.write(chunk)

@@ -25,13 +25,12 @@ from kerasps.evaluator.watched import (
 
 # Short next to the time between two checkpoints, long next to reading a directory.
 POLL_INTERVAL_S = 0.5
-# A file in the making becomes readable when its writer is done, and until then it changes. One that
-# has not changed for so long and cannot be read was left by a training that died, or is of another
-# model.
+# An incomplete file changes until its writer is done. A file that has not changed for this long and
+# cannot be read comes from a training that died, or from another model.
 READ_LIMIT_S = 30.0
-# Keras writes most checkpoints in less, and half of one is nothing to speak of then.
+# Keras writes most checkpoints in less time, so an incomplete file is not reported before.
 SAY_UNREADABLE_AFTER_S = 5.0
-# After so long without a checkpoint a person wonders whether it is the right directory.
+# After this long without a checkpoint, the directory may be the wrong one.
 NOTICE_AFTER_S = 30.0
 _DATA_CLASS_SCALAR = 1
 
@@ -42,7 +41,7 @@ class Evaluation:
 
     Args:
         checkpoint: the path of the checkpoint.
-        iterations: the optimizer's iterations in it, None where it does not hold them.
+        iterations: the optimizer's iterations in it; None if it does not have them.
         metrics: the value of the loss and of each metric, by name.
     """
 
@@ -54,18 +53,18 @@ class Evaluation:
 class SidecarEvaluator:
     """Evaluates each new checkpoint in a directory, until the training is over.
 
-    It runs in a process of its own, beside the training, so that the training does not wait for
-    evaluations. It reads what `keras.callbacks.ModelCheckpoint` (`.weights.h5` and `.keras` files,
-    under any names) or a `tf.train.CheckpointManager` writes; what is in the directory decides.
-    Where several checkpoints have come since the last evaluation, only the newest is evaluated. A
-    file that is still being written is read when it is complete.
+    It runs in a separate process, so that the training does not wait for evaluations. It reads all
+    checkpoints in a directory: those of `keras.callbacks.ModelCheckpoint` (`.weights.h5` and
+    `.keras` files, under any names) and those of a `tf.train.CheckpointManager`. If several
+    checkpoints are new since the last evaluation, only the newest is evaluated. A file that is
+    being written is read when it is complete.
 
     It prints a line per evaluation. It ends when `max_evaluations` is reached, or after the last
     checkpoint when the training is over. `kerasps launch --evaluator` or a
-    `kerasps.TrainingEndMarker` tells it so.
+    `kerasps.TrainingEndMarker` tells it of the training's end.
 
     ```python
-    # As in the training, but not under its strategy.
+    # The same model as in the training, but not under its strategy.
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
     model.compile(loss="mse", metrics=["mae"])
     evaluator = kerasps.SidecarEvaluator(
@@ -76,22 +75,21 @@ class SidecarEvaluator:
 
     Args:
         model: the model of the training, built and compiled with its metrics. It is a plain Keras
-            model of this process, or one under a strategy of this process, which is not the
-            strategy of the training.
+            model, or one under a strategy of this process, but not under that of the training.
         data: anything that `model.evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y,
             sample_weight)`.
-        checkpoint_dir: the directory to which the training writes checkpoints. It may come into
-            being later.
-        steps: the batches of an evaluation. Default None: all.
+        checkpoint_dir: the directory to which the training writes checkpoints. It need not exist
+            yet.
+        steps: the number of batches of an evaluation. Default None: all.
         max_evaluations: the number of evaluations after which to stop. A checkpoint with this
-            number in the name that TensorFlow gave it (`ckpt-10`) also is the last, since others
-            may have been left out. Default None: no limit.
+            number in its name from TensorFlow (`ckpt-10`) is also the last, since others may have
+            been skipped. Default None: no limit.
         callbacks: callbacks for `evaluate`, and `kerasps.SidecarEvaluatorModelExport`s.
         log_dir: the directory for TensorBoard. The loss and each metric are written to its
             subdirectory `validation` as `evaluation_<name>_vs_iterations`, as
-            `keras.callbacks.TensorBoard` does, but without need of the package `tensorboard`. Where
-            a checkpoint has no iterations, evaluations are numbered. Default None: nothing is
-            written.
+            `keras.callbacks.TensorBoard` does, but without the package `tensorboard`. If a
+            checkpoint has no iterations, the number of the evaluation is used. Default None:
+            nothing is written.
 
     Raises:
         UnsupportedError: the backend of Keras is not TensorFlow.
@@ -117,7 +115,7 @@ class SidecarEvaluator:
         if callbacks is not None:
             check_list("callbacks", callbacks, keras.callbacks.Callback)
         if log_dir is not None:
-            path("log_dir", log_dir, advice="Leave it out, and nothing is written.")
+            path("log_dir", log_dir, advice="Leave it out to write nothing.")
         steps = _count_or_none("steps", steps)
         max_evaluations = _count_or_none("max_evaluations", max_evaluations)
         self._model = model
@@ -136,7 +134,7 @@ class SidecarEvaluator:
         ]
         check_exports(self._exports, self._directory)
         others = [callback for callback in callbacks or () if callback not in self._exports]
-        # One list for all evaluations: with a new one for each, a callback would open a new file of
+        # One list for all evaluations. With a new one for each, a callback would open a new file of
         # events each time.
         self._callbacks = keras.callbacks.CallbackList(others, model=model)
         for export in self._exports:
@@ -153,11 +151,11 @@ class SidecarEvaluator:
         """Evaluate checkpoints as they come, until the training is over.
 
         Args:
-            timeout: the time in seconds to wait for a new checkpoint, after which it ends too.
-                Default None: for ever.
+            timeout: the seconds to wait for a new checkpoint before it ends. Default None: for
+                ever.
 
         Returns:
-            The evaluations, in the order in which they were done.
+            The evaluations, in their order.
 
         Raises:
             CheckpointError: the newest checkpoint cannot be read and has not changed for 30
@@ -170,8 +168,8 @@ class SidecarEvaluator:
         last: WatchedCheckpoint | None = None
         waiting_since, was_noticed = time.monotonic(), False
         while True:
-            # Asked before the directory is read: a checkpoint that was written just before the end
-            # is found then.
+            # Checked before the directory is read, so that a checkpoint that was written just
+            # before the end is found.
             is_over = end.has_come()
             newest = newest_checkpoint(self._directory)
             waited = time.monotonic() - waiting_since
@@ -206,7 +204,7 @@ class SidecarEvaluator:
             time.sleep(POLL_INTERVAL_S)
 
     def _is_due(self) -> bool:
-        """Return whether it is time for an evaluation, where there is a new checkpoint."""
+        """Return whether a new checkpoint may be evaluated now."""
         return True
 
     def _evaluate(
@@ -260,14 +258,14 @@ class _Reader:
         """Read a checkpoint into the model, and set `iterations`.
 
         Returns:
-            False where it cannot be read for the time being.
+            False if it cannot be read yet.
 
         Raises:
             CheckpointError: it cannot be read, and has not changed for 30 seconds.
         """
         try:
             self.iterations = load_checkpoint(self._model, checkpoint)
-        # Half a file can break a reader in any way.
+        # An incomplete file can cause any error in a reader.
         except Exception as exc:
             now = time.monotonic()
             if self._failed is None or self._failed.path != checkpoint.path:
@@ -285,7 +283,7 @@ class _Reader:
                     "The newest checkpoint cannot be read, and has not changed for "
                     f"{READ_LIMIT_S:g} s: {exc}. Expected: a complete checkpoint of the "
                     f"evaluator's model. Received: {checkpoint.path}. Make the model the same as "
-                    "in the training; where a training died while it wrote the file, remove it "
+                    "in the training; if a training died while it wrote the file, remove it "
                     "and start the evaluator again."
                 ) from exc
             return False
@@ -313,7 +311,7 @@ def _write_scalars(
 
 
 def _build_optimizer(model: keras.Model) -> None:
-    """Make the slots, so that a checkpoint's are loaded and a whole model is saved with them."""
+    """Make the optimizer's slots, to load those of a checkpoint and save them with the model."""
     if model.optimizer is not None and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
@@ -349,7 +347,7 @@ def _count_or_none(argument: str, value: object) -> int | None:
 
 
 def _checked_timeout(timeout: float | None) -> float | None:
-    """Return the seconds to wait for a checkpoint; None: for ever. Zero is a time here."""
+    """Check and return the seconds to wait for a checkpoint: None for ever, or 0 or more."""
     if timeout is None or timeout == 0:
         return timeout
     return seconds(

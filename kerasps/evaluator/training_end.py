@@ -1,4 +1,4 @@
-"""Tells an evaluator that the training is over: by a file, or by the end of its stdin."""
+"""Signals to an evaluator that the training is over: a file, or the end of its stdin."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kerasps.checks import path
 from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
 
 MARKER = "training_ended"
-# A marker that an evaluator finds when it starts may be an earlier training's, which the one that
-# is about to start removes. It is believed after this time, in which a cluster starts and connects.
+# A marker that exists when an evaluator starts may come from an earlier training; the next training
+# removes it. The evaluator trusts it after this time, in which a cluster starts and connects.
 OLD_MARKER_GRACE_S = 60.0
 
 
@@ -22,20 +22,20 @@ class TrainingEndMarker(keras.callbacks.Callback):
     """Tells a `kerasps.SidecarEvaluator` that `fit` has ended, by a file among the checkpoints.
 
     The file, `training_ended`, is removed when `fit` begins and written when `fit` ends. A `fit`
-    that ends in an error writes none: an evaluator waits for it to be taken up again. Under
-    `kerasps launch --evaluator` it is not needed.
+    that ends in an error writes none, and an evaluator waits for the training to resume.
+    `kerasps launch --evaluator` does not need this callback.
 
     ```python
     save = keras.callbacks.ModelCheckpoint(
         "checkpoints/epoch-{epoch:03d}.weights.h5", save_weights_only=True
     )
     end = kerasps.TrainingEndMarker("checkpoints")
-    # `model` is one of a `ParameterServerStrategy`.
+    # `model` was made under a `ParameterServerStrategy`.
     model.fit(np.ones((1000, 64)), np.ones(1000), epochs=3, callbacks=[save, end])
     ```
 
     Args:
-        checkpoint_dir: the directory of the checkpoints; made where it is missing.
+        checkpoint_dir: the directory of the checkpoints; made if it is missing.
     """
 
     def __init__(self, checkpoint_dir: str | os.PathLike[str]) -> None:
@@ -53,10 +53,10 @@ class TrainingEndMarker(keras.callbacks.Callback):
 
 
 class TrainingEnd:
-    """The end of the training, as an evaluator sees it come.
+    """Detects the end of the training, for an evaluator.
 
     Args:
-        checkpoint_dir: the directory in which a `TrainingEndMarker` leaves its file.
+        checkpoint_dir: the directory in which a `TrainingEndMarker` writes its file.
     """
 
     def __init__(self, checkpoint_dir: Path) -> None:
@@ -68,7 +68,7 @@ class TrainingEnd:
     def has_come(self) -> bool:
         """Return whether the training has ended, so that there will be no more checkpoints."""
         if self._is_launched:
-            # The launcher knows for sure, and files in the directory may be older than it.
+            # Trust only the launcher, since a marker may come from an earlier training.
             return _stdin_has_ended()
         found = self._modified_ns()
         if found is None:
@@ -83,6 +83,6 @@ class TrainingEnd:
 
 
 def _stdin_has_ended() -> bool:
-    # Nothing is ever written to it, so what can be read is its end.
+    # Nothing is ever written to it, so it becomes readable only at its end.
     readable, _, _ = select.select([0], [], [], 0)
     return bool(readable) and os.read(0, 1) == b""

@@ -18,22 +18,22 @@ import tensorflow as tf
 KERAS_SUFFIXES = (".weights.h5", ".keras")
 # Keras's name for the weights inside a `.keras` archive.
 _WEIGHTS_IN_ARCHIVE = "model.weights.h5"
-# How Keras and tf.train.Checkpoint name the counter of an optimizer; under a LossScaleOptimizer it
-# is the inner optimizer's.
+# The names of an optimizer's counter in files of Keras and tf.train.Checkpoint; a
+# LossScaleOptimizer has that of its inner optimizer.
 _ITERATIONS_IN_H5 = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 _ITERATIONS_IN_CHECKPOINT = "_iterations/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 @dataclass(frozen=True)
 class WatchedCheckpoint:
-    """One state of one checkpoint: a file that is written again is another one.
+    """One state of one checkpoint: a file that is overwritten is another `WatchedCheckpoint`.
 
     Args:
-        path: the `.weights.h5` or `.keras` file, or the prefix of the files that a
-            `tf.train.Checkpoint` wrote.
-        modified_ns: when it was last written, in nanoseconds.
-        size: its size in bytes; of a `tf.train.Checkpoint`, that of its index.
-        inode: tells a file from the one that replaced it.
+        path: the `.weights.h5` or `.keras` file, or the prefix of the files of a
+            `tf.train.Checkpoint`.
+        modified_ns: the time of the last write, in nanoseconds.
+        size: its size in bytes, or the size of the index of a `tf.train.Checkpoint`.
+        inode: its inode, which changes when another file replaces it.
     """
 
     path: Path
@@ -43,7 +43,7 @@ class WatchedCheckpoint:
 
     @property
     def is_file(self) -> bool:
-        """True where it is one file that Keras wrote, and not a `tf.train.Checkpoint`."""
+        """True if it is one file of Keras, and not a `tf.train.Checkpoint`."""
         return self.path.name.endswith(KERAS_SUFFIXES)
 
     @property
@@ -56,9 +56,9 @@ class WatchedCheckpoint:
 
     @property
     def number(self) -> int | None:
-        """The number that TensorFlow gave it (7 of `ckpt-7`), None for a file of Keras.
+        """The number that TensorFlow gave it (7 in `ckpt-7`); None for a file of Keras.
 
-        Digits in the name of such a file may mean anything.
+        Digits in the name of a Keras file may mean anything.
         """
         digits = self.path.name.rpartition("-")[2]
         return int(digits) if not self.is_file and digits.isdecimal() else None
@@ -71,18 +71,17 @@ class WatchedCheckpoint:
         ]
 
     def is_newer_than(self, other: WatchedCheckpoint | None) -> bool:
-        """Return whether it was written after `other`, be it to the same file."""
-        # A file that changed is newer, whatever the clock of its file system says.
+        """Return whether it was written after `other`, possibly to the same file."""
+        # A changed file is newer, even if the clock of its file system is wrong.
         if other is None or (self.path == other.path and self != other):
             return True
         return self.order > other.order
 
 
 def newest_checkpoint(directory: Path) -> WatchedCheckpoint | None:
-    """Return the checkpoint in `directory` that was written last, None where there is none.
+    """Return the checkpoint in `directory` that was written last; None if there is none.
 
-    Keras's files are told by their ending. The last checkpoint of a `tf.train.CheckpointManager` is
-    the one that its list names.
+    Keras's files have known endings. A `tf.train.CheckpointManager` lists its last checkpoint.
     """
     paths = []
     if directory.is_dir():
@@ -102,25 +101,25 @@ def load_checkpoint(model: keras.Model, checkpoint: WatchedCheckpoint) -> int | 
     """Load the weights into `model`, and the counter of its optimizer.
 
     Returns:
-        The optimizer's iterations, None where the checkpoint does not hold them.
+        The optimizer's iterations; None if the checkpoint does not have them.
 
     Raises:
         OSError: the checkpoint was written while it was read.
-        Exception: any error of a reader of files, where the checkpoint is not complete or does not
-            fit the model.
+        Exception: any error of a reader of files, if the checkpoint is incomplete or does not fit
+            the model.
     """
     if not checkpoint.is_file:
         return _restore(model, str(checkpoint.path))
-    # HDF5 locks what it reads, and a training that wanted to overwrite its checkpoint at that
-    # moment would end in an error. Reading a copy locks nothing, and a copy does not change while
-    # it is read.
+    # HDF5 locks a file while it reads it, and a training that overwrites its checkpoint at that
+    # moment would end in an error. Reading a copy does not lock the file, and a copy does not
+    # change meanwhile.
     with tempfile.TemporaryDirectory(prefix="kerasps-checkpoint-") as directory:
         copy = Path(directory) / checkpoint.path.name
         shutil.copyfile(checkpoint.path, copy)
         if _look_at(checkpoint.path) != checkpoint:
             raise OSError(f"{checkpoint.path} was written while it was read")
         with warnings.catch_warnings():
-            # Slots are not needed to evaluate, so an optimizer that has none is as good.
+            # An evaluation needs no slots, so the optimizer need not be built.
             warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
             model.load_weights(copy)
         iterations = _stored_iterations(copy)
@@ -134,8 +133,7 @@ def _look_at(path: Path) -> WatchedCheckpoint | None:
     try:
         status = written.stat()
     except FileNotFoundError:
-        # A training that keeps its last few checkpoints has removed it since the directory was
-        # read.
+        # A training that keeps only its last checkpoints has just removed it.
         return None
     return WatchedCheckpoint(path, status.st_mtime_ns, status.st_size, status.st_ino)
 
@@ -157,18 +155,18 @@ def _iterations_in(store: h5py.File) -> int | None:
 
 
 def _restore(model: keras.Model, prefix: str) -> int | None:
-    """Restore a checkpoint that a `tf.train.Checkpoint` of the model wrote.
+    """Restore a checkpoint of a `tf.train.Checkpoint` of the model.
 
-    That is `tf.train.Checkpoint(model=model, optimizer=optimizer)` or `tf.train.Checkpoint(model)`.
+    It is `tf.train.Checkpoint(model=model, optimizer=optimizer)` or `tf.train.Checkpoint(model)`.
 
     Raises:
-        ValueError: the checkpoint does not hold every variable of the model and its optimizer.
+        ValueError: the checkpoint lacks a variable of the model or of its optimizer.
     """
     checkpoints = [
         tf.train.Checkpoint(model),
         tf.train.Checkpoint(model=model, optimizer=model.optimizer),
     ]
-    # The last one first: the form with the optimizer, which holds more.
+    # The last one first: the form with the optimizer, which has more variables.
     while True:
         status = checkpoints.pop().restore(prefix).expect_partial()
         try:

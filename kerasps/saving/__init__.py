@@ -1,8 +1,8 @@
 """Saves and loads models: Keras's files, and TensorFlow's checkpoints and SavedModels.
 
-Contract: files are those that plain Keras and TensorFlow write, and can be read without kerasps. A
-file appears under its name when it is whole. Large variables travel in chunks of rows, so no
-process has to hold one.
+Contract: the files have the formats of plain Keras and TensorFlow, and can be read without kerasps.
+A file gets its name when it is complete. Large variables are sent in chunks of rows, so no process
+has to hold one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The directory of backups: which of them are whole, and how a new one takes the place of an old.
+"""The directory of backups: finds the complete ones, and replaces old ones atomically.
 
 A backup is a directory of files and, beside it, a *manifest*, a JSON file of the same name. The
-manifest is written when all files are on the disk, and gets its name last. So what has a manifest
-is whole, whenever a process is killed; what has none is removed by the next backup. A backup that
-is damaged later is refused by name, and the one before is used, if there is one.
+manifest is written when all files are on the disk, and gets its name last. So a backup with a
+manifest is complete, even if the process was killed; the next backup removes one without. If a
+backup is damaged later, a warning names it, and the previous one is used, if there is one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NAME = re.compile(r"backup-(\d{6,})(\.json)?(\.partial)?/?")
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup that is whole, as far as its files show.
+    """A backup whose manifest and file sizes are right.
 
     Attributes:
-        number: higher than that of each backup before it.
-        directory: where its files are.
-        record: what it holds beside variables.
-        pieces: what it holds of variables, see `variable_copies.Piece`.
-        specs: by the key of each variable its path, shape and dtype.
+        number: its number, higher than those of earlier backups.
+        directory: the directory of its files.
+        record: its content beside variables.
+        pieces: its parts of variables, see `variable_copies.Piece`.
+        specs: the path, shape and dtype of each variable, by its key.
     """
 
     number: int
@@ -60,7 +60,7 @@ class BackupDirectory:
         self._keep = keep
 
     def backups(self) -> Iterator[Backup]:
-        """Yield the backups that are whole, the last one first; warn of those that are damaged."""
+        """Yield the complete backups, the last one first; warn of damaged ones."""
         for number in sorted(self._numbers(manifests=True), reverse=True):
             try:
                 backup = self._read(number)
@@ -70,24 +70,24 @@ class BackupDirectory:
                 yield backup
 
     def warn_of_damage(self, number: int, error: Exception) -> None:
-        """Warn that a backup is not used."""
+        """Warn that a backup is damaged and is not used."""
         warnings.warn(
             f"The backup {self._manifest(number)} is damaged and is not used: "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}. The one before "
-            "it is used, if there is one; `double_checkpoint=True` keeps two. Delete it to be rid "
-            "of this warning.",
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}. The previous "
+            "one is used, if there is one; `double_checkpoint=True` keeps two. Delete it to "
+            "silence this warning.",
             stacklevel=2,
         )
 
     def modified_at(self) -> float | None:
-        """Return when the last manifest was written, in seconds; None where there is none."""
+        """Return the time of the last manifest, in seconds since 1970; None if there is none."""
         numbers = self._numbers(manifests=True)
         if not numbers:
             return None
         return float(tf.io.gfile.stat(self._manifest(max(numbers))).mtime_nsec / 1e9)
 
     def begin(self) -> tuple[int, str]:
-        """Make the directory of a new backup; return its number and its path."""
+        """Make the directory of a new backup; return the number and the path."""
         number = max(self._numbers(), default=0) + 1
         directory = self.directory(number)
         tf.io.gfile.makedirs(directory)
@@ -104,7 +104,7 @@ class BackupDirectory:
         pieces: list[dict[str, Any]],
         specs: dict[str, dict[str, Any]],
     ) -> None:
-        """Complete a backup whose variables are written, and delete those that it replaces."""
+        """Complete a backup whose variables are written, and delete the backups it replaces."""
         directory = self.directory(number)
         arrays: dict[str, np.ndarray] = {}
         packed = _without_arrays(record, arrays)
@@ -138,7 +138,7 @@ class BackupDirectory:
 
     def discard(self, number: int) -> None:
         """Delete a backup, as far as it can be deleted."""
-        # The manifest first: without it nobody looks at the rest.
+        # The manifest first, since without it the other files are ignored.
         for path in (self._manifest(number), f"{self._manifest(number)}.partial"):
             with contextlib.suppress(tf.errors.OpError):
                 tf.io.gfile.remove(path)
@@ -146,7 +146,7 @@ class BackupDirectory:
             tf.io.gfile.rmtree(self.directory(number))
 
     def _sweep(self) -> None:
-        """Delete backups that newer ones replace, and what killed processes left."""
+        """Delete replaced backups, and incomplete ones of killed processes."""
         kept = sorted(self._numbers(manifests=True))[-self._keep :]
         for number in self._numbers() - set(kept):
             self.discard(number)
@@ -155,7 +155,7 @@ class BackupDirectory:
         return f"{self.directory(number)}.json"
 
     def _numbers(self, *, manifests: bool = False) -> set[int]:
-        """Return the numbers of all backups, whole or not; or of those that have a manifest."""
+        """Return the numbers of all backups, complete or not, or of those with a manifest."""
         if not tf.io.gfile.isdir(self.path):
             return set()
         found = [_NAME.fullmatch(name) for name in tf.io.gfile.listdir(self.path)]
@@ -170,7 +170,7 @@ class BackupDirectory:
             written = json.loads(file.read())
         content = written["content"]
         if written["sha256"] != _digest(content):
-            raise ValueError("the manifest is not as it was written")
+            raise ValueError("the checksum of the manifest is wrong")
         if content["format"] != FORMAT:
             raise ValueError(
                 f"it is of format {content['format']}, and this version of kerasps reads {FORMAT}"
@@ -191,7 +191,7 @@ class BackupDirectory:
 
 
 def _without_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
-    """Return a record with a description in the place of each array, which goes to `arrays`."""
+    """Return a record in which a description replaces each array; put the arrays into `arrays`."""
     if isinstance(value, dict):
         return {name: _without_arrays(item, arrays) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -200,13 +200,13 @@ def _without_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
         return value
     array = np.asarray(value)
     name = f"a{len(arrays)}"
-    # As bytes: a file does not know every dtype (bfloat16).
+    # As bytes, since `.npz` files do not support every dtype (bfloat16).
     arrays[name] = np.frombuffer(array.tobytes(), np.uint8)
     return {"array": name, "dtype": tf.as_dtype(array.dtype).name, "shape": list(array.shape)}
 
 
 def _with_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
-    """Return the record that `_without_arrays` was given."""
+    """Return the record from which `_without_arrays` took the arrays."""
     if isinstance(value, list):
         return [_with_arrays(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -227,7 +227,7 @@ def _size(path: str) -> int:
 
 
 def _sync(path: str) -> None:
-    """Flush a file or a directory to the disk, where this machine can."""
+    """Flush a file or a directory to the disk, if it is on a file system of this machine."""
     if "://" in path:
         return
     descriptor = os.open(path, os.O_RDONLY)

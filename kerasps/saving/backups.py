@@ -1,4 +1,4 @@
-"""Backups of a training: variables, which the ps write beside the training, and a record."""
+"""Backups of a training: variables, which the ps write during the training, and a record."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _PROBE = "probe"
 class BackupStore:
     """Writes and restores the backups of one model in one directory.
 
-    Contract: `write` returns when each ps has copied its variables; a thread sees to the rest. One
-    backup is written at a time. What goes wrong there is no end of the training: `problems` tells
-    of it. Thread: `fit`'s.
+    Contract: `write` returns when each ps has copied its variables; a thread then writes the
+    copies. One backup is written at a time. An error there does not end the training: `problems`
+    returns it. Thread: `fit`'s.
 
     Args:
-        path: the directory, for this model and training alone.
+        path: the directory, which no other model or training uses.
         model: a model of a `ParameterServerStrategy`.
         keep: how many backups to keep.
     """
@@ -46,17 +46,17 @@ class BackupStore:
 
     @property
     def modified_at(self) -> float | None:
-        """The time of the last backup, in seconds since 1970; None where there is none."""
+        """The time of the last backup, in seconds since 1970; None if there is none."""
         return self._directory.modified_at()
 
     def restore(self, variables: Iterable[ParameterServerVariable]) -> dict[str, Any] | None:
-        """Restore the variables of the last backup that is whole; return its record.
+        """Restore the variables of the last complete backup; return its record.
 
         Args:
-            variables: those that a step touches, whether the model knows them or not.
+            variables: all variables of a step, also those that the model does not know.
 
         Returns:
-            None where there is no backup.
+            The record; None if there is no backup.
 
         Raises:
             PSLostError: a ps is lost.
@@ -75,19 +75,19 @@ class BackupStore:
         return None
 
     def write(self, record: dict[str, Any], variables: Iterable[ParameterServerVariable]) -> None:
-        """Copy the variables where they are, and have the copies written with `record`.
+        """Copy the variables on their ps, and begin to write the copies with `record`.
 
-        Waits for a backup that is being written. Call when no step is in flight.
+        Waits for a backup in progress. Call when no step is in flight.
 
         Args:
-            record: dictionaries and lists of arrays and of values that JSON can hold.
-            variables: those that a step touches, whether the model knows them or not.
+            record: dictionaries and lists, of arrays and of values that JSON can represent.
+            variables: all variables of a step, also those that the model does not know.
 
         Raises:
             tf.errors.OpError: a ps is lost.
         """
         if not self.wait(worker_timeout()):
-            self._problems.append(self._problem(TimeoutError("the one before is not written yet")))
+            self._problems.append(self._problem(TimeoutError("the previous one is in progress")))
             return
         by_key = _by_key(self._model, variables)
         storages = [id(shard) for variable in by_key.values() for shard in variable.shards]
@@ -107,20 +107,20 @@ class BackupStore:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until nothing is being written; return whether it is so."""
+        """Wait until nothing is being written; return False after `timeout` seconds."""
         if self._thread is not None:
             self._thread.join(timeout)
         return not self.is_writing
 
     def problems(self) -> list[str]:
-        """Return what went wrong in writing since the last call, a text for each backup."""
+        """Return the errors of writes since the last call, a text for each backup."""
         found, self._problems = self._problems, []
         return found
 
     def _write(
         self, copies: VariableCopies, record: dict[str, Any], specs: dict[str, dict[str, Any]]
     ) -> None:
-        """Write a backup, and free the copies. Thread: the store's own."""
+        """Write a backup, and free the copies. Thread: the store's."""
         number = None
         try:
             try:
@@ -130,7 +130,7 @@ class BackupStore:
                     file.write("Made to learn which ps see this directory.")
                 pieces = copies.write(directory, probe)
             finally:
-                with apart():  # what fails here is no error of the training's
+                with apart():  # an error here must not end the training
                     copies.free()
             tf.io.gfile.remove(probe)
             self._directory.commit(number, record, to_record(pieces), specs)
@@ -145,19 +145,19 @@ class BackupStore:
         return (
             f"At {when} a backup could not be written to {self._directory.path}: {reason}. "
             "Expected: a directory with room for another backup, in which this process and the ps "
-            "can write. The backup before this one is as it was, and the training goes on; "
-            "the next backup is tried when it is due."
+            "can write. The previous backup is unchanged, and the training continues; kerasps "
+            "tries the next backup when it is due."
         )
 
 
 def _by_key(
     model: keras.Model, variables: Iterable[ParameterServerVariable]
 ) -> dict[str, ParameterServerVariable]:
-    """Return what is backed up: all of the model, of its optimizers and of its step.
+    """Return the variables to back up: all of the model, of its optimizers and of its step.
 
-    The keys are places in lists, which a script makes in the same order each time it runs; names
-    may depend on what was made before. States of metrics and seed generators are left out: where
-    they stand belongs to the position of the training.
+    The keys are places in lists, which a script makes in the same order in each run. Names would
+    not do, since they may depend on what was made before. States of metrics and seed generators
+    are left out, since they are part of the position of the training.
     """
     groups: dict[str, Iterable[Any]] = {"model": model.variables}
     for number, optimizer in enumerate(optimizers_of(model)):
@@ -179,7 +179,7 @@ def _by_key(
 
 
 def _check_fits(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:
-    """Raise `ValueError` where a backup is not one of these variables."""
+    """Raise `ValueError` if a backup is not one of these variables."""
     expected, received = specs_of(variables), backup.specs
 
     def form(spec: Mapping[str, Any] | None) -> str:

@@ -1,9 +1,9 @@
 """Writes variables on ps tasks into TensorFlow's checkpoints and SavedModels, and reads them.
 
-TensorFlow has each ps write the variables that it holds. The ps write a variable in shards too, in
-chunks (`variables/chunks.py`). Together these are one logical tensor under the variable's own key:
-whoever reads it sees no shards. One chunk per ps is in the making at a time. Where the ps do not
-see the directory, the coordinator writes instead, chunk by chunk.
+In TensorFlow each ps writes its variables. The ps also write sharded variables, in chunks
+(`variables/chunks.py`). Together the chunks are one logical tensor under the variable's key, so a
+reader sees no shards. Each ps writes one chunk at a time. If the ps do not see the directory, the
+coordinator writes the chunks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kerasps.variables import come_to_rest
 from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, row_bytes, write_rows
 from kerasps.variables.sharding import ShardedStorage, WholeValue
 
-# As many ps have work at a time. Each costs the coordinator a thread that waits, and few clusters
-# have more ps.
+# The most ps that work at the same time. Each costs the coordinator a waiting thread, and few
+# clusters have more ps.
 _MOST_AT_ONCE = 64
 
 
@@ -54,7 +54,7 @@ class _Chunk:
 
     @property
     def spec(self) -> str:
-        """TensorFlow's text for the shape of the whole variable and the slice of it."""
+        """The shape of the whole variable and the slice of the chunk, as text of TensorFlow's."""
         shape = self.storage.shape.as_list()
         slices = [f"{self.rows.start},{len(self.rows)}", *("-" for _ in shape[1:])]
         return " ".join(map(str, shape)) + " " + ":".join(slices)
@@ -63,7 +63,7 @@ class _Chunk:
 class ShardedSaver:
     """Writes and reads the sharded variables of one checkpoint.
 
-    TensorFlow's own saver does the rest, and calls this as one of its registered savers.
+    TensorFlow's saver writes the other variables, and calls this one as a registered saver.
 
     Args:
         storages: the storages, by their keys in the checkpoint.
@@ -82,22 +82,22 @@ class ShardedSaver:
         }
 
     def prepare(self, prefix: str, io_device: str | None) -> None:
-        """Set where the checkpoint is. Call before `save` and `restore`.
+        """Set the place of the checkpoint. Call before `save` and `restore`.
 
         Args:
             prefix: the absolute prefix of its files.
-            io_device: the device that reads or writes them, None for the ps that hold the shards.
+            io_device: the device that reads or writes them; None for the ps of the shards.
         """
         self._prefix, self._io_device = prefix, io_device
 
     def save(self, unused_prefix: tf.Tensor) -> list[tf.Tensor]:
-        """Write the variables into files of their own.
+        """Write the variables into separate files.
 
         Returns:
             The prefixes of these files, for TensorFlow to merge.
         """
         del unused_prefix
-        # Small chunks share a file, up to the size of a large one: an optimizer has many variables.
+        # An optimizer has many variables, so small chunks share a file, up to the size of a chunk.
         batches: dict[str, list[list[_Chunk]]] = {}
         for key, storage in self._storages.items():
             for chunk in self._chunks(key, storage, chunks_of(storage)):
@@ -148,8 +148,8 @@ class ShardedSaver:
                     f"{tuple(shapes[key])} for '{key}' in {self._prefix}. Restore it into a model "
                     "of the size that was saved."
                 )
-            # TensorFlow reads a slice that was written at once at once, however little of it is
-            # asked for. Up to twice a chunk, all ps may do so at a time.
+            # TensorFlow always reads a stored slice as a whole. If it is at most twice as large as
+            # a chunk, all ps may read at the same time.
             stored = _stored_rows(content, key)
             if stored * row_bytes(storage) <= 2 * CHUNK_BYTES:
                 for chunk in self._chunks(key, storage, chunks_of(storage)):
@@ -162,7 +162,7 @@ class ShardedSaver:
                 ]
                 large += self._chunks(key, storage, ranges)
         _at_once(self._read, small.values())
-        _at_once(self._read, [large])  # one after the other, or several would be in memory
+        _at_once(self._read, [large])  # one after the other, to have only one in memory
 
     def _read(self, work: Iterable[_Chunk]) -> None:
         for chunk in work:
@@ -173,7 +173,7 @@ class ShardedSaver:
                     shape_and_slices=[chunk.spec],
                     dtypes=[chunk.storage.dtype],
                 )
-            # One that others wrote may be larger than ours. The ps that it goes to get it in steps.
+            # A slice that another program wrote may be larger than a chunk, so write it in steps.
             step = max(1, CHUNK_BYTES // row_bytes(chunk.storage))
             for start in range(chunk.rows.start, chunk.rows.stop, step):
                 rows = range(start, min(start + step, chunk.rows.stop))
@@ -182,8 +182,8 @@ class ShardedSaver:
                 write_rows(chunk.storage, rows, rows_value, chunk.device)
 
     def _chunks(self, key: str, storage: ShardedStorage, ranges: Sequence[range]) -> list[_Chunk]:
-        # With two shards, the first half of the ranges is the work of the first shard's ps, and so
-        # on. In the `div` layout these are mostly its own rows.
+        # With two shards, the first shard's ps handles the first half of the ranges, and so on. In
+        # the `div` layout these are mostly its own rows.
         shards = storage.shards
         devices = [
             str(shards[index * len(shards) // len(ranges)].device) for index in range(len(ranges))
@@ -201,11 +201,11 @@ def make_saver(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Make a `MultiDeviceSaver`, and leave variables in shards to a `ShardedSaver`.
+    """Initialize a `MultiDeviceSaver`, and leave sharded variables to a `ShardedSaver`.
 
-    Takes the place of its `__init__`.
+    Replaces its `__init__`.
     """
-    # Of TensorFlow's own type: a dictionary of objects by identity.
+    # The same type as TensorFlow's argument: a dictionary of objects by identity.
     others = type(serialized_tensors)()
     storages = {}
     for trackable, tensors in serialized_tensors.items():
@@ -228,9 +228,10 @@ def save_checkpoint(
     file_prefix: object,
     options: tf.train.CheckpointOptions | None = None,
 ) -> Any:
-    """Save a checkpoint to an absolute path, by the ps where they all see its directory.
+    """Save a checkpoint to an absolute path; the ps write it if they all see its directory.
 
-    Takes the place of `MultiDeviceSaver.save`. Each task has a working directory of its own.
+    Replaces `MultiDeviceSaver.save`. The path is absolute since working directories of tasks
+    differ.
     """
     come_to_rest()
     if not tf.executing_eagerly() or not _ps_devices(saver):
@@ -238,7 +239,7 @@ def save_checkpoint(
     prefix = _absolute(file_prefix)
     directory = os.path.dirname(prefix)
     tf.io.gfile.makedirs(directory)
-    # The directory may exist on a ps and be another one there, so a file of ours is looked for.
+    # A directory of this name on a ps may be another one, so write a file and look for it there.
     probe = os.path.join(directory, f".probe-{uuid.uuid4().hex}")
     with tf.io.gfile.GFile(probe, "w") as file:
         file.write("Made to learn which tasks see this directory; can be deleted.")
@@ -255,14 +256,14 @@ def restore_checkpoint(
     file_prefix: object,
     options: tf.train.CheckpointOptions | None = None,
 ) -> Any:
-    """Restore a checkpoint, by the ps where they all see its files.
+    """Restore a checkpoint; the ps read it if they all see its files.
 
-    Takes the place of `MultiDeviceSaver.restore`.
+    Replaces `MultiDeviceSaver.restore`.
     """
     if not tf.executing_eagerly() or not _ps_devices(saver):
         return original(saver, file_prefix, options)
     if not connected_strategy().extended.restores:
-        return {}  # another process does
+        return {}  # another process restores it
     prefix = _absolute(file_prefix)
     with naming_damaged_checkpoint(prefix):
         return _run(original, saver, prefix, _reaching(saver, options, f"{prefix}.index"))
@@ -280,7 +281,7 @@ def _run(
 
 
 def _persist(call: Callable[[], object]) -> Any:
-    """Call, and again where the connection to a ps broke that is there."""
+    """Call a function; retry it if the connection to a ps broke and the ps answers."""
     return persist(call, when=lambda error: lost_ps(error) is not None)
 
 
@@ -293,7 +294,7 @@ def _reaching(saver: Any, options: tf.train.CheckpointOptions, path: str) -> Any
             return options
         io_device = COORDINATOR_CPU
     spec = tf.DeviceSpec.from_string(io_device)
-    # The names in TensorFlow's documents. Left to TensorFlow, they would be those of a ps.
+    # TensorFlow's documents use these names. TensorFlow would resolve them to a ps.
     if spec.job in ("localhost", "chief"):
         io_device = COORDINATOR_CPU
     return tf.train.CheckpointOptions(
@@ -324,12 +325,12 @@ def _absolute(file_prefix: object) -> str:
 
 
 def _stored_rows(content: bytes, key: str) -> int:
-    """Return the rows of the largest slice in which a checkpoint holds the tensor `key`.
+    """Return the number of rows of the largest stored slice of the tensor `key`.
 
     Args:
         content: the reader's `debug_string()`. It has a line per slice, with the key, the dtype and
-            the shape. The key stands as it is or, for a slice, in TensorFlow's ordered code (zero,
-            the name, the end of a string).
+            the shape. The key is plain or, for a slice, in TensorFlow's ordered code (zero, the
+            name, the end of a string).
         key: the key of the tensor.
     """
     name = re.escape(key.encode())
@@ -342,6 +343,6 @@ def _stored_rows(content: bytes, key: str) -> int:
 
 
 def _at_once(function: Callable[[Any], None], arguments: Iterable[object]) -> None:
-    # In threads of their own, which are eager also while this one traces a function.
+    # Other threads are eager even while this one traces a function.
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         list(pool.map(function, arguments))

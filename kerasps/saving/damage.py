@@ -1,6 +1,6 @@
-"""Says of a file that cannot be read that it is damaged, and which one it is.
+"""Errors that name a damaged file.
 
-The readers of Keras, HDF5 and TensorFlow mostly name no file, or say that there is none.
+The readers of Keras, HDF5 and TensorFlow mostly name no file, or report a missing one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import h5py
 import tensorflow as tf
 
 _ADVICE = (
-    "It was cut short when it was written or copied, or is another kind of file: copy or save it "
-    "again, or take an earlier one."
+    "It is incomplete, or is another kind of file: copy or save it again, or use an earlier one."
 )
 
 
 def load_model(
     original: Callable[..., object], filepath: object, *args: object, **kwargs: object
 ) -> Any:
-    """Load a model, and name a file that is damaged.
+    """Load a model, or raise an error that names a damaged file.
 
-    Takes the place of `keras.saving.load_model`, which says that there is no such file.
+    Replaces `keras.saving.load_model`, which reports a damaged file as missing.
     """
     with naming_damaged_file(filepath):
         return original(filepath, *args, **kwargs)
@@ -34,12 +33,12 @@ def load_model(
 
 @contextlib.contextmanager
 def naming_damaged_file(filepath: object) -> Iterator[None]:
-    """In this context, an error of a reader of Keras's files says which file is damaged.
+    """Name the damaged file in an error of a reader of Keras's files within this context.
 
     Raises:
-        OSError: it is an HDF5 file that is damaged.
-        zipfile.BadZipFile: it is a `.keras` archive that is damaged.
-        ValueError: it is one of them, and Keras's error was one.
+        OSError: an HDF5 file is damaged.
+        zipfile.BadZipFile: a `.keras` archive is damaged.
+        ValueError: one of them is damaged, and Keras raised neither of these errors.
     """
     try:
         yield
@@ -59,7 +58,7 @@ def naming_damaged_file(filepath: object) -> Iterator[None]:
 
 
 def _damage_of(path: Path) -> tuple[str, str] | None:
-    """Return what was expected of a file, and what is found; None where nothing is wrong."""
+    """Return the expected and the actual content of a damaged file, as text; None if it is good."""
     try:
         if path.suffix == ".keras":
             if not zipfile.is_zipfile(path):
@@ -67,7 +66,7 @@ def _damage_of(path: Path) -> tuple[str, str] | None:
             with zipfile.ZipFile(path) as archive:
                 entry = archive.testzip()
             if entry is not None:
-                return "entries that are whole", f"{entry!r} with a wrong checksum"
+                return "complete entries", f"{entry!r} with a wrong checksum"
         if path.suffix in (".h5", ".hdf5"):
             h5py.File(path, "r").close()
     except (OSError, zipfile.BadZipFile) as exc:
@@ -77,10 +76,10 @@ def _damage_of(path: Path) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def naming_damaged_checkpoint(prefix: str) -> Iterator[None]:
-    """In this context, an error of what reads a checkpoint says which one is damaged.
+    """Name the damaged checkpoint in an error of its reader within this context.
 
     Raises:
-        tf.errors.OpError: of the kind that TensorFlow raised.
+        tf.errors.OpError: an error of the same class as TensorFlow's.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Saves and loads Keras models and weights: large variables in chunks, into files that are whole.
+"""Saves and loads Keras models and weights: large variables in chunks, files atomically.
 
 A file is written beside the one that it replaces, and replaces it when all of it is on the disk. So
-a process that is killed while it saves leaves the file that was there before.
+if a process is killed while it saves, the previous file remains.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from kerasps.variables.adoption import strategy_of
 from kerasps.variables.chunks import CHUNK_BYTES, StoredRows, chunks_of, num_bytes, read_rows
 from kerasps.variables.placing import is_ours
 
-# The attribute of a weights file in which `BackupAndRestore` finds what training it belongs to.
+# The attribute of a weights file that holds the epoch and the batch of a backup.
 _METADATA = "kerasps_training_metadata"
 
 
 class _ThreadState(threading.local):
-    # True while Keras loads into a model of ours: elsewhere, large entries are read as Keras does.
+    # True while Keras loads into a model of the strategy. Otherwise Keras reads large entries.
     loading = False
-    # The epoch that `save_weights` is to write into the file, while a backup is made.
+    # The epoch and the batch that `save_weights` writes into the file, while a backup is made.
     metadata: dict[str, Any] | None = None
 
 
@@ -53,9 +53,9 @@ def save_model(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Save a model of ours under a temporary name, and rename it when it is complete.
+    """Save a model of the strategy under a temporary name, and rename it when it is complete.
 
-    Takes the place of Keras's function behind `model.save`.
+    Replaces Keras's function behind `model.save`.
     """
     come_to_rest()
     if not _writes_aside(model, filepath):
@@ -73,9 +73,9 @@ def save_weights(
     max_shard_size: float | None = None,
     objects_to_skip: object = None,
 ) -> None:
-    """Save the weights of a model of ours under a temporary name, and rename them when complete.
+    """Save the weights of a model of the strategy under a temporary name, then rename the file.
 
-    Takes the place of Keras's function behind `model.save_weights`.
+    Replaces Keras's function behind `model.save_weights`.
     """
     come_to_rest()
     if not _writes_aside(model, filepath):
@@ -96,9 +96,9 @@ def save_weights(
 def load_weights(
     original: Callable[..., None], model: object, filepath: object, *args: object, **kwargs: object
 ) -> None:
-    """Load weights into a model of ours, large ones in chunks.
+    """Load weights into a model of the strategy, large ones in chunks.
 
-    Takes the place of Keras's function behind `model.load_weights`.
+    Replaces Keras's function behind `model.load_weights`.
 
     Raises:
         PSLostError: a ps is lost.
@@ -115,15 +115,15 @@ def load_weights(
         try:
             original(model, filepath, *args, **kwargs)
         except Exception:
-            # Keras gathers the errors of all layers into one of its own, which names none of them.
+            # Keras turns the errors of all layers into one, which names none of them.
             check_ps_of(connected_host())
             raise
 
 
 def load_model(original: Callable[..., object], *args: object, **kwargs: object) -> Any:
-    """Load a model, its large weights in chunks where our strategy is current.
+    """Load a model, its large weights in chunks if a strategy of kerasps is current.
 
-    Takes the place of Keras's function behind `keras.saving.load_model`.
+    Replaces Keras's function behind `keras.saving.load_model`.
     """
     with _loading(is_ours(tf.distribute.get_strategy())):
         return original(*args, **kwargs)
@@ -139,9 +139,9 @@ def _loading(ours: bool) -> Iterator[None]:
 
 
 def is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:
-    """Return whether a `.keras` file may be made up in memory; large ones of ours may not.
+    """Return whether a `.keras` file may be composed in memory; large models of a strategy may not.
 
-    Takes the place of Keras's function of that name. Others are made up on the disk.
+    Replaces Keras's function of that name. Other files are composed on the disk.
     """
     saved = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", [])]
     large = (
@@ -152,7 +152,7 @@ def is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.M
 
 
 def is_large(value: object) -> TypeGuard[ParameterServerVariable]:
-    """Return whether a variable is read from and written to files in chunks."""
+    """Return whether a variable must be read and written in chunks."""
     if not isinstance(value, ParameterServerVariable) or current_phase() is not None:
         return False
     return (
@@ -165,13 +165,13 @@ def is_large(value: object) -> TypeGuard[ParameterServerVariable]:
 def set_entry(original: Callable[..., None], store: Any, key: str, value: object) -> None:
     """Write an entry of a weights file, a large variable in chunks.
 
-    Takes the place of `H5IOStore.__setitem__`.
+    Replaces `H5IOStore.__setitem__`.
     """
     if not is_large(value):
         original(store, key, value)
         return
     dtype = value.storage.dtype.as_numpy_dtype
-    # Keras makes the group, and an entry with the attributes that it gives one of this dtype.
+    # Keras makes the group, and an entry with its attributes for this dtype.
     original(store, key, np.zeros([0], dtype))
     group = store._h5_entry_group
     attributes = dict(group[key].attrs)
@@ -183,12 +183,12 @@ def set_entry(original: Callable[..., None], store: Any, key: str, value: object
 
 
 def get_entry(original: Callable[..., object], store: Any, key: str) -> Any:
-    """Read an entry of a weights file; of a large one, return `StoredRows`.
+    """Read an entry of a weights file; return `StoredRows` for a large one.
 
-    A variable of ours reads these in chunks when it is assigned. Takes the place of
+    A variable of the strategy reads these in chunks when it is assigned. Replaces
     `H5IOStore.__getitem__`.
     """
-    # The files of a sharded store are closed, one for the next, before anybody could read.
+    # A sharded store closes each file before it opens the next, so rows cannot be read later.
     if not _STATE.loading or isinstance(store, _compat.ShardedH5IOStore):
         return original(store, key)
     group = store._h5_entry_group
@@ -197,8 +197,8 @@ def get_entry(original: Callable[..., object], store: Any, key: str) -> Any:
     ):
         return original(store, key)
     dataset = group[key]
-    # Only plain numbers that are in this file as a whole. Keras reads or refuses the rest: numbers
-    # in other files, or compressed ones, whose slices cost a read of more than they hold.
+    # Only plain numbers that are all in this file. Keras reads or refuses the others: numbers in
+    # other files, or compressed ones, of which a slice costs a larger read.
     plain = isinstance(dataset, h5py.Dataset) and not dataset.external and not dataset.is_virtual
     if (
         not plain
@@ -216,7 +216,7 @@ def save_optimizer(
 ) -> None:
     """Save an optimizer's variables without reading large ones whole.
 
-    Takes the place of `Optimizer.save_own_variables`.
+    Replaces `Optimizer.save_own_variables`.
     """
     if not any(map(is_large, optimizer.variables)):
         original(optimizer, store)
@@ -226,11 +226,11 @@ def save_optimizer(
 
 
 def back_up(original: Callable[..., None], callback: keras.callbacks.BackupAndRestore) -> None:
-    """Back a training up, with its epoch in the file of the weights that belong to it.
+    """Back up a training, with its epoch in the file of the weights.
 
-    Takes the place of `BackupAndRestore._save_model`. Keras writes the epoch into a file of its
-    own, after the weights. A training that is killed in between would repeat an epoch with weights
-    that have seen it, or find half a file.
+    Replaces `BackupAndRestore._save_model`. Keras writes the epoch into another file, after the
+    weights. A training that is killed in between would repeat an epoch that its weights have seen,
+    or find half a file.
     """
     _STATE.metadata = {"epoch": callback._current_epoch, "batch": callback._last_batch_seen}
     try:
@@ -242,9 +242,9 @@ def back_up(original: Callable[..., None], callback: keras.callbacks.BackupAndRe
 def restore_backup(
     original: Callable[..., None], callback: keras.callbacks.BackupAndRestore
 ) -> None:
-    """Restore a backup, with the epoch that is in the file of the weights.
+    """Restore a backup, with the epoch from the file of the weights.
 
-    Takes the place of `BackupAndRestore._load_model`.
+    Replaces `BackupAndRestore._load_model`.
     """
     if strategy_of(callback.model) is not None and os.path.exists(callback._weights_path):
         with h5py.File(callback._weights_path, "r") as file:
@@ -256,9 +256,9 @@ def restore_backup(
 
 
 def _writes_aside(model: object, path: object) -> bool:
-    """Return whether `model` is ours and `path` in a directory of this machine.
+    """Return whether `model` is one of the strategy and `path` is in a directory of this machine.
 
-    Other places (gs://, hf://) are for Keras.
+    Keras handles other places (gs://, hf://).
     """
     if (
         not isinstance(model, keras.Model)
@@ -271,12 +271,12 @@ def _writes_aside(model: object, path: object) -> bool:
 
 @contextlib.contextmanager
 def _written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
-    """In this context, write to the path that it yields; at its end, that takes `path`'s place.
+    """Yield a temporary path to write to, which replaces `path` at the end of this context.
 
-    Where an exception is raised, `path` stays as it was.
+    If an exception is raised, `path` stays unchanged.
 
     Args:
-        path: a file or a directory. Of a directory, each file takes the place of its namesake.
+        path: a file or a directory. In a directory, each file replaces the one of the same name.
     """
     target = Path(os.path.realpath(path))
     with _partial_directory(target) as directory:
@@ -287,9 +287,9 @@ def _written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _partial_directory(target: Path) -> Iterator[Path]:
-    """In this context, have a directory beside `target`.
+    """Make a directory beside `target` for the time of this context.
 
-    A save that was killed leaves it, and the next one removes it.
+    If a save is killed, the directory remains, and the next save removes it.
     """
     # Beside the target, and so on the same file system: `os.replace` is atomic only there.
     directory = target.with_name(f".partial.{target.name}")
@@ -303,8 +303,8 @@ def _partial_directory(target: Path) -> Iterator[Path]:
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
-    # All files are on the disk before the first takes its place, so that a crash between them is
-    # the only way to see some new and some old.
+    # All files are on the disk before the first one is renamed. So a mix of new and old files can
+    # only come from a crash between two renames.
     files = [p for p in partial.rglob("*") if p.is_file()] if partial.is_dir() else [partial]
     places = [target / file.relative_to(partial) for file in files]
     for file, place in zip(files, places, strict=True):
@@ -326,13 +326,13 @@ def _save_weights_in_files(
 ) -> None:
     """Write weights into several files, and a JSON file that names them.
 
-    The files have names that no save before had. So those of the save before are there until the
-    new JSON file takes the place of the old one.
+    The files have new names. So the files of the previous save remain until the new JSON file
+    replaces the old one.
     """
     target = Path(os.path.realpath(path)).with_suffix(".json")
     base = path.stem.replace(".weights", "")  # Keras's names begin with it
     unique = f"{base}.{uuid.uuid4().hex}"
-    # Keras opens it, whatever the JSON file says.
+    # Keras opens this file even if the JSON file does not name it.
     first = target.with_name(f"{base}_00000.weights.h5")
     with _partial_directory(target) as directory:
         original(
@@ -350,8 +350,8 @@ def _save_weights_in_files(
         _put_in_place(index, target)
         h5py.File(directory / first.name, "w").close()
         _put_in_place(directory / first.name, first)
-    # Only after the JSON file names the new ones. Earlier numbered files of Keras's go too, which
-    # no JSON file names any more.
+    # Delete old files only now that the JSON file names the new ones. Delete numbered files of
+    # plain Keras too, which no JSON file names any more.
     ours = re.compile(rf"{re.escape(base)}(\.[0-9a-f]{{32}})?_\d{{5}}\.weights\.h5")
     for file in target.parent.iterdir():
         if ours.fullmatch(file.name) and file.name not in {

@@ -19,9 +19,9 @@ from kerasps.variables.sharding import ShardedStorage, WholeValue, from_start
 
 
 class _StandIn(NamedVariable):
-    """The variable that a SavedModel has in the place of a sharded one.
+    """The variable that replaces a sharded one in a SavedModel.
 
-    It has no value in this process. The checkpoint has that of the shards under its key.
+    It has no value in this process. The checkpoint has the value of the shards under its key.
     """
 
     def __init__(self, storage: ShardedStorage) -> None:
@@ -49,7 +49,7 @@ class Export:
         storage = variable.storage
         if not isinstance(storage, ShardedStorage):
             return storage
-        # It lives as long as the storage: functions that were traced before have captured it.
+        # It lives as long as the storage, since functions that were traced before have captured it.
         stand_in = getattr(storage, "stand_in", None)
         if stand_in is None:
             stand_in = storage.stand_in = _StandIn(storage)
@@ -81,6 +81,6 @@ class Export:
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """In this context, trace functions for a SavedModel. Within a step nothing changes."""
+    """Trace functions for a SavedModel within this context. Does nothing within a step."""
     with entering(current_phase() or Export()):
         yield

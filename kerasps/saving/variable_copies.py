@@ -1,10 +1,10 @@
-"""Copies of variables that the ps hold while they write them, and what they have written.
+"""Copies of variables on their ps, which the ps write into a backup while the training continues.
 
-Between two updates each ps assigns its variables to copies beside them. That takes no time where
-TensorFlow lets both have one buffer until one of them changes, and else as long as copying memory
-does; then training goes on. The ps write the copies at their leisure, in parts of `PART_BYTES`, so
-that nobody waits for a thread of theirs for long. Where a ps does not see the directory, the parts
-come to the coordinator, which writes them.
+Between two updates each ps assigns its variables to copies on the same ps. That takes no time if
+TensorFlow lets both share a buffer until one of them changes; otherwise it takes a copy in memory.
+Then training continues. The ps write the copies in parts of `PART_BYTES`, so that no write blocks
+one of their threads for long. If a ps does not see the directory, the coordinator fetches the parts
+and writes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kerasps.variables.chunks import num_bytes, row_bytes
 from kerasps.variables.pooled_rows import PooledRows, assign_rows
 from kerasps.variables.sharding import ShardedStorage
 
-# A disk takes a fraction of a second for it, and the coordinator has memory for it.
+# A disk writes a part in a fraction of a second, and it fits into the coordinator's memory.
 PART_BYTES = 64 << 20
 
 
@@ -41,7 +41,7 @@ class Piece:
         key: the key of the variable.
         file: the prefix of the file within the backup's directory.
         name: the name of the tensor in it.
-        rows: start, stop and step of the rows; None where it is the whole variable.
+        rows: start, stop and step of the rows; None for the whole variable.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Held:
-    """A shard, and the copy of it, which has a name on its ps."""
+    """A shard and its copy, which has a name on the ps."""
 
     key: str
     shard: Any
@@ -60,7 +60,7 @@ class _Held:
     copy_name: str
 
     def copy_handle(self) -> tf.Tensor:
-        """Return the handle of the copy, in the graph of a function of its ps."""
+        """Return the handle of the copy. Call in the graph of a function on its ps."""
         return tf.raw_ops.VarHandleOp(
             dtype=self.shard.dtype,
             shape=self.shard.shape,
@@ -84,12 +84,12 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Part:
-    """Values that are written at once: some shards of one ps, or some rows of a large one.
+    """Values that are written together: some shards of one ps, or some rows of a large shard.
 
     Attributes:
         device: the device of the ps.
         held: the shards.
-        rows: the places in the only shard; None for all that is held.
+        rows: the places in the only shard; None for all rows of all shards.
     """
 
     device: str
@@ -97,7 +97,7 @@ class _Part:
     rows: range | None = None
 
     def pieces(self, file: str) -> list[Piece]:
-        """Return what a file with this part holds."""
+        """Return the pieces in a file with this part."""
         return [
             Piece(held.key, file, f"{index}", self._rows_of(held))
             for index, held in enumerate(self.held)
@@ -114,7 +114,7 @@ class VariableCopies:
     """Copies of variables on their ps.
 
     Args:
-        variables: the variables, by the keys that they have in a backup.
+        variables: the variables, by their keys in a backup.
     """
 
     def __init__(self, variables: Mapping[str, ParameterServerVariable]) -> None:
@@ -135,7 +135,7 @@ class VariableCopies:
         self._on_all("copy", _Held.copy)
 
     def free(self) -> None:
-        """Forget the copies, so that each ps has their memory again."""
+        """Free the memory of the copies on each ps."""
         self._on_all("free", _Held.free)
 
     def write(self, directory: str, probe: str) -> list[Piece]:
@@ -143,11 +143,10 @@ class VariableCopies:
 
         Args:
             directory: the absolute path of a directory.
-            probe: a file in it. A ps that does not see it has its copies written by the
-                coordinator.
+            probe: a file in it. The coordinator writes the copies of a ps that does not see it.
 
         Returns:
-            What is in the files.
+            The pieces in the files.
         """
         files = {id(part): f"{number:04d}" for number, part in enumerate(self._parts)}
 
@@ -163,14 +162,14 @@ class VariableCopies:
         return [piece for part in self._parts for piece in part.pieces(files[id(part)])]
 
     def _on_all(self, name: str, act: Callable[[_Held], object]) -> None:
-        """Do something with each copy, on all ps at a time."""
+        """Call `act` for each copy, on all ps at the same time."""
         done = []
         for device, copies in self._by_device.items():
 
             def act_on_all(copies: Sequence[_Held] = copies) -> tf.Tensor:
                 for held in copies:
                     act(held)
-                # A remote call that returns nothing is not waited for.
+                # TensorFlow does not wait for a remote call that returns nothing.
                 return tf.constant(0)
 
             call = functools.partial(self._call, (name, device), device, act_on_all, [])
@@ -181,7 +180,7 @@ class VariableCopies:
         """Make a ps write a part."""
 
         def write(prefix: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-            # Nothing else has it run: TensorFlow does not order it among what changes something.
+            # TensorFlow does not count `SaveV2` as stateful, so only a control dependency runs it.
             with tf.control_dependencies([_save(prefix, _values(part, begin, size))]):
                 return tf.constant(0)
 
@@ -190,7 +189,7 @@ class VariableCopies:
         fetch(self._call(("write", part.held[0].copy_name), part.device, write, place))
 
     def _write_here(self, part: _Part, prefix: str) -> None:
-        """Fetch a part, and write it."""
+        """Fetch a part, and write it on the coordinator."""
 
         def read(begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
             return _values(part, begin, size)
@@ -208,7 +207,7 @@ class VariableCopies:
         function: Callable[..., object],
         arguments: list[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Call a function on a device; it is traced at the first call for its key."""
+        """Call a function on a device; trace it at the first call for `key`."""
         if key not in self._functions:
 
             def on_device(*tensors: tf.Tensor) -> Any:
@@ -227,7 +226,7 @@ class VariableCopies:
 def _shards(
     variable: ParameterServerVariable,
 ) -> list[tuple[Any, range | None]]:
-    """Return each shard of a variable, and its rows; None for a scalar, which has none."""
+    """Return each shard of a variable with its rows, which are None for a scalar."""
     sharding, shards = variable.sharding, variable.shards
     if sharding is not None:
         return [(shard, sharding.rows(index)) for index, shard in enumerate(shards)]
@@ -236,7 +235,7 @@ def _shards(
 
 
 def _parts(device: str, copies: Sequence[_Held]) -> list[_Part]:
-    """Divide what a ps holds into parts."""
+    """Divide the copies of a ps into parts."""
     parts: list[_Part] = []
     small: list[_Held] = []
     size = 0
@@ -263,7 +262,7 @@ def _place(part: _Part) -> list[tf.Tensor]:
 
 
 def _values(part: _Part, begin: tf.Tensor, size: tf.Tensor) -> list[tf.Tensor]:
-    """Return what a part consists of, in the graph of a function of its ps."""
+    """Return the values of a part. Call in the graph of a function on its ps."""
     values = [held.read() for held in part.held]
     return values if part.rows is None else [values[0][begin : begin + size]]
 
@@ -278,7 +277,7 @@ def _save(prefix: tf.Tensor, values: Sequence[tf.Tensor]) -> Any:
 
 
 def specs_of(variables: Mapping[str, ParameterServerVariable]) -> dict[str, dict[str, Any]]:
-    """Return what a backup says of each variable: its path, shape and dtype."""
+    """Return the spec of each variable in a backup: its path, shape and dtype."""
     return {
         key: {
             "path": variable.path,
@@ -290,11 +289,11 @@ def specs_of(variables: Mapping[str, ParameterServerVariable]) -> dict[str, dict
 
 
 def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:
-    """Restore variables from a backup, by the ps where they see its files.
+    """Restore variables from a backup; ps that see its files read them.
 
     Args:
-        backup: the backup; what it says of variables fits.
-        variables: the variables by their keys, in as many shards as they are in now.
+        backup: the backup, whose specs fit the variables.
+        variables: the variables by their keys, with any number of shards.
 
     Raises:
         tf.errors.OpError: a file is damaged, or a ps is lost.
@@ -377,7 +376,7 @@ def _assign(variable: ParameterServerVariable, piece: Piece, value: tf.Tensor, d
 
 
 def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
-    """Call a function for each device, each in a thread of its own, where its errors stay."""
+    """Call a function for each device, each in a separate thread and executor."""
 
     def call(device: str) -> None:
         with apart():
@@ -388,5 +387,5 @@ def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
 
 
 def to_record(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """Return pieces as a manifest holds them."""
+    """Return the pieces in the form of a manifest."""
     return [asdict(piece) for piece in pieces]

@@ -1,7 +1,7 @@
 """The loop behind `fit`, `evaluate`, `predict` and the methods on one batch.
 
-Contract: each method takes Keras's arguments and returns what Keras returns. Steps are counted
-exactly, whichever workers are lost; no step is in flight whenever user code can read variables.
+Contract: each method takes Keras's arguments and returns the same as Keras. Each step counts
+exactly once, whichever workers are lost. No step is in flight while user code can read variables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Training in which each worker drives its own steps, and no coordinator hands them out.
+"""Training in which each worker drives its steps, and no coordinator hands them out.
 
-Contract: every worker runs the same program and connects to the ps by itself; what they share is on
-the ps, under names of the run. Steps are those of `step/`, done in the worker's own process. Nobody
-waits for a worker but, at the beginning, for the chief.
+Contract: every worker runs the same program and connects to the ps. Workers share their state on
+the ps, under names of the run. Steps are those of `step/`, done in the worker's process. No worker
+waits for another one, except for the chief at the beginning.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from kerasps.runtime.on_ps import under_lock
 
 
 class Cell:
-    """A value on a ps. It is not there until a process has set it.
+    """A value on a ps, which a process must set before another reads it.
 
     Args:
         name: its name on the ps.
@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def value(self) -> Any:
-        """The value, as NumPy's. Call when it is set."""
+        """The value, as a NumPy scalar. Call when it is set."""
         with naming_lost_ps, tf.device(self._device):
             read = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
             return fetch([read])[0]
@@ -52,11 +52,11 @@ class Cell:
 
 
 class SharedSum:
-    """Numbers on a ps that several processes add to, exactly; zeros at first.
+    """Numbers on a ps to which several processes add, under a lock; zeros at first.
 
     Args:
         name: the name on the ps.
-        length: how many numbers.
+        length: the number of numbers.
         device: the device of the ps.
         mutex: returns the lock of a device, by the device's name.
     """
@@ -95,11 +95,11 @@ class SharedSum:
             ).get_concrete_function()
 
     def add(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Add a number to each; return the sums after that."""
+        """Add a value to each number; return the new sums."""
         with naming_lost_ps, tf.device(self._device):
             return np.asarray(fetch([self._add(tf.constant(values, tf.float64))])[0])
 
     def take(self) -> np.ndarray:
-        """Return the sums, and put zeros in their place."""
+        """Return the sums, and reset them to zeros."""
         with naming_lost_ps, tf.device(self._device):
             return np.asarray(fetch([self._take()])[0])

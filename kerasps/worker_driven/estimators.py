@@ -1,4 +1,4 @@
-"""Tells users of TensorFlow's estimators what replaces each of their arguments."""
+"""Tells users of TensorFlow's estimators the replacement of each argument."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def naming_moved(moved: Mapping[str, str]) -> Callable[[_Class], _Class]:
     """Return a class decorator that refuses arguments of TensorFlow's estimators by name.
 
     Args:
-        moved: what to do in place of each argument, without a full stop.
+        moved: the advice for each argument, without a full stop.
     """
 
     def decorate(cls: _Class) -> _Class:
@@ -59,10 +59,10 @@ def naming_moved(moved: Mapping[str, str]) -> Callable[[_Class], _Class]:
 
 
 def refusing_moved(name: str, moved: Mapping[str, str]) -> Callable[[_Function], _Function]:
-    """Return a decorator of a function that refuses arguments: as `naming_moved`.
+    """Return a function decorator that refuses arguments as `naming_moved` does.
 
     Args:
-        name: what errors call the function.
+        name: the name of the function in errors.
         moved: as for `naming_moved`.
     """
 
@@ -72,7 +72,7 @@ def refusing_moved(name: str, moved: Mapping[str, str]) -> Callable[[_Function],
             for argument in kwargs:
                 if argument in moved:
                     raise TypeError(
-                        f"Argument `{argument}` of TensorFlow's estimators is none of "
+                        f"Argument `{argument}` of TensorFlow's estimators is not an argument of "
                         f"`kerasps.{name}`. Expected: the arguments of `kerasps.{name}`. Received: "
                         f'{argument}={kwargs[argument]!r}. {moved[argument]}. The table "Where an '
                         "argument of TensorFlow's estimators went\" (docs/worker_driven.md) has "

@@ -13,7 +13,7 @@ from kerasps.step import ExecutionResult, TracedStep
 from kerasps.training import MetricTotals
 from kerasps.worker_driven.run import Run
 
-# So often a worker tells the chief what its steps add up to, and looks whether the chief has
+# The interval at which a worker sends its sums to the chief, and checks whether the chief has
 # stopped. Each time costs a round trip.
 _INTERVAL_S = 0.5
 
@@ -21,9 +21,8 @@ _INTERVAL_S = 0.5
 class FitMessages:
     """Sends every worker's metric sums to the chief, and the chief's stop request to the workers.
 
-    A worker adds what its steps add up to, as it goes, to a sum on a ps. The chief takes the sum at
-    the end of each of its epochs, and waits for nobody. So each step counts in one epoch of the
-    chief.
+    A worker adds its sums to a sum on a ps from time to time. The chief takes that sum at the end
+    of each of its epochs, and waits for no worker. So each step counts in one epoch of the chief.
 
     Args:
         run: the run.
@@ -43,7 +42,7 @@ class FitMessages:
         self._next = time.monotonic() + _INTERVAL_S
 
     def add(self, result: ExecutionResult) -> None:
-        """Note what steps of this process have added up to."""
+        """Add a result of this process, and send the sums to the chief at intervals."""
         if self._run.is_chief:
             return
         self._unsent += np.concatenate([[result.steps], *(np.ravel(m) for m in result.metrics)])
@@ -54,7 +53,7 @@ class FitMessages:
             self._next = time.monotonic() + _INTERVAL_S
 
     def end_epoch(self, totals: MetricTotals) -> None:
-        """Tell the chief the rest; in the chief, add what the others have told to `totals`."""
+        """Send the remaining sums to the chief; in the chief, add those of others to `totals`."""
         if not self._run.is_chief:
             self._tell()
             return
@@ -75,7 +74,7 @@ class FitMessages:
 
 
 class TellStop(keras.callbacks.Callback):
-    """Stops the other workers where a callback of the chief has stopped its `fit`.
+    """Stops the other workers if a callback of the chief has stopped its `fit`.
 
     Args:
         run: the run.

@@ -1,4 +1,4 @@
-"""The host of a strategy whose workers drive their own steps: does them in this process."""
+"""The host of a strategy whose workers drive their own steps, each in its process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kerasps.worker_driven.step_budget import StepBudget
 
 _LOGGER = logging.getLogger("kerasps")
 
-# Callbacks that write files, or change what all workers share: one of each is enough.
+# Callbacks that write files, or change state that all workers share: only the chief calls them.
 _OF_CHIEF = (
     keras.callbacks.CSVLogger,
     keras.callbacks.EarlyStopping,
@@ -49,11 +49,11 @@ _OF_CHIEF = (
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerDrivenOptions(StrategyOptions):
-    """The arguments of the constructor that make one strategy differ from another for a cluster.
+    """The arguments of the constructor beside the cluster and the time to connect to it.
 
     Attributes:
-        run_id: the name of the run; None for the environment's.
-        chief_timeout: seconds to wait for the chief; None for the environment's.
+        run_id: the name of the run; None to use the environment variable.
+        chief_timeout: seconds to wait for the chief; None to use the environment variable.
     """
 
     run_id: str | None
@@ -64,13 +64,13 @@ class WorkerHost(BaseHost):
     """The host of a strategy whose workers drive their own steps (see `training.Host`).
 
     Args:
-        cluster: the tasks, and which of them this process is.
+        cluster: the tasks of the cluster, and the task of this process.
         options: the arguments of the strategy.
     """
 
     after_ps_loss = (
         "Start the ps and the workers again, from the last checkpoint: "
-        "`kerasps.train_and_evaluate` goes on there by itself."
+        "`kerasps.train_and_evaluate` resumes from it."
     )
     why_no_eager_steps = (
         "Steps that run eagerly read and write variables one by one, and workers would undo "
@@ -79,7 +79,7 @@ class WorkerHost(BaseHost):
         "`kerasps.ParameterServerStrategy`."
     )
     num_readers = 1
-    # The steps that all workers do together; None without a limit.
+    # The total number of steps of all workers; None without a limit.
     _max_steps: int | None = None
 
     def __init__(self, cluster: ClusterDescription, options: WorkerDrivenOptions) -> None:
@@ -88,7 +88,7 @@ class WorkerHost(BaseHost):
         self._run_id, self._chief_timeout = options.run_id, options.chief_timeout
 
     def connect(self, protocol: str | None) -> None:
-        """Connect this process to the ps. All its devices stay visible: it computes."""
+        """Connect this process to the ps. All its devices stay visible, since it computes."""
         task = self.description.task
         connect_to_tasks(self.connects_to, protocol=protocol, own_task=task)
 
@@ -98,7 +98,7 @@ class WorkerHost(BaseHost):
         cluster_resolver: ClusterResolver,
         variable_partitioner: Partitioner | None,
     ) -> SharedExtended:
-        """Return what places the strategy's variables, in each worker alike."""
+        """Return the object that places the strategy's variables, the same way in each worker."""
         self.strategy = strategy
         self._run = Run(
             self._run_id,
@@ -118,36 +118,36 @@ class WorkerHost(BaseHost):
         self._run.open(self.extended.mutex)
 
     def leave(self) -> None:
-        """End the run, where this process is its chief and did not fail."""
-        # A chief that failed is started again, and goes on with the run. Python leaves the error
-        # here that it has ended in.
+        """End the run if this process is its chief and did not fail."""
+        # A chief that failed is started again, and continues the run. Python keeps the error that
+        # ended the process in `sys.last_value`.
         if self.is_chief and not hasattr(sys, "last_value"):
             self._run.finish()
 
     def close(self, disconnect: Callable[[], None]) -> None:
-        """Leave a cluster that is closed; no other task does anything for this process."""
+        """Leave the run and disconnect, when the cluster is closed."""
         self.leave()
         disconnect()
 
     def hangs(self, ps: int) -> bool:
-        """Return False: nobody watches the ps, and a call to one that hangs ends in an error."""
+        """Return False, since nothing watches the ps; a call to one that hangs ends in an error."""
         del ps
         return False
 
     def known_workers(self) -> list[WorkerInfo]:
-        """Return this process, which knows no other worker."""
+        """Return this process, the only worker that it knows."""
         address = str(self.description.address)
         return [WorkerInfo(self.worker_index, address, "there", time.monotonic() - self._began)]
 
     def known_ps(self) -> list[WorkerInfo]:
-        """Return the ps. Nobody watches them here."""
+        """Return the ps of the description, without asking them."""
         since_s = time.monotonic() - self._began
         addresses = self.description.jobs["ps"]
         return [WorkerInfo(i, address, "there", since_s) for i, address in enumerate(addresses)]
 
     @property
     def own_worker(self) -> int:
-        """The place of this process among those that do steps."""
+        """The index of this process among those that do steps."""
         return self.worker_index
 
     @property
@@ -157,12 +157,12 @@ class WorkerHost(BaseHost):
 
     @property
     def num_workers(self) -> int:
-        """The number of processes that do steps: the worker tasks, and a chief."""
+        """The number of processes that do steps: the workers, and a chief if there is one."""
         return len(self.description.jobs["worker"]) + len(self.description.jobs.get("chief", ()))
 
     @property
     def worker_index(self) -> int:
-        """The place of this process among those that do steps, from 0; a chief comes first."""
+        """The index of this process among those that do steps, from 0; a chief comes first."""
         if self.description.task_type == "chief":
             return 0
         return self.description.task_index + len(self.description.jobs.get("chief", ()))
@@ -174,7 +174,7 @@ class WorkerHost(BaseHost):
 
     @contextlib.contextmanager
     def limited_to(self, max_steps: int | None) -> Iterator[None]:
-        """In this context, `fit` stops when the steps of all workers are `max_steps`."""
+        """Stop `fit` within this context when all workers together have done `max_steps` steps."""
         self._max_steps = max_steps
         try:
             yield
@@ -182,20 +182,20 @@ class WorkerHost(BaseHost):
             self._max_steps = None
 
     def devices_of(self, worker: int) -> tuple[str, ...]:
-        """Return the short name of the device that computes here, in a tuple.
+        """Return the short name of the device that computes in this process, in a tuple.
 
-        Raises ValueError for another worker: this process knows its own devices alone.
+        Raises ValueError for another worker, since this process knows only its own devices.
         """
         if worker != self.worker_index:
             raise ValueError(
-                "A worker that drives its own steps knows its own devices alone. Expected: "
-                f"worker={self.worker_index}, this process. Received: worker={worker!r}. Ask for "
-                "them in that worker."
+                "A worker that drives its own steps knows only its own devices. Expected: "
+                f"worker={self.worker_index}, this process. Received: worker={worker!r}. Call it "
+                "in the other worker."
             )
         return compute_devices(devices_of_task(COORDINATOR_TASK), None)[:1]
 
     def devices_of_workers(self) -> list[tuple[str, ...]]:
-        """Return the devices of this process, for which alone it traces steps."""
+        """Return the devices of this process only, since it traces steps for no others."""
         return [self.own_devices]
 
     @property
@@ -206,7 +206,7 @@ class WorkerHost(BaseHost):
     def begin_fit(
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
     ) -> tuple[Input, Any]:
-        """Return this worker's share of an input, and the callbacks that are its own to call."""
+        """Return this worker's share of an input, and the callbacks to call in this process."""
         return self._input_of_fit(data, **arguments), self._callbacks_of_fit(callbacks)
 
     def _input_of_fit(self, data: object, **arguments: Unpack[InputArguments]) -> Input:
@@ -216,7 +216,7 @@ class WorkerHost(BaseHost):
             return as_input(_share_of(data, workers, index), 1, **arguments)
         inputs = as_input(data, workers, **arguments)
         if inputs.num_splits > 1:
-            # All workers read it in the order that the chief has drawn, each its own batches.
+            # All workers use the order that the chief has drawn, and each reads its own batches.
             inputs.start_pass(0, must_end=False)
             position = self._run.agreed(
                 f"fit {number}/order", lambda: inputs.position(in_epoch=True)
@@ -232,9 +232,9 @@ class WorkerHost(BaseHost):
             if isinstance(callback, keras.callbacks.BackupAndRestore):
                 raise UnsupportedError(
                     "A worker that drives its own steps has nothing to back up: the variables are "
-                    "on the ps, and a worker that comes back goes on with them. Expected: "
+                    "on the ps, and a worker that comes back uses them. Expected: "
                     "`keras.callbacks.ModelCheckpoint`, against the loss of a ps. Received: "
-                    "`BackupAndRestore`. Take it out of `callbacks`."
+                    "`BackupAndRestore`. Remove it from `callbacks`."
                 )
         if self.is_chief:
             chosen = [*given, TellStop(self._run, self._run.num_fits - 1)]
@@ -257,7 +257,7 @@ class WorkerHost(BaseHost):
         *,
         collect_interval: float,
     ) -> Dispatching:
-        """Return what does the executions of a loop in this process."""
+        """Return the object that runs the executions of a loop in this process."""
         messages = budget = None
         if mode is TRAIN and self.num_workers > 1:
             messages = FitMessages(self._run, model, function, self._run.num_fits - 1)
@@ -287,7 +287,7 @@ def _chief_text(cluster: ClusterDescription) -> str:
 
 
 def _share_of(creator: DatasetCreator, num_workers: int, worker: int) -> DatasetCreator:
-    """Return a creator of the dataset of one worker, whoever asks."""
+    """Return a creator of the dataset of `worker`, whatever context it is called with."""
     context = tf.distribute.InputContext(num_workers, worker, num_replicas_in_sync=1)
     return DatasetCreator(lambda _: creator(context), creator.input_options)
 

@@ -1,4 +1,4 @@
-"""Members that another strategy offers, and that a strategy without a coordinator does not."""
+"""Members of other strategies that a strategy without a coordinator does not have."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class NotOffered:
     """A member of other strategies that this one does not have: its use raises `UnsupportedError`.
 
     Args:
-        message: says what to use in its place. `{given}` in it stands for what the first argument
-            of the call is called.
-        is_method: True where the call is the use, False where it is an attribute.
+        message: the message of the error. `{given}` in it stands for the name of the first argument
+            of the call.
+        is_method: True to raise at the call, False to raise at the access of the attribute.
     """
 
     def __init__(self, message: str, *, is_method: bool = True) -> None:

@@ -21,17 +21,17 @@ from kerasps.worker_driven.step_budget import StepBudget
 
 
 class OwnSteps:
-    """Does executions in this process (see `training.Dispatching`).
+    """Runs executions in this process (see `training.Dispatching`).
 
     Args:
         function: the step.
         inputs: the data.
-        worker: the place of this process among those that do steps.
-        split: which split of the input this process reads.
-        devices: the device of this process that computes, in short, in a list.
-        seed_offset: what is added to the seeds of all steps.
-        messages: what the workers tell each other in a `fit`; None of other loops.
-        budget: the steps that all workers do together; None without a limit.
+        worker: the index of this process among those that do steps.
+        split: the split of the input that this process reads.
+        devices: the short name of the device that computes in this process, in a list.
+        seed_offset: added to the seeds of all steps.
+        messages: the messages between workers in a `fit`; None for other loops.
+        budget: gives out the steps of all workers; None without a limit.
     """
 
     num_workers = 1
@@ -60,7 +60,7 @@ class OwnSteps:
         self._queue: deque[Execution] = deque()
         self._dataset: OpenDataset | None = None
         self._left: int | None = None
-        # The batches that were read of this pass.
+        # The number of batches that were read in this pass.
         self._num_read = 0
         self._is_exhausted = self._is_at_work = False
 
@@ -99,11 +99,11 @@ class OwnSteps:
         self._queue.append(execution)
 
     def settle(self, *, all_asked: bool) -> bool:
-        del all_asked  # nobody waits for this worker
+        del all_asked  # no other worker waits for this one
         return not self._queue or self._is_exhausted
 
     def wait(self) -> Report:
-        """Do the next execution."""
+        """Run the next execution, and return its report."""
         self._is_at_work = True
         execution = self._queue.popleft()
         with tf.device(COORDINATOR_CPU):
@@ -120,14 +120,18 @@ class OwnSteps:
             self._left -= steps
         if self._messages is not None and result is not None:
             self._messages.add(result)
-        # What the budget lacks is asked for again: more may come of it.
+        # `fit` asks again for steps that the budget did not grant, since it may grant more later.
         self._is_exhausted = not num_steps or steps < num_steps or self._left == 0
         missing += execution.num_steps - steps
         self._is_at_work = False
         return Report(missing, result, self._split, first, steps, self._worker)
 
     def _next_part(self, execution: Execution) -> tuple[Execution, int]:
-        """Put back what is not to be done at once; return the rest, and the steps without data."""
+        """Cut an execution at the end of the data and queue all but its first part.
+
+        Returns:
+            The first part, and the number of steps without data.
+        """
         left = self._left
         if not left or left >= execution.num_steps:
             return execution, 0
@@ -136,7 +140,7 @@ class OwnSteps:
         return first, execution.num_steps - left
 
     def _num_steps(self, execution: Execution) -> int:
-        """Return how many steps of an execution to do, or to try where the data may end."""
+        """Return how many steps of an execution to do, or to try if the data may end."""
         num_steps = 0 if self._left == 0 else execution.num_steps
         if self._budget is not None and num_steps:
             num_steps = self._budget.take(num_steps)
@@ -160,7 +164,7 @@ class OwnSteps:
         return self._function.run(graph, None, source, header)
 
     def suspend(self) -> None:
-        """Do nothing: between two calls of `wait` nothing is in flight."""
+        """Do nothing, since between two calls of `wait` nothing is in flight."""
 
     def finish_epoch(self, totals: MetricTotals) -> None:
         self._queue.clear()

@@ -1,8 +1,8 @@
 """The state that the processes of a run share beside the model: chief, names, readiness.
 
-A ps may outlive a run, with its variables, and another run may come. So all names on ps begin with
-those of the run: an id, which each process is given, and the number of the run of that id. The
-chief counts the runs. A chief that comes back while its run goes on attaches to it.
+A ps, with its variables, may outlive a run, and another run may follow. So all names on ps begin
+with the id of the run, an argument of each process, and the number of the run of that id. The chief
+counts the runs. A chief that comes back during its run joins it again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LOGGER = logging.getLogger("kerasps")
 
 RUN_ID_VARIABLE = "KERASPS_RUN_ID"
 _TIMEOUT_VARIABLE = "KERASPS_CHIEF_TIMEOUT"
-# As long as a lost worker gets: the chief may have to be scheduled, and to load what it begins
-# with.
+# The same time as for a lost worker: the cluster may have to schedule the chief, which may then
+# load a checkpoint.
 _TIMEOUT_S = 600.0
-# Longer than a chief takes that starts together with the others; then twice as long each time.
+# A chief that starts together with the others needs less. The time doubles with each message.
 _SAY_AFTER_S = 10.0
-# A wait costs each ps a call as often; a start does not notice it.
+# A wait makes a call to a ps at this interval; it is short against a start.
 _POLL_S = 0.05
-# Seeds of processes are so far apart. A prime, so that no two meet soon.
+# The distance between the seeds of processes. A prime, so that no two processes meet soon.
 _SEED_STEP = 15_485_863
 
 
@@ -47,8 +47,8 @@ def check_run(run_id: str | None, timeout: float | None) -> float:
     """
     if run_id is not None and not isinstance(run_id, str):
         raise TypeError(
-            "Argument `run_id` is not a name. Expected: a string that the workers of a run have in "
-            f"common, or None. Received: run_id={run_id!r}. Give one like 'run-1'."
+            "Argument `run_id` is not a name. Expected: a string, the same in all workers of a "
+            f"run, or None. Received: run_id={run_id!r}. Give one like 'run-1'."
         )
     return time_limit(
         timeout, variable=_TIMEOUT_VARIABLE, default=_TIMEOUT_S, argument="chief_timeout"
@@ -59,9 +59,9 @@ class Run:
     """The run that this process takes part in.
 
     Args:
-        run_id: its id; None for the one of KERASPS_RUN_ID, else `"run"`.
+        run_id: its id; None for KERASPS_RUN_ID, else `"run"`.
         is_chief: whether this process gives the initial values.
-        chief: in words, which task is the chief, and where.
+        chief: the name and the address of the chief, for messages.
         timeout: seconds to wait for the chief; None for KERASPS_CHIEF_TIMEOUT, else 600.
     """
 
@@ -82,7 +82,7 @@ class Run:
         self.seed_offset = 0
 
     def open(self, mutex: Callable[[str], tf.Tensor]) -> None:
-        """Begin the run, or take part in it. Call once the process is connected.
+        """Begin the run, or join it. Call once the process is connected.
 
         Args:
             mutex: returns the lock of a device, by the device's name.
@@ -104,11 +104,11 @@ class Run:
             )
             self._number = int(self._run.value)
         arrivals = int(self.shared_sum("arrivals", 1).add([1])[0])
-        # The process that begins draws what one process alone would draw, and no two the same.
+        # The process that begins the run draws the seeds of plain Keras; others draw other seeds.
         self.seed_offset = 0 if self._is_chief and self._is_new else arrivals * _SEED_STEP
 
     def finish(self) -> None:
-        """Note that the run has ended: the next chief begins another. Call in the chief."""
+        """Note that the run has ended, so that the next chief begins another. Call in the chief."""
         self._run.set(-self._number)
 
     @property
@@ -118,48 +118,48 @@ class Run:
 
     @property
     def is_new(self) -> bool:
-        """True if this process began the run, and no other knows its variables yet."""
+        """True if this process is the chief and has begun the run, not joined it again."""
         return self._is_chief and self._is_new
 
     @property
     def writes(self) -> bool:
         """True if values that this process assigns outside of steps are written.
 
-        The chief alone writes: each worker runs the same program, and does the same again. One that
-        comes back writes when it has come to the steps that the run is in.
+        Only the chief writes, since each worker runs the same program and assigns the same. A chief
+        that comes back writes again once it has begun with steps.
         """
         return self._is_chief and (self._is_new or self._has_begun)
 
     # Names
 
     def name_of(self, name: str, kind: Hashable) -> str:
-        """Return the name on its ps of a new variable: the next one of that name and kind."""
+        """Return the name of a new variable on its ps: the next one of that name and kind."""
         number = self._counts[name, kind]
         self._counts[name, kind] += 1
         return self._named(f"{name} {kind} {number}")
 
     def cell(self, name: str, dtype: tf.DType) -> Cell:
-        """Return the cell of a name, on the first ps."""
+        """Return the cell with a name, on the first ps."""
         return Cell(self._named(name), dtype, self._device)
 
     def shared_sum(self, name: str, length: int) -> SharedSum:
-        """Return the sum of a name, on the first ps."""
+        """Return the sum with a name, on the first ps."""
         return SharedSum(self._named(name), length, self._device, self._mutex)
 
     def _named(self, name: str) -> str:
         return f"kerasps/{self._run_id}/{self._number}/{name}"
 
-    # What is ready
+    # Readiness
 
     def is_ready(self, variable: tf.Variable) -> bool:
-        """Return whether the chief has said that a variable has its initial value."""
+        """Return whether the chief has marked a variable as ready, with its initial value."""
         return self._flag(variable).is_set
 
     def begin_steps(self, variables: Sequence[tf.Variable]) -> None:
-        """Say that variables have their initial values, or wait until the chief says so.
+        """Mark variables as ready, with their initial values, or wait until the chief does.
 
         Raises:
-            TaskUnreachableError: the chief does not say so in time.
+            TaskUnreachableError: the chief does not do so in time.
         """
         new = [v for v in variables if v.shared_name not in self._ready]
         for variable in new:
@@ -182,11 +182,11 @@ class Run:
         )
 
     def agreed(self, name: str, make: Callable[[], object]) -> Any:
-        """Return a value that the chief makes, once, and all processes know by `name`.
+        """Return a value that the chief makes once, and all processes read by `name`.
 
         Args:
             name: its name.
-            make: returns the value, which JSON can hold. Called in the chief alone.
+            make: returns the value, which JSON can represent. Called only in the chief.
 
         Raises:
             TaskUnreachableError: the chief did not make it in time.
@@ -194,7 +194,7 @@ class Run:
         cell = self.cell(name, tf.string)
         if self._is_chief and not cell.is_set:
             cell.set(json.dumps(make()))
-        self._wait(lambda: cell.is_set, f"to say what '{name}' is")
+        self._wait(lambda: cell.is_set, f"to set the shared value '{name}'")
         return json.loads(cell.value)
 
     def _flag(self, variable: tf.Variable) -> Cell:
@@ -217,17 +217,15 @@ class Run:
             waited = time.monotonic() - began
             if waited > say_after:
                 say_after *= 2
-                text = (
-                    "Waiting since %.0f s, for %.0f s at most, for the chief of this run, %s, %s."
-                )
+                text = "Waited %.0f s, of at most %.0f s, for the chief of this run, %s, %s."
                 _LOGGER.warning(text, waited, self._timeout, self._chief, what)
             if waited > tell_after:
                 tell_after += TELL_ABSENT_EVERY_S
-                # Whoever started the chief may know that it does not come.
+                # The supervisor that started the chief may know that it is lost.
                 tell_supervisor("absent", "worker", 0)
             if time.monotonic() > deadline:
                 raise TaskUnreachableError(
-                    f"The chief of this run, {self._chief}, was waited for in vain: it was {what}. "
+                    f"The chief of this run, {self._chief}, did not answer: it had {what}. "
                     f"Expected: within {self._timeout:g} s. Received: nothing. Start it, with the "
                     f"same run id ('{self._run_id}'), or allow more time with {_TIMEOUT_VARIABLE} "
                     "(seconds)."

@@ -1,4 +1,4 @@
-"""Variables on ps tasks that each worker's process knows by the same names."""
+"""Variables on ps tasks that each worker's process knows by the same name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kerasps.worker_driven.run import Run
 
 
 class SharedVariable(NamedVariable):
-    """A variable on a ps that other processes have too; it outlives them.
+    """A variable on a ps that several processes share; it outlives them.
 
     Args:
-        initial_value: as for `NamedVariable`. The chief's is taken.
+        initial_value: as for `NamedVariable`. Only the chief's value is used.
         shape: a fully defined shape.
         dtype: the `tf.DType`.
         trainable: as for `tf.Variable`.
@@ -58,7 +58,7 @@ class SharedVariable(NamedVariable):
         return self._gave_initial_value
 
     def _own(self, kind: Hashable) -> None:
-        """Leave the resource where it is when this object is collected."""
+        """Keep the resource on the ps when Python collects this object."""
 
     def _read_variable_op(self, *args: object, **kwargs: object) -> Any:
         if not self._is_there and tf.executing_eagerly():
@@ -73,10 +73,10 @@ class SharedVariable(NamedVariable):
 
 
 class _LastingLedger(PlacementLedger):
-    """Keeps account of all variables that were ever made.
+    """Counts all variables that were ever made, also those that Python has collected.
 
-    Python collects what is no longer used when it likes, in each process at another time. The next
-    variable must go to the same ps in each.
+    Python collects unused variables at another time in each process. But the next variable must go
+    to the same ps in each.
     """
 
     def __init__(self, num_ps: int) -> None:
@@ -92,17 +92,17 @@ class _LastingLedger(PlacementLedger):
 
 
 class SharedExtended(Extended):
-    """Place variables as `Extended` does, the same in each worker's process.
+    """Places variables as `Extended` does, on the same ps in each worker's process.
 
     Args:
-        strategy: the `WorkerDrivenStrategy` that this belongs to.
-        cluster_resolver: as its constructor got it.
+        strategy: the `WorkerDrivenStrategy` of this object.
+        cluster_resolver: the cluster resolver of its constructor.
         variable_partitioner: a callable that returns the number of shards per axis, or None.
         shard_layout: `"mod"` or `"div"`.
         run: the run.
     """
 
-    # Each worker would write its own copy back.
+    # Each worker would write its copy back, over the updates of others.
     may_fuse = False
 
     def __init__(

@@ -40,10 +40,10 @@ class TrainSpec:
 
     Args:
         input_fn: returns the batched `tf.data.Dataset` of a worker. It is called without arguments
-            or, where it has a parameter `input_context`, with a `tf.distribute.InputContext`.
-        max_steps: the steps that all workers do together. Default None: until each worker has come
-            to the end of its data.
-        callbacks: callbacks for `fit`, in each worker. The chief alone gets those that write files
+            or, if it has a parameter `input_context`, with a `tf.distribute.InputContext`.
+        max_steps: the total number of steps of all workers. Default None: until each worker has
+            read its data to the end.
+        callbacks: callbacks for `fit`, in each worker. Only the chief calls those that write files
             or steer the training.
 
     Raises:
@@ -67,7 +67,7 @@ class TrainSpec:
 @naming_moved(OF_EVAL_SPEC)
 @dataclass(frozen=True)
 class EvalSpec:
-    """The data that the evaluator evaluates checkpoints on, and its exports.
+    """The data for the evaluation of checkpoints, and the models to export.
 
     ```python
     eval_spec = kerasps.EvalSpec(
@@ -79,12 +79,12 @@ class EvalSpec:
 
     Args:
         input_fn: returns the batched `tf.data.Dataset` to evaluate on.
-        steps: the batches of an evaluation; None for all. Default 100.
-        exporters: which models to export, each as a `kerasps.SidecarEvaluatorModelExport`.
+        steps: the number of batches of an evaluation; None for all. Default 100.
+        exporters: `kerasps.SidecarEvaluatorModelExport`s, which say which models to export.
         callbacks: callbacks for `evaluate`.
         start_delay_secs: the seconds to wait before the first evaluation. Default 0.
-        throttle_secs: the seconds from one evaluation to the next, at least. The last checkpoint is
-            not waited for. Default 0: each checkpoint is evaluated.
+        throttle_secs: the least number of seconds from one evaluation to the next. The last
+            checkpoint is evaluated at once. Default 0: no pause.
 
     Raises:
         TypeError: an argument is not of its type.
@@ -115,7 +115,7 @@ class EvalSpec:
 @naming_moved(OF_RUN_CONFIG)
 @dataclass(frozen=True)
 class RunConfig:
-    """The place of a training's files, the frequency of saves, and the strategy.
+    """The directory of a training's checkpoints, the frequency of saves, and the strategy.
 
     ```python
     config = kerasps.RunConfig("run", save_checkpoints_steps=500)
@@ -124,9 +124,10 @@ class RunConfig:
     Args:
         model_dir: the directory for checkpoints. All tasks must see it.
         strategy: makes the strategy, in each worker. Default: `kerasps.WorkerDrivenStrategy`.
-        save_checkpoints_steps: save after so many steps of all workers. Default None.
-        save_checkpoints_secs: save after so many seconds, where `save_checkpoints_steps` is None.
-            Default 600. None, beside `save_checkpoints_steps`, is the same.
+        save_checkpoints_steps: the number of steps of all workers between two saves. Default None:
+            save by time.
+        save_checkpoints_secs: the seconds between two saves; ignored with `save_checkpoints_steps`.
+            Default 600.
         keep_checkpoint_max: how many checkpoints to keep; None or 0 for all. Default 5.
         random_seed: a seed for `keras.utils.set_random_seed` in each task. Default None.
 
@@ -166,17 +167,17 @@ class RunConfig:
 def check_takes_nothing(
     name: str, function: Callable[..., object], *, but: str = "", advice: str
 ) -> None:
-    """Raise `TypeError` where a function needs arguments that it will not get.
+    """Raise `TypeError` if a function needs arguments that it will not get.
 
     Args:
         name: the name of the argument that holds the function.
         function: the function.
-        but: the one argument that it may have. Default: none.
+        but: the name of the only argument that it may need. Default: none.
         advice: the last sentence of the message.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some of C code have no signature
+    except (TypeError, ValueError):  # some functions in C have no signature
         return
     wanted = [
         parameter.name
@@ -188,8 +189,8 @@ def check_takes_nothing(
     if wanted:
         expected = f"no parameters, or one that is called `{but}`" if but else "no parameters"
         raise TypeError(
-            f"Argument `{name}` is a function that wants arguments which it will not get. "
-            f"Expected: a function with {expected}. Received: {name}={function!r}, which wants "
+            f"Argument `{name}` is a function that needs arguments which it will not get. "
+            f"Expected: a function with {expected}. Received: {name}={function!r}, which needs "
             f"{', '.join(wanted)}. {advice}"
         )
 

@@ -9,19 +9,19 @@ import tensorflow as tf
 
 from kerasps.worker_driven.run import Run
 
-# When all steps are given out, the chief waits so long for one that is still to come. A worker that
-# was lost with steps of its own makes no more, and the chief does them.
+# When all steps are given out, the chief waits this long for the next one to be counted. Then it
+# does the remaining steps, which a lost worker was given.
 _PATIENCE_S = 10.0
 _POLL_S = 0.1
 
 
 class StepBudget:
-    """Gives out the steps of a run, each once, up to a number of them.
+    """Gives out the steps of a run, each once, up to `max_steps`.
 
     Args:
         run: the run.
         model: the model that is trained; its optimizer counts the steps of all workers.
-        max_steps: the steps that the optimizer is to have counted in the end.
+        max_steps: the optimizer's count of steps at which the run ends.
     """
 
     def __init__(self, run: Run, model: keras.Model, max_steps: int) -> None:
@@ -35,9 +35,9 @@ class StepBudget:
         self._taken_at = time.monotonic()
 
     def take(self, wanted: int) -> int:
-        """Return how many of `wanted` steps to do; 0, and stop `fit`, where all are given out.
+        """Return how many of `wanted` steps to do; return 0 and stop `fit` if all are given out.
 
-        The chief is given 0 when all are done. Those of a worker that was lost are its own to do.
+        The chief gets 0 only when all are done. It does the steps of lost workers.
         """
         self._longest_s = max(self._longest_s, time.monotonic() - self._taken_at)
         after = int(self._given_out.add([wanted])[0])
@@ -50,9 +50,9 @@ class StepBudget:
         return taken
 
     def _missing(self) -> int:
-        """Wait for steps that others do; return how many nobody does."""
+        """Wait for the steps of other workers; return how many no worker does."""
         done, since = self._done, time.monotonic()
-        # An execution of another worker may take as long as one of this one.
+        # An execution of another worker may take as long as one of this process.
         patience = max(_PATIENCE_S, 3 * self._longest_s)
         while done < self._max_steps and time.monotonic() - since < patience:
             time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""`WorkerDrivenStrategy`: each worker's process drives its steps, on variables that all share."""
+"""`WorkerDrivenStrategy`: each worker's process drives its steps on shared variables."""
 
 from __future__ import annotations
 
@@ -29,23 +29,22 @@ from kerasps.worker_driven.run import check_run
 
 
 class WorkerDrivenStrategy(BaseStrategy):
-    """Train Keras 3 models with workers that each run the same program, by themselves.
+    """Train Keras 3 models with workers that each run the same program, without a coordinator.
 
     Each worker makes this strategy, builds the model under `scope()`, and calls `model.fit` on its
-    share of the data. Variables are on the ps tasks, which run `kerasps serve`. Updates of workers
-    are independent of each other, and none is lost: `model.optimizer.iterations` counts the steps
-    of all. There is no coordinator. A worker may die, join late or come back, and the others go on;
-    of the step in which it is killed, each ps has applied all of its part or nothing.
+    share of the data. Variables are on the ps tasks, which run `kerasps serve`. Workers make their
+    updates independently, and none is lost: `model.optimizer.iterations` counts the steps of all
+    workers. A worker may die, join late or come back, and the others go on. When a worker is killed
+    in a step, each ps has applied either all of its part of the step or nothing.
 
     One worker is the chief: the task `chief` of the cluster or, without one, worker 0. It computes
-    as the others do. It also gives the variables their initial values, which the others wait for.
-    It alone assigns to variables outside of steps, and its callbacks alone write files, schedule
-    the learning rate or stop the training. Their logs at the end of an epoch are those of all
-    workers; the callbacks of others see their own.
+    as the others do. It also gives the variables their initial values, for which the others wait.
+    Only the chief assigns to variables outside of steps, and only its callbacks write files,
+    schedule the learning rate or stop the training. At the end of an epoch, its callbacks see the
+    logs of all workers; the callbacks of each other worker see the logs of that worker.
 
     ```python
-    # The same script in each worker. TF_CONFIG lists `worker` and `ps` tasks, and says which this
-    # is.
+    # The same script in each worker. TF_CONFIG lists `worker` and `ps` tasks, and names this one.
     strategy = kerasps.WorkerDrivenStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
@@ -62,9 +61,8 @@ class WorkerDrivenStrategy(BaseStrategy):
         sparse_updates: as for `ParameterServerStrategy`.
         table_min_bytes: as for `ParameterServerStrategy`.
         jit_compile_updates: as for `ParameterServerStrategy`.
-        run_id: a name that the workers of a run have in common. The ps may serve runs of other
-            names at the same time. Default: the environment variable `KERASPS_RUN_ID`, else
-            `"run"`.
+        run_id: the name that all workers of a run use. The ps may serve runs of other names at the
+            same time. Default: the environment variable `KERASPS_RUN_ID`, else `"run"`.
         chief_timeout: seconds to wait for the chief to give a variable its initial value. Default:
             the environment variable `KERASPS_CHIEF_TIMEOUT`, else 600.
         connect_timeout: seconds to wait for every ps to be reachable. Default: the environment
@@ -73,14 +71,14 @@ class WorkerDrivenStrategy(BaseStrategy):
     Raises:
         ClusterConfigError: the cluster's description is wrong, or this process is a ps or an
             evaluator in it.
-        TaskUnreachableError: ps, named, did not answer within `connect_timeout`, or the chief did
-            not begin the run within `chief_timeout`.
+        TaskUnreachableError: a ps did not answer within `connect_timeout`, or the chief did not
+            begin the run within `chief_timeout`.
         TaskStartError: this worker's port is in use.
         KeraspsError: this process is connected to another cluster already.
         TypeError: `variable_partitioner` cannot be called, `table_min_bytes` is not an integer, or
             `jit_compile_updates` not a bool.
-        ValueError: an argument is not one of its values, or differs from that of the strategy which
-            this process has already.
+        ValueError: an argument is not one of its values, or differs from that of an earlier
+            strategy of this process.
         UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
@@ -136,24 +134,24 @@ class WorkerDrivenStrategy(BaseStrategy):
 
     @property
     def worker_index(self) -> int:
-        """The place of this process among those that do steps, from 0; a chief comes first."""
+        """The index of this process among those that do steps, from 0; a chief comes first."""
         return self._host.worker_index
 
     def devices_of(self, worker: int) -> tuple[str, ...]:
         """Return the name of the device that computes on a worker: its first GPU, else its CPU.
 
         Args:
-            worker: the place of the worker among those that do steps: `worker_index`.
+            worker: the `worker_index` of this process.
 
         Returns:
             One name, such as `"GPU:0"`.
 
         Raises:
-            ValueError: it is another worker than this process, which knows its own devices alone.
+            ValueError: `worker` is another worker. A process knows only its own devices.
         """
         return self._host.devices_of(worker)
 
-    # What a strategy with a coordinator offers, and TensorFlow's own.
+    # Members of strategies with a coordinator, and of TensorFlow's strategies.
     coordinator = NotOffered(
         "A WorkerDrivenStrategy has no ClusterCoordinator. Expected: `model.fit` in each "
         "worker. Received: a use of `strategy.coordinator`. Use "
@@ -163,17 +161,17 @@ class WorkerDrivenStrategy(BaseStrategy):
     workers = NotOffered(
         "A WorkerDrivenStrategy does not know which workers are there: none depends on "
         "another. Expected: a use of `strategy.description`, which lists them. Received: "
-        "`strategy.workers()`. Ask whoever starts the workers."
+        "`strategy.workers()`. Ask the process manager that starts the workers."
     )
     staleness = NotOffered(
-        "A WorkerDrivenStrategy does not tell whose updates are how stale: the ps know no "
-        "workers. Expected: `model.fit` without it. Received: `strategy.staleness()`. Train "
+        "A WorkerDrivenStrategy does not measure staleness: the ps do not know which worker "
+        "pushes. Expected: `model.fit` without it. Received: `strategy.staleness()`. Train "
         "with `kerasps.ParameterServerStrategy` to see it."
     )
     run = NotOffered(
         "A WorkerDrivenStrategy runs steps of models only. Expected: `model.fit`, or "
         "`model.train_on_batch` for a loop of your own. Received: `strategy.run` of "
-        "{given}. Override `train_step` for what a step is to do."
+        "{given}. Override `train_step` to define the step."
     )
 
     def __repr__(self) -> str:
@@ -199,7 +197,7 @@ def _drives_no_steps(cluster: ClusterDescription) -> ClusterConfigError:
     else:
         fix = "Run `kerasps serve` in this ps task, and the script in the workers and the chief."
     return ClusterConfigError(
-        "A WorkerDrivenStrategy is created by workers, and by the chief where there is one. "
+        "A WorkerDrivenStrategy is created only by workers, and by a chief if there is one. "
         "Expected: task type 'worker' or 'chief'. Received: task type "
         f"{cluster.task_type!r}, index {cluster.task_index}. {fix}"
     )

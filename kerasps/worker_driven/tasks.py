@@ -1,4 +1,4 @@
-"""`train_and_evaluate`: one program for all tasks of a training whose workers drive their steps."""
+"""`train_and_evaluate`: one program for all tasks of a training with worker-driven steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from kerasps.worker_driven.estimators import OF_TRAIN_AND_EVALUATE, refusing_mov
 from kerasps.worker_driven.host import WorkerHost
 from kerasps.worker_driven.specs import EvalSpec, RunConfig, TrainSpec, check_takes_nothing
 
-_BUILD_THERE = "Build it in a function: under the strategy of each worker it is made anew."
-# A ps is there until no worker is connected any more, or for so long after the training's end.
+_BUILD_THERE = "Build it in a function, which each worker calls under its strategy."
+# A ps ends when no worker is connected any more, or this long after the training's end.
 _LINGER_S = 60.0
 
 
@@ -40,14 +40,14 @@ def train_and_evaluate(
 ) -> keras.callbacks.History | list[Evaluation]:
     """Train a model with workers that drive their own steps, and evaluate its checkpoints.
 
-    Every task of the cluster calls this, with the same arguments, and does what `TF_CONFIG` says it
-    is. Each call ends by itself:
+    Every task of the cluster calls this function with the same arguments. `TF_CONFIG` gives its
+    role:
 
-    * `worker` and `chief` train until `max_steps` steps were done by all together. The chief saves
-      checkpoints into `model_dir`; one that is there is gone on from.
+    * `worker` and `chief` train until they have done `max_steps` steps together. The chief saves
+      checkpoints into `model_dir`, and starts from the newest one there.
     * `evaluator` evaluates each new checkpoint, exports models, and ends after the last one.
-    * `ps` holds variables until the training is over and no worker is connected. Its process ends
-      here. `kerasps serve` does as well, and stays.
+    * `ps` holds variables until the training is over and no worker is connected. Then its process
+      ends. `kerasps serve` may replace it, and does not end.
 
     ```python
     def model_fn():
@@ -55,7 +55,7 @@ def train_and_evaluate(
         model.compile("adam", "mse")
         return model
 
-    # In each task; TF_CONFIG lists `worker` and `ps` tasks, and says which this is.
+    # In each task; TF_CONFIG lists `worker` and `ps` tasks, and names this one.
     kerasps.train_and_evaluate(
         model_fn,
         kerasps.TrainSpec(train_input_fn, max_steps=1000),
@@ -66,15 +66,15 @@ def train_and_evaluate(
 
     Args:
         model_fn: returns the model, built and compiled.
-        train_spec: what to train on, and how far.
-        eval_spec: what to evaluate on.
-        config: where, and how often to save.
+        train_spec: the training data, and the number of steps.
+        eval_spec: the data for evaluations, and the models to export.
+        config: the directory of checkpoints, the frequency of saves, and the strategy.
 
     Returns:
-        In a worker the `keras.callbacks.History`, in the evaluator its evaluations.
+        In a worker, the `keras.callbacks.History`; in the evaluator, its evaluations.
 
     Raises:
-        ClusterConfigError: TF_CONFIG is not set or wrong.
+        ClusterConfigError: TF_CONFIG is not set, or wrong.
         UnsupportedError: the backend of Keras is not TensorFlow.
         ValueError: the model is not built or compiled.
         CheckpointError: in the evaluator, a checkpoint cannot be read.
@@ -94,7 +94,7 @@ def train_and_evaluate(
 
 
 def _check_arguments(model_fn: object, train_spec: object, eval_spec: Any, config: Any) -> None:
-    """Check what a task is given, in every task, so that none waits for one that is refused.
+    """Check all arguments in every task, so that none waits for a task that ended in an error.
 
     Raises:
         TypeError: an argument is not of its type.
@@ -119,9 +119,9 @@ def _check_arguments(model_fn: object, train_spec: object, eval_spec: Any, confi
     ):
         if not isinstance(value, kind):
             raise TypeError(
-                f"Argument `{name}` is not a `kerasps.{kind.__name__}`. Expected: one, as "
-                f"`kerasps.{kind.__name__}(...)`. Received: {name}={value!r}. Make one of it; the "
-                "arguments go in the order model_fn, train_spec, eval_spec, and config by name."
+                f"Argument `{name}` is not a `kerasps.{kind.__name__}`. Expected: "
+                f"`kerasps.{kind.__name__}(...)`. Received: {name}={value!r}. Give the arguments "
+                "in the order model_fn, train_spec, eval_spec, and config by name."
             )
     check_exports(
         eval_spec.exporters or (), Path(config.model_dir), argument="RunConfig(model_dir)"
@@ -129,7 +129,7 @@ def _check_arguments(model_fn: object, train_spec: object, eval_spec: Any, confi
 
 
 def _serve(cluster: ClusterDescription, model_dir: Path) -> None:
-    """Serve until the training has ended. Ends the process."""
+    """Serve until the training has ended, then end the process."""
     end = TrainingEnd(model_dir)
     serve(cluster, until=AfterTheEnd(str(cluster.address), end.has_come, linger_s=_LINGER_S))
 
@@ -140,7 +140,7 @@ def _evaluate(
     time.sleep(eval_spec.start_delay_secs)
     dataset = _call(eval_spec.input_fn, tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
     if eval_spec.steps is not None:
-        dataset = dataset.take(eval_spec.steps)  # there may be fewer
+        dataset = dataset.take(eval_spec.steps)  # not `steps`, since there may be fewer batches
     evaluator = _ThrottledEvaluator(
         _made(model_fn),
         dataset,
@@ -160,7 +160,7 @@ def _train(
     model_dir = Path(config.model_dir)
     with strategy.scope():
         model = _made(model_fn)
-        # Before a checkpoint is read: it has the optimizer's state.
+        # Before a checkpoint is read, since it includes the optimizer's state.
         model.optimizer.build(model.trainable_variables)
     callbacks: list[keras.callbacks.Callback] = [*(train_spec.callbacks or ())]
     if strategy.is_chief:
@@ -168,7 +168,7 @@ def _train(
         newest = newest_checkpoint(model_dir) if host.begins_run else None
         if newest is not None:
             model.load_weights(newest.path)
-        # In this order: the evaluator ends after the last checkpoint that it finds.
+        # The marker comes last, since the evaluator then ends after the newest checkpoint.
         callbacks += [_SaveCheckpoints(config), TrainingEndMarker(model_dir)]
 
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -225,7 +225,7 @@ def _call(
 
 
 class _ThrottledEvaluator(SidecarEvaluator):
-    """Evaluates no oftener than each `throttle_secs` seconds."""
+    """Evaluates at most once in `throttle_secs` seconds, except the last checkpoint."""
 
     throttle_secs = 0.0
     _last = float("-inf")
@@ -239,10 +239,10 @@ class _ThrottledEvaluator(SidecarEvaluator):
 
 
 class _SaveCheckpoints(keras.callbacks.Callback):
-    """Saves checkpoints of a model while it is trained, and when it has been.
+    """Saves checkpoints of a model during its training, and at the end.
 
     Args:
-        config: where, how often, and how many.
+        config: the directory, the frequency, and the number of checkpoints to keep.
     """
 
     def __init__(self, config: RunConfig) -> None:

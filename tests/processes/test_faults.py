@@ -159,5 +159,5 @@ def test_whatever_needs_the_variables_of_a_lost_ps_ends_in_an_error_that_names_i
 def test_the_loss_of_all_workers_ends_in_an_error_that_names_them(run):
     report = run("holding_all_workers_gone", 5)
     assert report["error"] == "WorkerLostError", report
-    assert "worker 0, worker 1 went away" in report["text"]
+    assert "no answer from worker 0, worker 1" in report["text"]
     assert any("No worker has taken a step" in warning for warning in report["warnings"])

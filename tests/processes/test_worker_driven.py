@@ -101,7 +101,7 @@ def test_one_worker_is_plain_keras(workers):
     report = json.loads(next(x for x in out.splitlines() if x.startswith("REPORT "))[7:])
     assert report["1"] == report["10"] == [40, 2]
     assert report["saved"]
-    assert "Take it out of `callbacks`" in report["refused"]["backup"]
+    assert "Remove it from `callbacks`" in report["refused"]["backup"]
     assert "has no ClusterCoordinator" in report["refused"]["coordinator"]
     assert "does not know which workers are there" in report["refused"]["workers"]
     assert "runs steps of models only" in report["refused"]["run"]
@@ -163,7 +163,9 @@ def test_a_worker_says_whom_it_waits_for(workers):
     code, out = own.end_of(own.start("alone", index=1))
     assert code == 1
     address = own.cluster.description.jobs["worker"][0]
-    assert f"TaskUnreachableError: The chief of this run, worker 0 at {address}, was" in out
+    assert (
+        f"TaskUnreachableError: The chief of this run, worker 0 at {address}, did not answer" in out
+    )
     assert "Expected: within 2 s" in out
 
 

@@ -98,7 +98,7 @@ def change(path):
     ("name", "damage", "words"),
     [
         ("backup-000002.json", cut, "Unterminated|Expecting"),
-        ("backup-000002.json", change, "the manifest is not as it was written"),
+        ("backup-000002.json", change, "the checksum of the manifest is wrong"),
         ("backup-000002/0000.index", cut, "has 3 bytes, and had 6"),
         ("backup-000002/0000.index", os.remove, "0000.index is missing"),
         ("backup-000002/arrays.npz", cut, "bytes, and had"),

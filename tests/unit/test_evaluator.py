@@ -540,7 +540,7 @@ def test_a_better_model_replaces_the_last(directory, waiting, tmp_path, capsys):
 
 def test_an_export_among_the_checkpoints_is_refused(directory):
     export = kerasps.SidecarEvaluatorModelExport(directory / "best.keras")
-    with pytest.raises(ValueError, match="exported among the checkpoints, and be evaluated itself"):
+    with pytest.raises(ValueError, match="exported among the checkpoints, and then be evaluated"):
         sidecar(directory, callbacks=[export])
 
 
@@ -581,7 +581,7 @@ def test_counts_are_checked(directory, argument, value, error):
     ("changes", "message"),
     [
         ({"callbacks": 3}, "`callbacks` is not a list of `keras.callbacks.Callback`.*Put it into"),
-        ({"callbacks": ["x"]}, "`callbacks` is not a list.*Take 'x' out"),
+        ({"callbacks": ["x"]}, "`callbacks` is not a list.*Remove 'x' from it"),
         ({"callbacks": [keras.callbacks.CSVLogger]}, ".*Make an object of it: `CSVLogger"),
         ({"log_dir": 3}, "`log_dir` names no path.*Received: log_dir=3"),
         ({"checkpoint_dir": None}, "`checkpoint_dir` names no path"),

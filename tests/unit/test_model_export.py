@@ -40,7 +40,7 @@ def test_a_metric_that_is_not_there_cannot_be_monitored(tmp_path):
     export = kerasps.SidecarEvaluatorModelExport(tmp_path / "model.keras", monitor="val_loss")
     with pytest.raises(
         ValueError,
-        match=r"Expected: `monitor` to be one of 'loss', 'mae'\. Received: monitor='val_loss'",
+        match=r"Expected: one of 'loss', 'mae'\. Received: monitor='val_loss'",
     ):
         export.export("a", 1, {"loss": 1.0, "mae": 1.0})
 

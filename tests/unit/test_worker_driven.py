@@ -67,7 +67,7 @@ def test_worker_0_is_the_chief_unless_there_is_one(task, chief, expected):
 )
 def test_who_drives_no_steps_is_told_so(monkeypatch, task_type, fix):
     monkeypatch.setenv("TF_CONFIG", tf_config(task_type))
-    with pytest.raises(kerasps.ClusterConfigError, match="is created by workers") as caught:
+    with pytest.raises(kerasps.ClusterConfigError, match="is created only by workers") as caught:
         kerasps.WorkerDrivenStrategy()
     assert f"Received: task type '{task_type}', index 0." in str(caught.value)
     assert fix in str(caught.value)
@@ -215,7 +215,7 @@ def dataset():
         (
             lambda: kerasps.TrainSpec(lambda features, mode: dataset()),
             TypeError,
-            "`input_fn` is a function that wants arguments which it will not get.*input_context",
+            "`input_fn` is a function that needs arguments which it will not get.*input_context",
         ),
         (
             lambda: kerasps.TrainSpec(dataset, callbacks=keras.callbacks.Callback()),
@@ -310,7 +310,7 @@ def beside_checkpoints():
     ("changes", "error", "message"),
     [
         ({"model_fn": compiled}, None, ""),
-        ({"model_fn": lambda features, labels, mode: None}, TypeError, "wants features, labels"),
+        ({"model_fn": lambda features, labels, mode: None}, TypeError, "needs features, labels"),
         ({"model_fn": 3}, TypeError, "`model_fn` is not a function that returns a model"),
         ({"model_fn": lambda: 3}, TypeError, "The `model_fn` returned no model.*Received: 3"),
         ({"model_fn": uncompiled}, ValueError, "`model_fn` returned is not compiled"),
@@ -373,7 +373,7 @@ def test_a_mode_that_is_none_is_refused(monkeypatch, capsys, by):
     [
         (lambda strategy: strategy.coordinator, "has no ClusterCoordinator"),
         (lambda strategy: strategy.workers(), "does not know which workers are there"),
-        (lambda strategy: strategy.staleness(), "does not tell whose updates are how stale"),
+        (lambda strategy: strategy.staleness(), "does not measure staleness"),
         (lambda strategy: strategy.run(print), "Received: `strategy.run` of 'print'. Override"),
         (lambda strategy: strategy.run(fn=len), "Received: `strategy.run` of 'len'. Override"),
     ],

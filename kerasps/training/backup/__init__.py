@@ -1,4 +1,4 @@
-"""Backups during `fit`: when to make one, what goes into it, and how a training resumes from it.
+"""Backups during `fit`: their times, their contents, and resuming a training from one.
 
-Contract: acts between executions, when no step is in flight.
+Contract: makes and reads backups between executions, when no step is in flight.
 """

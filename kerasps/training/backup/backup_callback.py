@@ -1,8 +1,8 @@
-"""Decides when a `fit` is backed up, and puts one that begins where the last backup stands.
+"""Decides when to back up a `fit`, and resumes a new one from the last backup.
 
-Keras's `BackupAndRestore` says where backups are kept and asks for some. Others are made at
-intervals, and when the coordinator is told that it is about to end. Who writes them is a
-`BackupStore`, made by the hook of the callback.
+Keras's `BackupAndRestore` has the directory of backups and asks for some. Others are made at
+intervals, and when the coordinator gets SIGTERM. A `BackupStore` writes them; the hook of the
+callback makes it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from kerasps.training.loop.position import (
 from kerasps.variables import ParameterServerVariable
 from kerasps.variables.flights import worker_timeout
 
-# A minute of work is what a loss may cost; a backup of a large model takes some seconds of it.
+# A loss costs at most a minute of work; a backup of a large model takes some seconds.
 _INTERVAL_S = 60.0
-# When `fit` ends in an error, a backup that is being written gets so long.
+# When `fit` ends in an error, a backup in progress gets this long.
 _LAST_WRITE_S = 10.0
 
 
@@ -48,17 +48,17 @@ class BackupStore(Protocol):
     def restore(self, variables: list[ParameterServerVariable]) -> dict[str, Any] | None:
         """Restore the variables of the last backup; return its record, None if there is none.
 
-        `variables` are those of `write`.
+        Pass the same `variables` as to `write`.
         """
 
     def write(self, record: dict[str, Any], variables: list[ParameterServerVariable]) -> None:
-        """Copy the variables where they are, and have the copies written with `record`.
+        """Copy the variables on their ps, and begin to write the copies with `record`.
 
         Returns when they are copied. Call when no step is in flight.
 
         Args:
-            record: dictionaries and lists of arrays and of values that JSON can hold.
-            variables: those that a step touches, whether the model knows them or not.
+            record: dictionaries and lists, of arrays and of values that JSON can represent.
+            variables: all variables of a step, also those that the model does not know.
         """
 
     @property
@@ -66,14 +66,14 @@ class BackupStore(Protocol):
         """True while a backup is being written."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait until nothing is being written; return whether it is so."""
+        """Wait until nothing is being written; return False after `timeout` seconds."""
 
     def problems(self) -> list[str]:
-        """Return what went wrong in writing since the last call."""
+        """Return the errors of writes since the last call, as text."""
 
 
 def backup_interval() -> float | None:
-    """Return the seconds between backups: KERASPS_BACKUP_INTERVAL, else 60; None where it is 0."""
+    """Return the seconds between backups: KERASPS_BACKUP_INTERVAL, else 60; None if it is 0."""
     variable = "KERASPS_BACKUP_INTERVAL"
     if os.environ.get(variable, "").strip() == "0":
         return None
@@ -82,14 +82,14 @@ def backup_interval() -> float | None:
 
 @dataclass(eq=False)
 class _Kept:
-    """A callback, where its backups are kept, and when the next one is due."""
+    """A callback, the store of its backups, and the time of the next one."""
 
     callback: keras.callbacks.BackupAndRestore
     store: BackupStore
     interval: float | None
     due_at: float = 0.0
     is_asked: bool = False
-    # The steps that the training had counted when the last one was made.
+    # The counted steps of the training at the last backup.
     counted: int = 0
 
     def __post_init__(self) -> None:
@@ -103,8 +103,8 @@ class _Kept:
         if self.is_asked:
             return True
         is_time = self.interval is not None and time.monotonic() >= self.due_at
-        # Where nothing was done since, another would say the same; and sessions that end for each,
-        # before they know how far their data reach, would get nowhere.
+        # Without a new step, a backup would be the same. And each backup ends the sessions, which
+        # could then never finish opening their data.
         return is_time and counted > self.counted and not self.store.is_writing
 
 
@@ -112,25 +112,25 @@ _running: list[FitBackups] = []
 
 
 def running_fit(model: object) -> FitBackups | None:
-    """Return the backups of the `fit` of a model that runs on workers now; None without one."""
+    """Return the backups of the current `fit` of a model on workers; None without one."""
     return next((fit for fit in reversed(_running) if fit.model is model), None)
 
 
 class FitBackups:
     """The backups of one `fit`.
 
-    Contract: enter it for the time of the `fit`. `resume` when the training has begun, `at_turn`
-    between two reports of its loop, `at_epoch_end` when all callbacks know of the epoch's end,
-    `finish` before they know of the training's. Thread: `fit`'s.
+    Contract: enter it for the time of the `fit`. Call `resume` when the training has begun,
+    `at_turn` between two reports of its loop, `at_epoch_end` after all callbacks' `on_epoch_end`,
+    and `finish` before their `on_train_end`. Thread: `fit`'s.
 
     Args:
         model: the model.
         callbacks: the `keras.callbacks.CallbackList`.
         function: the model's step.
-        validation: the validation data, None without.
+        validation: the validation data; None without them.
 
     Attributes:
-        epoch: the number of the epoch that runs.
+        epoch: the number of the current epoch.
     """
 
     def __init__(
@@ -171,14 +171,14 @@ class FitBackups:
         if error is None and self._notice.is_given:
             self._notice.answer()
 
-    # What the hooks of `BackupAndRestore` call
+    # Called by the hooks of `BackupAndRestore`
 
     def begin(
         self, callback: keras.callbacks.BackupAndRestore, store: BackupStore, *, restores: bool
     ) -> bool:
         """Keep the backups of a callback in `store`; return whether one was restored from it.
 
-        With `restores=False` none is.
+        With `restores=False`, restore none.
         """
         interval = getattr(callback, "interval_s", None)
         if interval is None and callback.save_freq == "epoch":
@@ -191,22 +191,22 @@ class FitBackups:
         return record is not None
 
     def ask(self, callback: keras.callbacks.BackupAndRestore) -> None:
-        """Request a backup as soon as the state of the training is not about to change.
+        """Request a backup at the next point where no callback is about to change the state.
 
-        Not with `save_freq=False`, which is 0 to Keras: it would ask after every batch.
+        Ignored with `save_freq=False`: Keras takes it for 0 and would ask after every batch.
         """
         if callback.save_freq is False:
             return
         for kept in self._kept:
             kept.is_asked = kept.is_asked or kept.callback is callback
 
-    # What `fit` calls
+    # Called by `fit`
 
     def resume(self, loop: Loop) -> int | None:
-        """Put the loop, seeds and callbacks where the backup stands that was restored.
+        """Set the loop, seeds and callbacks to the state of the restored backup.
 
         Returns:
-            The number of the epoch to begin with; None where nothing was restored.
+            The number of the epoch to begin with; None if nothing was restored.
         """
         position = self._restored
         if position is None:
@@ -217,7 +217,7 @@ class FitBackups:
         if position.global_seed_state is not None:
             set_global_seed_state(position.global_seed_state)
         if self._validation is not None and position.validation is not None:
-            with contextlib.suppress(KeyError, TypeError, ValueError):  # other data than before
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # the data are others
                 self._validation.resume_order(position.validation, passes_to_repeat=0)
         restore_states(self._callbacks, position.callbacks)
         loop.restart_numbers()
@@ -236,7 +236,7 @@ class FitBackups:
         return position.epoch
 
     def _show_callbacks(self, position: Position) -> None:
-        # They count the batches since they saved from these.
+        # From these attributes, the callbacks count the batches since their last backup.
         for kept in self._kept:
             kept.callback._current_epoch = position.epoch
             kept.callback._last_batch_seen = max(0, position.loop.steps - 1)
@@ -245,29 +245,32 @@ class FitBackups:
         """Make the backups that are due, within an epoch; answer a notice of preemption.
 
         Raises:
-            SystemExit: the process is to end. The code is 143.
+            SystemExit: SIGTERM came and nobody handles it. The code is 143.
         """
         self._make_due(self.epoch, loop, loop.rest)
 
     def at_epoch_end(self, loop: Loop) -> None:
-        """Do as `at_turn`, where the epoch has ended and the next one is to begin."""
+        """Do the same as `at_turn`, between the end of an epoch and the begin of the next one."""
         self._make_due(self.epoch + 1, loop, lambda: loop.position(in_epoch=False))
 
     def stop_if_preempted(self) -> None:
-        """Raise `Preempted` where a notice was given that ends the process."""
+        """Raise `Preempted` if a notice was given that ends the process."""
         if self._notice.is_given and self._notice.ends_process:
             raise Preempted
 
     @contextlib.contextmanager
     def in_validation(self, loop: Loop) -> Iterator[None]:
-        """In this context, `stop_if_preempted` ends the validation: it comes once more later."""
+        """Let `stop_if_preempted` end the validation within this context, then make a backup.
+
+        The resumed training validates again.
+        """
         try:
             yield
         except Preempted:
             self._make_due(self.epoch, loop, lambda: loop.position(in_epoch=True))
 
     def finish(self) -> None:
-        """Wait for a backup that is being written, before callbacks delete it."""
+        """Wait for a backup in progress, before callbacks delete it."""
         for kept in self._kept:
             kept.store.wait(worker_timeout())
         self._tell_problems()
@@ -278,7 +281,7 @@ class FitBackups:
         if not is_notice and not any(kept.is_due(loop.num_counted) for kept in self._kept):
             return
         at_rest = loop_position()
-        # What was counted meanwhile may have had callbacks ask.
+        # Callbacks may have asked for backups while `loop_position` counted the last steps.
         due = [kept for kept in self._kept if is_notice or kept.is_due(loop.num_counted)]
         record = self._position(epoch, at_rest).to_record()
         for kept in due:

@@ -1,4 +1,4 @@
-"""The state of Keras callbacks, which a new process would not have."""
+"""The states of Keras callbacks, which a new process lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-# Attributes that a callback itself sets. What the user has set is the script's to say.
+# Attributes that a callback sets. The script sets the user's attributes again.
 _KNOWN = (
     (
         keras.callbacks.EarlyStopping,
@@ -20,7 +20,7 @@ _KNOWN = (
 
 
 def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> list[dict[str, Any] | None]:
-    """Return what each callback knows; None for those that are not in the table."""
+    """Return the state of each callback; None for callbacks that are not in the table."""
     return [_state_of(callback) for callback in callbacks]
 
 
@@ -39,17 +39,17 @@ def _state_of(callback: keras.callbacks.Callback) -> dict[str, Any] | None:
 
 
 def _plain(value: object) -> Any:
-    """Return a scalar of NumPy's as one of Python's, which JSON can hold."""
+    """Return a NumPy scalar as a Python scalar, which JSON can represent."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def restore_states(
     callbacks: Sequence[keras.callbacks.Callback], states: Sequence[Mapping[str, Any] | None]
 ) -> None:
-    """Give callbacks back what `states_of` returned.
+    """Set callbacks to the states that `states_of` returned.
 
-    Call after `on_train_begin`, by which callbacks forget. Callbacks that the script has not, or
-    has elsewhere in its list, are passed over.
+    Call after `on_train_begin`, in which callbacks reset their state. States of callbacks that the
+    script lacks, or has at another place of its list, are ignored.
     """
     for callback, state in zip(callbacks, states, strict=False):
         if state is not None and type(callback).__name__ == state["class"]:

@@ -1,4 +1,4 @@
-"""SIGTERM to the coordinator while `fit` runs: its machine is about to be taken away."""
+"""SIGTERM to the coordinator while `fit` runs, the usual notice of a preempted machine."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# What a shell reports of a process that SIGTERM has ended.
+# A shell reports this code of a process that SIGTERM has ended.
 EXIT_CODE = 128 + signal.SIGTERM
 
 
 class Preempted(BaseException):
-    """Ends what need not be finished when a notice was given. Only `fit` may catch it."""
+    """Ends a validation when a notice was given. Only `fit` may catch it."""
 
 
 class PreemptionNotice:
-    """Takes note of SIGTERM, so that `fit` can answer it at a point where nothing is cut in two.
+    """Notes SIGTERM, so that `fit` can answer it when no step or file is half done.
 
-    A handler of the user's own is called when `fit` has made its backup, and decides what follows.
-    Where SIGTERM is ignored, or `fit` runs in another thread than the main one, nothing changes.
+    A user's handler is called when `fit` has made its backup, and decides how to go on. If SIGTERM
+    is ignored, or `fit` does not run in the main thread, this class does nothing.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class PreemptionNotice:
         return self._previous == signal.SIG_DFL
 
     def install(self) -> None:
-        """Take note of SIGTERM from here on."""
+        """Note SIGTERM from now on."""
         if threading.current_thread() is not threading.main_thread():
             return
         previous = signal.getsignal(signal.SIGTERM)
-        # None: a handler that was not set by Python, which it cannot call.
+        # None is a handler that Python did not set, and cannot call.
         if previous is None or previous == signal.SIG_IGN:
             return
         self._previous = previous
@@ -51,17 +51,17 @@ class PreemptionNotice:
         self._is_installed = True
 
     def uninstall(self) -> None:
-        """Put the handler back that there was before."""
-        # Somebody may have set another one meanwhile, which is to stay.
+        """Restore the previous handler."""
+        # Keep a handler that somebody has set meanwhile.
         if self._is_installed and signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, self._previous)
         self._is_installed = False
 
     def answer(self) -> None:
-        """Do what SIGTERM asks for.
+        """Call the user's handler, or end the process.
 
         Raises:
-            SystemExit: nobody has a handler. The code is 143.
+            SystemExit: there is no other handler. The code is 143.
         """
         self._is_given = False
         if callable(self._previous):

@@ -1,5 +1,5 @@
-"""Functions that users schedule on the coordinator, and what happens when a worker is lost.
+"""Functions that users schedule on the coordinator, and recovery when a worker is lost.
 
-Contract: stands in for parts of TensorFlow's coordinator; a call that a worker was lost with is
-made again, and changes each ps once.
+Contract: replaces parts of TensorFlow's coordinator. When a worker is lost, its call is retried,
+and changes each ps once.
 """

@@ -15,7 +15,7 @@ from kerasps.runtime.connected import check_not_closed, closed_error
 class ClosedCallError(ClusterClosedError, tf.errors.CancelledError):
     """The error of a scheduled function that is not done when the cluster is closed.
 
-    A cancelled call, since TensorFlow logs each error of a call but this kind.
+    It is a `CancelledError`, since TensorFlow logs every other error of a call.
     """
 
     def __init__(self) -> None:
@@ -24,17 +24,17 @@ class ClosedCallError(ClusterClosedError, tf.errors.CancelledError):
 
 
 class ClosedQueue:
-    """Stands in for the queue of TensorFlow's coordinator, with the methods that it calls.
+    """Replaces the queue of TensorFlow's coordinator, with the methods that it calls.
 
-    Its threads find no more to do and end. What they were doing, and what was waiting, ends in a
-    `ClosedCallError`.
+    The coordinator's threads find no further calls and end. All calls, in flight or pending, end in
+    a `ClosedCallError`.
     """
 
     def __init__(self) -> None:
         self._cancellation_mgr = _compat.CancellationManager()
 
     def take_over(self, before: Any) -> None:
-        """End the queue of before, and all that waits in it."""
+        """End the queue `before`, and all pending calls in it."""
         before.stop()
         for waiting in (before._queue, *before._tagged_queue.values()):
             while True:
@@ -44,29 +44,29 @@ class ClosedQueue:
                     break
 
     def put(self, closure: Any, tag: int | None = None) -> None:
-        """End a closure."""
+        """End a closure in an error."""
         closure.maybe_call_with_output_remote_value(
             lambda remote_value: remote_value._set_error(ClosedCallError())
         )
 
     def put_back(self, closure: Any) -> None:
-        """End a closure."""
+        """End a closure in an error."""
         self.put(closure)
 
     def get(self, timeout: float | None = None, tag: int | None = None) -> None:
-        """Return nothing, at which a worker's thread ends."""
+        """Return None, which ends a worker's thread."""
 
     def mark_finished(self) -> None:
-        """Do nothing: nobody waits for it."""
+        """Do nothing, since no thread waits for it."""
 
     def mark_failed(self, e: BaseException) -> None:
-        """Do nothing: the closure has the error already."""
+        """Do nothing, since the closure has the error already."""
 
     def clear_tag_unlocked(self, tag: int) -> None:
-        """Do nothing: nothing waits."""
+        """Do nothing, since no call is pending."""
 
     def stop(self) -> None:
-        """Do nothing: nothing waits."""
+        """Do nothing, since no call is pending."""
 
     def wait(self, timeout: float | None = None) -> NoReturn:
         """Raise ClusterClosedError."""

@@ -1,4 +1,4 @@
-"""All that kerasps asks of TensorFlow's `ClusterCoordinator` beyond its public methods."""
+"""All uses of TensorFlow's `ClusterCoordinator` beyond its public methods."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _HANDLER_S = 2.0
 class CoordinatorPort:
     """The coordinator's internals, behind one class.
 
-    `ClusterCoordinator.schedule` takes `tf.function`s alone, whose every call the coordinator
-    traces, queues and waits for. A session is Python that runs in a worker's thread for a whole
-    flight, so it goes in one level below. What is relied on is behaviour, which no look at names
-    can check: `tests/processes/test_coordinator_port.py` does.
+    `ClusterCoordinator.schedule` takes only `tf.function`s; it traces, queues and waits for each
+    call. A session is Python code that runs in a worker's thread for a whole flight, so it enters
+    one level below. This class relies on behaviour, not only on names:
+    `tests/processes/test_coordinator_port.py` checks it.
 
     Args:
         coordinator: the `tf.distribute.coordinator.ClusterCoordinator`.
@@ -47,7 +47,7 @@ class CoordinatorPort:
             owner.failure_handler = handler
 
     def add_workers(self, num_workers: int) -> None:
-        """Make threads for workers that have joined, until there are `num_workers`."""
+        """Start threads for workers that have joined, until there are `num_workers`."""
         with _ADDING:
             workers = self._tf_cluster.workers
             while len(workers) < num_workers:
@@ -57,7 +57,7 @@ class CoordinatorPort:
                 self._tf_cluster._num_workers = len(workers)
 
     def renew_worker(self, worker: int) -> None:
-        """Give a worker another thread: the one that it has waits for a call that never ends."""
+        """Give a worker another thread, since its present one waits for a call that never ends."""
         with _ADDING:
             workers = self._tf_cluster.workers
             workers[worker].stop()
@@ -65,9 +65,9 @@ class CoordinatorPort:
             workers[worker] = _compat.CoordinatorWorker(worker, device, self._tf_cluster)
 
     def close(self) -> None:
-        """End the threads of workers, and what they do. Call when the cluster is noted as closed.
+        """End the threads of workers and their calls. Call when the cluster is marked as closed.
 
-        Does not wait: a thread in a call ends with the call, which is cancelled.
+        Do not wait for the threads: each ends with its call, which is cancelled.
         """
         with _ADDING:
             before, closed = self._tf_cluster.closure_queue, ClosedQueue()
@@ -84,22 +84,22 @@ class CoordinatorPort:
     def start(self, session: Callable[..., None], *args: object) -> None:
         """Run `session` in the thread of the next free worker, on that worker's device.
 
-        If it raises `WorkerAway`, it is called again when a worker is back, or another is free; if
-        it raises `TryAgain`, at once.
+        If it raises `WorkerAway`, it runs again when the worker is back, or another one is free. If
+        it raises `TryAgain`, it runs again at once.
         """
         self._tf_cluster.schedule(session, args=args, kwargs=None)
 
     @staticmethod
     def worker_index() -> int:
-        """Return the index of the worker whose thread this is. Thread: that of a session."""
+        """Return the index of this thread's worker. Thread: a session's."""
         return int(_compat.get_current_dispatch_context().worker_index)
 
     @staticmethod
     @contextlib.contextmanager
     def cancellable_calls() -> Iterator[Any]:
-        """In this context, calls of any thread end when the yielded manager's `start_cancel` runs.
+        """Let the yielded manager's `start_cancel` end all threads' calls within this context.
 
-        Executions that wait for a lost ps end in no other way. TensorFlow keeps the context for the
+        Nothing else ends executions that wait for a lost ps. TensorFlow keeps the context for the
         whole process: leave it when no thread is about to make a call.
         """
         manager = _compat.CancellationManager()

@@ -1,15 +1,16 @@
 """Functions that users schedule on the `ClusterCoordinator`: their calls, each counted once.
 
-A *call* is what TensorFlow names a closure: a scheduled function with its arguments, on its way to
-a worker. Each worker pushes in lanes of its own (see `variables.Fences`), which are closed when a
-call fails because the worker is lost. Then each ps says how many of the call's pushes it has
-applied, and another worker makes the call with a twin of the function that leaves as many out. So
-each update is applied once.
+A *call* is TensorFlow's closure: a scheduled function with its arguments, for one worker. Each
+worker pushes in two lanes (see `variables.Fences`), which are closed when a call fails because the
+worker is lost. Then each ps returns how many of the call's pushes it has applied. Another worker
+retries the call with a twin of the function, which leaves out as many pushes. So each update is
+applied once.
 
-A worker has two lanes. In one push functions of which it is known how often each call pushes: the
-ps counts all pushes, and those of calls that are done are taken off. It lies on the worker, since
-to send something with each call costs a millisecond. In the other push functions that loop: what
-they push carries the number of the call, which is sent, and the ps counts those of the last call.
+Functions whose calls make a known number of pushes use the first lane: the ps counts all pushes,
+and the coordinator subtracts those of calls that are done. A variable on the worker holds this
+lane, since sending a value with each call costs a millisecond. Functions that loop use the second
+lane: the number of the call is sent, each push carries it, and the ps counts the pushes of the last
+call.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from kerasps.variables.fences import OPEN_LANE
 from kerasps.variables.flights import worker_timeout
 from kerasps.variables.phase import OutsideReplicaError, outside_replica
 
-# After so many calls a worker gets other lanes: the number of a call is sent as an int32.
+# After this many calls a worker gets new lanes, since the number of a call is sent as an int32.
 _CALLS_PER_LANE = 2**30
-# How often a wait looks whether anybody is there; what is done it hears of at once.
+# The interval at which a wait checks for lost tasks; the end of all calls ends it at once.
 _POLL_S = 0.5
 
 
@@ -48,11 +49,11 @@ class _Call:
     """A call on a worker.
 
     Attributes:
-        closure: TensorFlow's object, while it is there.
+        closure: TensorFlow's object, while it exists.
         lanes: the lanes of the worker.
         number: its number in the lane of functions that loop.
-        pushes: to each ps, how many pushes it makes in the other lane.
-        applied: of each ps, how many of its pushes were applied before it came here.
+        pushes: for each ps, how many pushes it makes in the other lane.
+        applied: for each ps, how many of its pushes were applied before this call.
     """
 
     closure: weakref.ref[Any]
@@ -67,14 +68,14 @@ class _WorkerLanes:
 
     Args:
         worker: the index of the worker.
-        counted: the lane of functions of which it is known how often they push.
-        numbered: the lane of those that loop.
+        counted: the lane of functions that make a known number of pushes.
+        numbered: the lane of functions that loop.
         num_ps: the number of ps.
 
     Attributes:
         number: the number of the last call.
-        done: to each ps, how many pushes in the first lane are of calls that are done.
-        handle: the variable on the worker that holds the first lane, once it was asked for.
+        done: for each ps, how many pushes in the first lane belong to calls that are done.
+        handle: the variable on the worker that holds the first lane; None before its first use.
     """
 
     def __init__(self, worker: int, counted: int, numbered: int, num_ps: int) -> None:
@@ -118,7 +119,7 @@ class ScheduledCalls:
     """The calls of scheduled functions (see `step.Calls`).
 
     Args:
-        host: of the strategy.
+        host: the host of the strategy.
     """
 
     def __init__(self, host: HostOfWorkers) -> None:
@@ -127,19 +128,19 @@ class ScheduledCalls:
         self._devices = [ps_device(ps) for ps in range(self._num_ps)]
         self._state = _ThreadState()
         self._lanes: dict[int, _WorkerLanes] = {}
-        # To each ps, the pushes of a call of a function, by the function's graph.
+        # The pushes of a call to each ps, by the function's graph.
         self._pushes: weakref.WeakKeyDictionary[Any, Sequence[int]] = weakref.WeakKeyDictionary()
         self._keep = tf.function(_keep, autograph=False).get_concrete_function(
             tf.TensorSpec([], tf.int32)
         )
         self._own_handle: tf.Tensor | None = None
-        # What each ps has applied of calls that were begun and are to be made again.
+        # The pushes of failed calls that each ps has applied, by closure.
         self._applied: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
-        # What closures were made of, but those of fixed functions.
+        # The parts of closures; None for those of concrete functions.
         self._made_of: weakref.WeakKeyDictionary[Any, Parts | None] = weakref.WeakKeyDictionary()
         self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._twins: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        # How often each worker was taken back, as far as TensorFlow knows.
+        # The generation of each worker, as far as TensorFlow knows.
         self._generations: dict[int, int] = {}
         self._brought: dict[int, tuple[int, weakref.WeakSet[LookupTables]]] = {}
 
@@ -147,11 +148,11 @@ class ScheduledCalls:
 
     @property
     def redone(self) -> PushCounts | None:
-        """The counts of a function that is traced to do again what was done in part, else None."""
+        """The push counts of a twin while it is traced, for a retry of a call; else None."""
         return self._state.redone
 
     def device(self) -> tuple[str, bool]:
-        """Return the device of the function that computes, and whether all workers have it."""
+        """Return the device that computes functions, and whether all workers have it."""
         return self._host.device_of_calls()
 
     def note_push(self, graph: tf.Graph, devices: Sequence[str]) -> None:
@@ -161,7 +162,7 @@ class ScheduledCalls:
         self._pushes[graph] = [count + (ps in pushed) for ps, count in enumerate(before)]
 
     def make(self, closure: Any, parts: Parts) -> None:
-        """Make a closure, of which TensorFlow's constructor makes the rest."""
+        """Construct a closure by TensorFlow's constructor, and note its parts."""
         function = parts.function
         if not isinstance(function, tf.types.experimental.PolymorphicFunction):
             parts.make(closure)
@@ -175,14 +176,14 @@ class ScheduledCalls:
                 self._made_of[closure] = parts
                 return
             except OutsideReplicaError:
-                # It trains outside of `strategy.run`: so all of it is what runs there.
+                # It trains outside of `strategy.run`, so `strategy.run` gets all of it.
                 self._wrapped[function] = self._run_whole(function)
         parts = replace(parts, function=self._wrapped[function])
         parts.make(closure)
         self._made_of[closure] = parts
 
     def _run_whole(self, function: tf.types.experimental.PolymorphicFunction) -> Any:
-        """Return a function whose whole body is what `strategy.run` is given."""
+        """Return a function that passes the whole body to `strategy.run`."""
         body, strategy = function.python_function, self._host.strategy
 
         def run(*args: object, **kwargs: object) -> Any:
@@ -190,18 +191,18 @@ class ScheduledCalls:
 
         return tf.function(run, autograph=True)
 
-    # Waiting. Thread: any but those of workers.
+    # Waiting. Thread: any but the workers' threads.
 
     def join(self, wait: Callable[[float], bool]) -> None:
-        """Wait until all calls are made.
+        """Wait until all calls are done.
 
         Args:
-            wait: TensorFlow's wait: for so many seconds at most; returns whether all are made.
+            wait: TensorFlow's wait, with a limit in seconds. Returns True if all calls are done.
 
         Raises:
             PSLostError: a ps does not answer any more.
-            WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
-            Exception: what a function raised on a worker.
+            WorkerLostError: no worker has answered for KERASPS_WORKER_TIMEOUT seconds (600).
+            Exception: the error of a function on a worker.
         """
         membership, timeout = self._host.membership, worker_timeout()
         there_at = time.monotonic()
@@ -216,34 +217,34 @@ class ScheduledCalls:
                 tell_supervisor("lost", "worker", min(absent))
                 names = ", ".join(f"worker {worker}" for worker in sorted(absent))
                 raise WorkerLostError(
-                    f"Scheduled functions wait for a worker, and none has been there for "
-                    f"{waited:.0f} s: {names} went away and did not come back. Expected: at least "
-                    f"one worker that answers within {timeout:.0f} s. Restart a worker at its "
-                    "address, or set KERASPS_WORKER_TIMEOUT to wait longer."
+                    f"Scheduled functions have waited for a worker for {waited:.0f} s. Expected: "
+                    f"at least one worker that answers within {timeout:.0f} s. Received: no answer "
+                    f"from {names}. Restart a worker at its address, or set "
+                    "KERASPS_WORKER_TIMEOUT to wait longer."
                 )
 
     def settle(self) -> None:
-        """Wait until all calls are made, where there are any. Call before steps of `fit` begin.
+        """Wait until all calls are done, if there are any. Call before steps of `fit` begin.
 
-        Raises what `ClusterCoordinator.join` raises.
+        Raises the errors of `ClusterCoordinator.join`.
         """
         if len(self._made_of):
             self._host.coordinator.join()
 
-    # Calls. Thread: that of a worker.
+    # Calls. Thread: a worker's.
 
     def begin(self, closure: Any, worker: int) -> None:
         """Note that this thread is about to make a call on a worker.
 
-        Raises WorkerAway where the worker was lost since, and is to be readied first.
+        Raises WorkerAway if the worker was lost since, and TensorFlow must make it ready first.
         """
         self._finish()
         if closure not in self._made_of:
-            return  # no function that was traced
+            return  # not a traced function
         generation = self._host.membership.generation(worker)
         if self._generations.setdefault(worker, 0) != generation:
-            # It was lost and came back while it had nothing to do. What it had of datasets is gone,
-            # and made again only where TensorFlow hears of a loss.
+            # It was lost and came back while it was idle. TensorFlow makes its datasets again only
+            # after a failure, so raise one.
             self._generations[worker] = generation
             if worker in self._lanes:
                 self._give_back(self._lanes.pop(worker))
@@ -253,7 +254,7 @@ class ScheduledCalls:
         pushes = self._pushes.get(closure._concrete_function.graph, nothing)
         if any(applied):
             self._have_redone(closure)
-            pushes = nothing  # none in the first lane
+            pushes = nothing  # the twin does not push in the first lane
         lanes = self._lanes_of(worker)
         lanes.number += 1
         self._state.call = _Call(weakref.ref(closure), lanes, lanes.number, tuple(pushes), applied)
@@ -274,22 +275,22 @@ class ScheduledCalls:
         return self._lanes[worker]
 
     def _give_back(self, lanes: _WorkerLanes) -> None:
-        """Give the lanes of a worker back: no call is counted in them any more."""
+        """Give back the lanes of a worker, in which no call is counted any more."""
         for lane in (lanes.counted, lanes.numbered):
             self._host.extended.fences.give_back(lane)
 
     def _finish(self) -> None:
-        """Note that the call that this thread has made last is done, unless it has failed."""
+        """Note that this thread's last call is done, unless it has failed."""
         call, self._state.call = self._state.call, None
         if call is not None:
             done = call.lanes.done
             done[:] = [before + more for before, more in zip(done, call.pushes, strict=True)]
 
     def lane(self, tables: LookupTables) -> tf.Tensor:
-        """Return a variable on the worker of the call that this thread makes: the worker's lane.
+        """Return the variable that holds the lane of the worker of this thread's call.
 
         Args:
-            tables: the lookup tables that the worker needs copies of.
+            tables: the lookup tables of which the worker needs copies.
         """
         call = self._readied(tables)
         if call is None:
@@ -302,24 +303,24 @@ class ScheduledCalls:
         return call.lanes.handle
 
     def ticket(self, tables: LookupTables) -> tf.Tensor:
-        """Return the packed ticket of the call that this thread makes, and ready its worker.
+        """Return the packed ticket of this thread's call, and make its worker ready.
 
         Args:
-            tables: the lookup tables that the worker needs copies of.
+            tables: the lookup tables of which the worker needs copies.
         """
         call = self._readied(tables)
         if call is None:
             ticket = CallTicket(OPEN_LANE, 1, (0,) * self._num_ps)
         else:
             ticket = CallTicket(call.lanes.numbered, call.number, call.applied)
-        # Made here, it goes to the worker with the call; made there, in a request of its own.
+        # Made here, it is sent with the call; made on the worker, it would need another request.
         with tf.device(COORDINATOR_CPU):
             return tf.constant(ticket.to_bytes())
 
     def _readied(self, tables: LookupTables) -> _Call | None:
-        """Return the call that this thread makes, once its worker has copies of lookup tables.
+        """Copy lookup tables to the worker of this thread's call, and return the call.
 
-        None on the coordinator, which then has them.
+        On the coordinator, copy them there and return None.
         """
         call = None if _compat.get_current_dispatch_context() is None else self._state.call
         if call is None:
@@ -329,7 +330,7 @@ class ScheduledCalls:
         return call
 
     def _bring(self, tables: LookupTables, worker: int) -> None:
-        """Fill the copies of lookup tables on a worker, once while it is there."""
+        """Fill the copies of lookup tables on a worker, once in its generation."""
         generation = self._host.membership.generation(worker)
         known = self._brought.get(worker)
         if known is None or known[0] != generation:
@@ -339,9 +340,9 @@ class ScheduledCalls:
             known[1].add(tables)
 
     def fail(self) -> None:
-        """Find out what the call that this thread was making has changed; nothing does from here.
+        """Count the applied pushes of this thread's failed call; no more are applied from now on.
 
-        Call when it has failed, and before it is made again.
+        Call when it has failed, and before it is retried.
         """
         call, self._state.call = self._state.call, None
         if call is None:
@@ -354,14 +355,14 @@ class ScheduledCalls:
             self._give_back(call.lanes)
 
     def _count_applied(self, call: _Call) -> None:
-        """Close the lanes of a call that has failed, and note what was applied of it."""
+        """Close the lanes of a failed call, and note which of its pushes were applied."""
         lanes, fences = call.lanes, self._host.extended.fences
         closure = call.closure()
-        # Where a ps is lost, nothing is left that could be counted twice.
+        # If a ps is lost, the training ends, so nothing is applied twice.
         with contextlib.suppress(tf.errors.OpError):
             in_all = fences.close_lane(lanes.counted, self._devices)
             of_call = fences.close_call(lanes.numbered, call.number, self._devices)
-            # A fixed function has no twin: all of it is done again.
+            # A concrete function has no twin: all of it is retried.
             if closure is not None and self._made_of[closure] is not None:
                 self._applied[closure] = tuple(
                     before + counted - done + numbered
@@ -371,13 +372,13 @@ class ScheduledCalls:
                 )
 
     def _have_redone(self, closure: Any) -> None:
-        """Make a closure call the twin of its function, which leaves out what was applied."""
+        """Make a closure call the twin of its function, which leaves out the applied pushes."""
         parts = self._made_of[closure]
         assert parts is not None
         function = parts.function
         if function not in self._twins:
             self._twins[function] = tf.function(function.python_function)
-        # The closure stays, with what was promised for it.
+        # The closure stays the same, since users hold its `RemoteValue`.
         twin = object.__new__(_compat.Closure)
         with self._redoing(), outside_replica(), self._host.strategy.scope():
             replace(parts, function=self._twins[function]).make(twin)

@@ -1,4 +1,4 @@
-"""The decision about a session that failed: its worker is lost, or its work is wrong."""
+"""Decides whether a session failed because its worker is lost, or because of its work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kerasps.cluster.members.membership import Membership
 from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import answers, cleaned, lost_ps, ps_is_there
 
-# What gRPC answers where it could not read a request, which TensorFlow has not seen then. Met once
-# in hundreds of runs, after a chief was ended and its cluster had another.
+# gRPC's answer to a request that it could not read, and that TensorFlow has not received. Seen once
+# in hundreds of runs, after a chief had ended and its cluster had another.
 _NOT_READ = "Unable to parse request"
 
 
@@ -27,15 +27,15 @@ class Verdict(enum.Enum):
 
 
 class SessionFailures:
-    """Tells a session that failed because its worker is lost from one that fails for what it does.
+    """Decides about a session that failed: its worker is lost, a retry may help, or neither.
 
-    The words of an error do not say: a lost worker surfaces as unavailable, aborted, cancelled and
-    more, and may name another task than the lost one. So the worker is asked. One that takes no new
-    connections is about to leave, and is given up. One that answers, and knows us, is not lost;
-    where it meets the same error several times in a row, that is the error of what it does.
+    The text of an error does not tell: the loss of a worker appears as unavailable, aborted,
+    cancelled and more, and the error may name another task. So this class asks the worker. A worker
+    that takes no new connections is leaving, and is given up. A worker that answers, and knows this
+    process, is not lost. If it meets the same error three times in a row, its work is at fault.
 
     Args:
-        membership: knows who is there.
+        membership: knows which tasks answer.
     """
 
     _MAX_TRIES = 3
@@ -46,7 +46,7 @@ class SessionFailures:
         self._met: dict[int, tuple[str, int]] = {}
 
     def verdict(self, error: BaseException, worker: int) -> Verdict:
-        """Return what is to become of a session that failed. Thread: that of the session."""
+        """Return the decision about a session that failed. Thread: the session's."""
         if not self._membership.has_worker(worker):
             self.forget(worker)
             return Verdict.WORKER_IS_AWAY
@@ -71,7 +71,7 @@ class SessionFailures:
         return Verdict.FAIL
 
     def may_try_again(self, error: BaseException, worker: int) -> bool:
-        """Return whether a worker has met an error less than three times in a row."""
+        """Note an error of a worker; return True unless it is the third such error in a row."""
         return self._tried(error, worker) is Verdict.TRY_AGAIN
 
     def _tried(self, error: BaseException, worker: int) -> Verdict:
@@ -83,14 +83,14 @@ class SessionFailures:
         return Verdict.FAIL if times >= self._MAX_TRIES else Verdict.TRY_AGAIN
 
     def forget(self, worker: int) -> None:
-        """Forget what a worker met: it has done something since, or is a new one."""
+        """Forget the errors of a worker, since it has done a call, or is a new one."""
         if worker in self._met:
             with self._lock:
                 self._met.pop(worker, None)
 
 
 def may_be_loss(error: BaseException) -> bool:
-    """Return whether `error` may say that a task is lost, rather than what a step did wrong."""
+    """Return True if `error` may come from the loss of a task, and not from the step."""
     kinds = (
         tf.errors.UnavailableError,
         tf.errors.AbortedError,
@@ -105,14 +105,14 @@ def may_be_loss(error: BaseException) -> bool:
 
 
 def in_short(error: BaseException) -> str:
-    """Return the beginning of what an error says, without the ways that it came."""
+    """Return the beginning of an error's message, without the path that TensorFlow adds."""
     return (str(cleaned(error)).splitlines() or [""])[0][:80] or type(error).__name__
 
 
 def _is_between(error: BaseException) -> bool:
-    """Return whether a call met TensorFlow while it took a worker out or back.
+    """Return True if a call was made while TensorFlow removed or added a worker.
 
-    For a moment TensorFlow has forgotten where workers are then.
+    At that moment TensorFlow does not know the devices of workers.
     """
     return isinstance(error, tf.errors.InvalidArgumentError) and (
         "Primary device is not remote" in error.message or "unknown device" in error.message

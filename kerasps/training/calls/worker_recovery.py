@@ -1,8 +1,7 @@
 """The recovery of a call that fails in a worker's thread of a `ClusterCoordinator`.
 
-TensorFlow's own handler takes lost workers back when all of them can be reached again, some ten
-seconds after. This one stands in its place. It leaves the question who is there to `Membership`,
-so that each worker comes back by itself.
+TensorFlow's handler takes lost workers back only when all of them answer again, some ten seconds
+later. This one replaces it. It relies on `Membership`, so each worker is taken back independently.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class FailingCalls(Protocol):
     """The calls of functions that users schedule."""
 
     def fail(self) -> None:
-        """Find out what the call that this thread was making has changed."""
+        """Count the applied pushes of this thread's failed call."""
 
 
-# Before a call is tried again on a worker that answers. A loss is noticed meanwhile.
+# The pause before a call is retried on a worker that answers. A loss is noticed meanwhile.
 _PAUSE_S = 0.5
 
 
@@ -38,16 +37,16 @@ class WorkerAway(Exception):
 
 
 class TryAgain(Exception):
-    """Raised in a worker's thread: the worker is there, and the thread must try again."""
+    """Raised in a worker's thread: the worker answers, and the thread must try again."""
 
 
 class WorkerRecovery:
-    """Stands in for `WorkerPreemptionHandler`, with the methods that TensorFlow calls.
+    """Replaces `WorkerPreemptionHandler`, with the methods that TensorFlow calls.
 
     Args:
         cluster: the coordinator's `Cluster`.
-        membership: knows who is there.
-        calls: those of functions that users schedule.
+        membership: knows which tasks answer.
+        calls: the calls of functions that users schedule.
     """
 
     def __init__(self, cluster: Any, membership: Membership, calls: FailingCalls) -> None:
@@ -57,7 +56,7 @@ class WorkerRecovery:
         self._failures = SessionFailures(membership)
 
     def stop(self) -> None:
-        """Do nothing: there is no thread to end."""
+        """Do nothing, since there is no thread to end."""
 
     @contextlib.contextmanager
     def wait_on_failure(
@@ -67,11 +66,11 @@ class WorkerRecovery:
         on_recovery_fn: Callable[[], None] | None = None,
         worker_device_name: str = "(unknown)",
     ) -> Iterator[None]:
-        """In this context, handle failures because a worker is lost, and wait until it is back.
+        """Handle the loss of a worker within this context, and wait until it is back.
 
         Args:
             on_failure_fn: called when the worker is lost.
-            on_transient_failure_fn: called when it is not, and another try may help.
+            on_transient_failure_fn: called when it is not lost, and a retry may help.
             on_recovery_fn: called when it is back.
             worker_device_name: the worker's device.
         """
@@ -93,7 +92,7 @@ class WorkerRecovery:
             _compat.ClosureAbortedError,
             TypeError,
         ) as exc:
-            # A call that is not of kerasps, but of who uses the coordinator directly.
+            # A call by code that uses the coordinator directly.
             self._calls.fail()
             ps = lost_ps(exc)
             host = connected_host()
@@ -106,13 +105,13 @@ class WorkerRecovery:
             if self._is_lost(worker, worker_device_name, exc):
                 self._recover(worker, exc, on_failure_fn, on_recovery_fn)
             elif may_be_loss(exc) and self._failures.may_try_again(exc, worker):
-                # It was lost, and is there again before it was missed.
+                # The worker was lost, and came back before anyone noticed.
                 time.sleep(_PAUSE_S)
                 self._recover(worker, exc, on_failure_fn, on_recovery_fn)
             else:
                 raise
         except Exception:
-            # An error of the call's arguments, say: whether it has pushed is not known.
+            # For example an error of the call's arguments: the call may have pushed or not.
             self._calls.fail()
             raise
         else:
@@ -120,7 +119,7 @@ class WorkerRecovery:
 
     @contextlib.contextmanager
     def _ended_with_cluster(self) -> Iterator[None]:
-        """In this context, every error is a `ClosedCallError` once the cluster is closed."""
+        """Turn errors within this context into `ClosedCallError`s if the cluster is closed."""
         try:
             yield
         except Exception as exc:
@@ -142,7 +141,7 @@ class WorkerRecovery:
             on_recovery_fn()
 
     def _is_lost(self, worker: int, device: str, error: BaseException) -> bool:
-        """Return whether a call failed because its worker is lost. Its words may not say."""
+        """Return whether a call failed because its worker is lost; ask it, if the error may."""
         aborted = isinstance(error, (_compat.ClosureInputError, _compat.ClosureAbortedError))
         if not (aborted or may_be_loss(error)):
             return False
@@ -151,7 +150,7 @@ class WorkerRecovery:
         return not self._membership.has_worker(worker)
 
     def _is_transient(self, error: BaseException) -> bool:
-        """Return whether TensorFlow's own handler would try again at once."""
+        """Return whether TensorFlow's handler would retry the call at once."""
         if self._cluster._record_and_ignore_transient_ps_failure(error):
             return True
         if self._cluster._record_and_ignore_transient_timeouts(error):

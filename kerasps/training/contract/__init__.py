@@ -1,4 +1,4 @@
-"""Protocols that the rooms of training share: the host of a strategy, and who does executions.
+"""Protocols that the rooms of training share: the host of a strategy, and `Dispatching`.
 
-Contract: protocols and records; nothing here runs a step.
+Contract: protocols, records, sums and meters; nothing here runs a step.
 """

@@ -12,16 +12,16 @@ from kerasps.training.epoch.worker_activity import WorkerActivity
 
 
 class Dispatching(Protocol):
-    """Runs executions and reports their results, an epoch after the other.
+    """Runs executions and reports their results, one epoch after the other.
 
-    Contract: `make_sources` before the first epoch of a pass; then, for each epoch, `hold`,
-    `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after an error.
-    Thread: `fit`'s. `Dispatcher` does so with the workers of a coordinator.
+    Contract: call `make_sources` before the first epoch of a pass. Then, for each epoch, call
+    `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
+    an error. Thread: `fit`'s. `Dispatcher` runs executions on the workers of a coordinator.
     """
 
     @property
     def num_workers(self) -> int:
-        """The workers that executions are for."""
+        """The number of workers that run executions."""
 
     @property
     def may_send_more(self) -> bool:
@@ -29,11 +29,11 @@ class Dispatching(Protocol):
 
     @property
     def num_in_flight(self) -> int:
-        """The executions that were sent and are not done."""
+        """The number of executions that were sent and are not done."""
 
     @property
     def is_at_end(self) -> bool:
-        """True if data of known length were read to their end: the next epoch needs a new pass."""
+        """True if data of known length were read to the end: the next epoch needs a new pass."""
 
     @property
     def positions(self) -> list[SplitPosition]:
@@ -45,16 +45,16 @@ class Dispatching(Protocol):
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """True if each worker has its part of the next synchronous updates and no more is due.
+        """True if each worker has its part of the next synchronous updates and nothing is pending.
 
-        False where updates are not synchronous.
+        False if updates are not synchronous.
         """
 
     def activities(self) -> dict[int, WorkerActivity]:
         """Return the part of each worker in this loop, by its index. Thread: any."""
 
     def make_sources(self, epoch: int, *, must_end: bool) -> None:
-        """Begin a pass over the data with `epoch`; data that never end are an error if they must.
+        """Begin a pass over the data with `epoch`.
 
         Args:
             epoch: the number of the epoch.
@@ -62,19 +62,19 @@ class Dispatching(Protocol):
         """
 
     def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
-        """Begin where the pass of the input stands, which `Input.resume_pass` was called for."""
+        """Begin at `positions` in the input's pass. Call `Input.resume_pass` before."""
 
     def hold(self) -> threading.Lock:
         """Return a lock to hold, in a `with` statement, from `start_epoch` to the epoch's end."""
 
     def start_epoch(self) -> None:
-        """Make ready for executions."""
+        """Prepare for the epoch's executions."""
 
     def send(self, execution: Execution) -> None:
-        """Take an execution to be done."""
+        """Queue an execution for any worker."""
 
     def settle(self, *, all_asked: bool) -> bool:
-        """Return whether `wait` would wait in vain, since nothing that was sent is still due.
+        """Return True if nothing that was sent is pending, so that `wait` would never return.
 
         Args:
             all_asked: whether nothing more will be sent, unless steps are reported missing.
@@ -84,10 +84,10 @@ class Dispatching(Protocol):
         """Return the next report."""
 
     def suspend(self) -> None:
-        """Wait for what is in flight: the variables rest. The next `send` goes on."""
+        """Wait until nothing is in flight, so that no step changes variables; `send` resumes."""
 
     def finish_epoch(self, totals: MetricTotals) -> None:
-        """End the epoch, and bring to its `totals` what they lack."""
+        """End the epoch, and add the remaining results to its `totals`."""
 
     def abandon(self) -> None:
-        """End what is in flight, after an error of the epoch."""
+        """End all executions in flight, after an error of the epoch."""

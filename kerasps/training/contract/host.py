@@ -1,4 +1,4 @@
-"""The strategy as training sees it, whoever drives the steps: a coordinator, or each worker."""
+"""The strategy as training sees it, whether a coordinator drives the steps or each worker does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Calls(Protocol):
     """The functions that users have scheduled."""
 
     def settle(self) -> None:
-        """Wait until all have returned: they change variables as steps do."""
+        """Wait until all have returned, since they change variables as steps do."""
 
 
 class Host(StepHost, Protocol):
@@ -38,11 +38,11 @@ class Host(StepHost, Protocol):
 
     @property
     def run_meter(self) -> RunMeter:
-        """Counts the steps of each worker, and knows the loop that runs."""
+        """Counts the steps of each worker, and knows the current loop."""
 
     @property
     def scheduled_calls(self) -> Calls | None:
-        """The functions that users have scheduled; None where nobody can schedule any."""
+        """The functions that users have scheduled; None if the strategy schedules none."""
 
     @property
     def num_readers(self) -> int:
@@ -54,23 +54,23 @@ class Host(StepHost, Protocol):
 
     @property
     def why_no_eager_steps(self) -> str | None:
-        """Why steps cannot run as plain Python in this process; None where they can."""
+        """The reason why steps cannot run as plain Python in this process; None if they can."""
 
     def begin_fit(
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
     ) -> tuple[Input, Any]:
-        """Return the input of a `fit` that begins, and the callbacks to call in this process.
+        """Return the input of a new `fit`, and the callbacks to call in this process.
 
         Args:
             data: the `x` of `fit`.
-            callbacks: the user's.
-            arguments: those of `as_input`.
+            callbacks: the user's callbacks.
+            arguments: the arguments of `as_input`.
         """
 
     def before_steps(
         self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
     ) -> None:
-        """Note that steps are about to run, before any callback is told.
+        """Note that steps are about to run. Call before any callback.
 
         Args:
             model: the model.
@@ -88,7 +88,7 @@ class Host(StepHost, Protocol):
         *,
         collect_interval: float,
     ) -> Dispatching:
-        """Return what does the executions of a loop.
+        """Return the object that runs the executions of a loop.
 
         Args:
             model: the model.
@@ -100,11 +100,11 @@ class Host(StepHost, Protocol):
 
 
 class HostOfWorkers(Host, Protocol):
-    """The strategy whose process coordinates workers, for the code that sends to workers."""
+    """The host in a process that coordinates workers, for the code that sends to workers."""
 
     @property
     def membership(self) -> Membership:
-        """Knows which tasks are there."""
+        """Knows which tasks answer."""
 
     @property
     def coordinator(self) -> tf.distribute.coordinator.ClusterCoordinator:

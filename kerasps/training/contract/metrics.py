@@ -1,4 +1,4 @@
-"""Adds up the metric states that executions bring back."""
+"""Adds up the metric states that executions return."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kerasps.step import ExecutionResult, TracedStep
 
 
 class MetricTotals:
-    """The metric states of the model, as far as they have come back from workers.
+    """The sums of the metric states that workers have returned.
 
-    Each result starts at zero and is added here, so that what is run again, because its result was
-    lost, counts once. The sums are kept as arrays; `logs` brings them to the model's metrics.
+    Each result starts at zero and is added here, so an execution that is retried because its result
+    was lost counts once. The sums are arrays; `logs` writes them to the model's metrics.
 
     Args:
-        model: the model; its metrics hold the state to start from.
+        model: the model; its metrics hold the initial state.
         function: the `TracedStep` whose results are added.
     """
 
@@ -39,7 +39,7 @@ class MetricTotals:
         return dict(self._last_logs)
 
     def resume(self, steps: int, states: list[np.ndarray], logs: dict[str, Any]) -> None:
-        """Go on as the one that had these, after so many steps."""
+        """Set the steps, the states and the logs to those of another `MetricTotals`."""
         self.steps, self._totals, self._last_logs = steps, list(states), dict(logs)
 
     def add(self, result: ExecutionResult) -> None:
@@ -51,18 +51,18 @@ class MetricTotals:
         self._last_logs = result.logs
 
     def logs(self) -> dict[str, Any]:
-        """Write the sums to the model's metrics; return the logs as they stand now."""
+        """Write the sums to the model's metrics, and return the current logs."""
         for variable, total in zip(self._function.metrics, self._totals, strict=True):
             variable.storage.assign(total)
         if self._function.logs_are_metrics:
             logs = dict(self._model.get_metrics_result())
         else:
             logs = dict(self._last_logs)
-            # An execution begins with metrics at 0, so its last logs are of its own steps alone.
+            # An execution begins with metrics at 0, so its last logs cover only its steps.
             for name in self._function.results.keys() & logs.keys():
                 logs[name] = self._function.results[name].value()
-        # `result` may return a variable itself. A callback that reads one has the steps in flight
-        # end first.
+        # `result` may return a variable. A callback that read one would wait for the steps in
+        # flight.
         values: dict[str, Any] = keras.tree.map_structure(
             lambda value: value.value if isinstance(value, keras.Variable) else value, logs
         )
@@ -70,7 +70,7 @@ class MetricTotals:
 
 
 def merge_once(model: keras.Model, function: TracedStep, result: ExecutionResult) -> dict[str, Any]:
-    """Return the logs after one execution; its states are written to the model's metrics."""
+    """Write the states of one execution to the model's metrics, and return the logs."""
     totals = MetricTotals(model, function)
     totals.add(result)
     return totals.logs()

@@ -1,4 +1,4 @@
-"""The steps that each worker has done, as the coordinator counts them, and the loop that runs."""
+"""The steps that each worker has done, as the coordinator counts them, and the current loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from kerasps.training.contract.dispatching import Dispatching
 from kerasps.training.epoch.worker_activity import WorkerActivity
 
-# Rates are of the last seconds: long enough for a few executions of a slow model, short enough to
-# show that a worker is gone.
+# Rates cover the last seconds: long enough for a few executions of a slow model, short enough to
+# show that a worker is lost.
 WINDOW_S = 10.0
 _SAMPLE_S = 0.5
 
@@ -30,12 +30,12 @@ class Rate:
         self._samples = deque([(now, total)], maxlen=int(WINDOW_S / _SAMPLE_S) + 1)
 
     def note(self, now: float, total: int) -> None:
-        """Note what the count is now."""
+        """Note the current count."""
         if now - self._samples[-1][0] >= _SAMPLE_S:
             self._samples.append((now, total))
 
     def per_second(self, now: float, total: int) -> float:
-        """Return the rate of the last ten seconds, or since the first count. Thread: any."""
+        """Return the rate over the last ten seconds, or since the first count. Thread: any."""
         first, *others = tuple(self._samples)
         for sample in others:
             if now - sample[0] < WINDOW_S:
@@ -46,35 +46,35 @@ class Rate:
 
 
 class RunMeter:
-    """Counts the training steps of each worker, and knows the loop that runs.
+    """Counts the training steps of each worker, and knows the current loop.
 
-    It is told of each result that comes back to the coordinator, and nothing is asked of a task for
-    it. A step is counted when its result is: of a worker that is lost, those that are done again
-    elsewhere count there.
+    `fit` reports each result that reaches the coordinator; the meter asks no task. A step counts
+    when its result does, so a step that is retried counts for the worker that retries it.
 
-    Thread: that of `fit` tells; any asks.
+    Thread: `fit`'s thread writes; any thread reads.
     """
 
     def __init__(self) -> None:
         self._totals: dict[int, int] = {}
-        # Called with the seconds that a `fit` took which has ended well.
+        # Called after a `fit` without an error, with the seconds that it took.
         self.after_fit: Callable[[float], None] | None = None
-        # The most steps of an execution in the last `fit`.
+        # The largest number of steps of an execution in the last `fit`.
         self._execution_steps = 0
         self._before: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
         self._began = time.monotonic()
-        # What is called when a `fit` ends, for each that runs: a callback may call another.
+        # For each `fit` in progress, the functions to call when it ends. A callback may call
+        # another `fit`.
         self._fits: list[contextlib.ExitStack] = []
-        # The loops that run: their mode and dispatcher.
+        # The mode and the dispatcher of each loop in progress.
         self._loops: list[tuple[str, weakref.ref[Dispatching]]] = []
         self._epoch: int | None = None
 
-    # What `fit` tells
+    # Reports by `fit`
 
     @contextlib.contextmanager
     def fit(self) -> Iterator[None]:
-        """In this context a `fit` runs."""
+        """Count a `fit` as running within this context."""
         began = time.monotonic()
         with contextlib.ExitStack() as at_end:
             self._before, self._rates, self._epoch = dict(self._totals), {}, None
@@ -88,21 +88,21 @@ class RunMeter:
             self.after_fit(time.monotonic() - began)
 
     def when_fit_ends(self, function: Callable[[], object]) -> None:
-        """Register a function to call when the running `fit` ends, also where it fails.
+        """Register a function to call when the current `fit` ends, also if it fails.
 
-        Nothing happens where none runs.
+        Does nothing while no `fit` runs.
         """
         if self._fits:
             self._fits[-1].callback(function)
 
     @contextlib.contextmanager
     def loop(self, mode: str, epoch: int, dispatcher: Dispatching) -> Iterator[None]:
-        """In this context a loop runs an epoch.
+        """Count a loop as running an epoch within this context.
 
         Args:
             mode: the name of its mode.
             epoch: the number of the epoch.
-            dispatcher: has its executions done. It is not kept.
+            dispatcher: runs its executions. The meter keeps only a weak reference.
         """
         entry = mode, weakref.ref(dispatcher)
         self._loops.append(entry)
@@ -123,7 +123,7 @@ class RunMeter:
         self._execution_steps = max(self._execution_steps, steps)
         self._rates[worker].note(now, total)
 
-    # What others ask
+    # Queries
 
     @property
     def is_fitting(self) -> bool:
@@ -132,27 +132,27 @@ class RunMeter:
 
     @property
     def execution_steps(self) -> int:
-        """The most steps that one execution of the last `fit` had; 0 before the first."""
+        """The largest number of steps of an execution in the last `fit`; 0 before the first."""
         return self._execution_steps
 
     @property
     def mode(self) -> str:
-        """The mode of the loop that runs: `"train"`, `"test"` or `"predict"`; empty without one."""
+        """The mode of the current loop: `"train"`, `"test"` or `"predict"`; empty without one."""
         loops = self._loops
         return loops[-1][0] if loops else ""
 
     @property
     def epoch(self) -> int | None:
-        """The number of the epoch that the running `fit` has begun last, from 0; else None."""
+        """The current epoch of the current `fit`, from 0; None without one."""
         return self._epoch if self._fits else None
 
     @property
     def total(self) -> int:
-        """The training steps of all workers since this process was connected."""
+        """The number of training steps of all workers since this process connected."""
         return sum(self._totals.copy().values())
 
     def steps(self) -> dict[int, tuple[int, int]]:
-        """Return, for each worker that has done steps, those of the last `fit` and of all."""
+        """Return each worker's number of steps in the last `fit`, and in all, by its index."""
         before = self._before
         return {
             worker: (total - before.get(worker, 0), total)
@@ -160,14 +160,14 @@ class RunMeter:
         }
 
     def steps_per_second(self, worker: int) -> float:
-        """Return the steps that a worker has done per second, in the last ten seconds."""
+        """Return the steps per second of a worker, over the last ten seconds."""
         rate = self._rates.get(worker)
         if rate is None:
             return 0.0
         return rate.per_second(time.monotonic(), self._totals.get(worker, 0))
 
     def activities(self) -> dict[int, WorkerActivity]:
-        """Return the part of each worker in the loop that runs; empty where none runs."""
+        """Return the part of each worker in the current loop; empty without one."""
         loops = self._loops
         dispatcher = loops[-1][1]() if loops else None
         return {} if dispatcher is None else dispatcher.activities()

@@ -20,14 +20,14 @@ class WorkerStaleness:
     """The staleness of one worker's pushes.
 
     The staleness of a push is the number of other pushes that its ps has applied since the worker
-    began to pull for the step. A step pushes once to each ps that holds something of the model.
+    began to pull for the step. A step pushes once to each ps that holds variables of the model.
 
     Args:
         worker: the index of the worker.
-        counts: of each staleness, from 0, how many pushes had it; the last entry, 31, counts those
-            of a larger one too.
+        counts: the number of pushes of each staleness, from 0. The last entry, 31, also counts
+            larger ones.
         mean: the mean staleness; 0.0 without a push.
-        max: the largest.
+        max: the largest staleness.
     """
 
     worker: int
@@ -42,9 +42,9 @@ class WorkerStaleness:
 
 
 class Staleness(Sequence[WorkerStaleness]):
-    """The staleness of every worker's pushes, a `WorkerStaleness` each; prints as a histogram.
+    """The staleness of each worker's pushes, as `WorkerStaleness`; prints as a histogram.
 
-    Workers stand in the order of their indices; one that has pushed nothing is left out.
+    Workers are in the order of their indices, without those that have pushed nothing.
 
     ```python
     print(strategy.staleness())  # after `model.fit`, or while it runs
@@ -72,7 +72,7 @@ class Staleness(Sequence[WorkerStaleness]):
 
     @property
     def pushes(self) -> int:
-        """The number of pushes of all workers."""
+        """The total number of pushes."""
         return sum(worker.pushes for worker in self._workers)
 
     @property
@@ -83,7 +83,7 @@ class Staleness(Sequence[WorkerStaleness]):
 
     @property
     def max(self) -> int:
-        """The largest staleness of all; 0 without a push."""
+        """The largest staleness of all pushes; 0 without one."""
         return max((worker.max for worker in self._workers), default=0)
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ def _label(span: range) -> str:
 
 
 class StalenessMeter:
-    """Knows the lanes in which the workers of a training push, and reads what the ps noted of them.
+    """Knows the lanes in which a training's workers push, and reads their records from the ps.
 
     Args:
         fences: the lanes on the ps tasks.
@@ -136,27 +136,27 @@ class StalenessMeter:
         self.start(())
 
     def start(self, devices: Sequence[str]) -> None:
-        """Begin anew, for steps that push to the ps `devices`."""
+        """Forget all counts, and begin with steps that push to the ps `devices`."""
         with self._lock:
             self._devices = devices
             self._lanes: dict[int, int] = {}
-            # What was noted of lanes that were given back, by the worker.
+            # The records of lanes that were given back, by worker.
             self._ended: dict[int, list[LaneRecord]] = {}
             self._report = Staleness([])
             self._is_live = True
 
     def add_lane(self, worker: int, lane: int) -> None:
-        """Note that a worker pushes in a lane from here on. Thread: any."""
+        """Note that a worker pushes in a lane from now on. Thread: any."""
         with self._lock:
             self._lanes[lane] = worker
 
     def end_lane(self, worker: int, lane: int, records: Sequence[LaneRecord]) -> None:
-        """Note that nothing more comes in a lane, which was given back. Thread: any.
+        """Note that a lane was given back, so that no push follows in it. Thread: any.
 
         Args:
             worker: the worker.
             lane: the lane.
-            records: what each ps has noted of it.
+            records: the record of each ps for the lane.
         """
         with self._lock:
             if self._lanes.pop(lane, None) is not None:
@@ -164,7 +164,7 @@ class StalenessMeter:
                 self._ended[worker] = [_sum([*ended, *records])]
 
     def finish(self) -> None:
-        """Read for the last time, and give the lanes back. Call when all steps are done."""
+        """Read the records for the last time, and give the lanes back. Call after all steps."""
         self.report()
         self._is_live = False
         with self._lock:
@@ -173,11 +173,11 @@ class StalenessMeter:
 
     @property
     def last_report(self) -> Staleness:
-        """The report that was read last: no ps is asked. Thread: any."""
+        """The report that was read last, without asking a ps. Thread: any."""
         return self._report
 
     def report(self) -> Staleness:
-        """Return what was counted since `start`; what was read last, where a ps is lost.
+        """Return the staleness since `start`, or the last report if a ps is lost.
 
         Thread: any.
         """
@@ -208,7 +208,7 @@ def _sum(records: Sequence[LaneRecord]) -> LaneRecord:
 
 
 def _summed(by_worker: Mapping[int, Sequence[LaneRecord]]) -> Staleness:
-    """Return a report of what the ps have noted of each worker."""
+    """Return a report of the records of each worker."""
     found = []
     for worker, records in sorted(by_worker.items()):
         record = _sum(records)

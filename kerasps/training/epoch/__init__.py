@@ -1,5 +1,5 @@
-"""The state of an epoch: which steps workers have, which are counted, and where each split stands.
+"""The state of an epoch: the steps of each worker, the counted steps, the position of each split.
 
-Contract: events in, commands out, under one lock of the caller; no threads and no TensorFlow in the
-state machine itself.
+Contract: events in, commands out. The caller holds one lock. The state machine uses no threads and
+no TensorFlow.
 """

@@ -13,15 +13,15 @@ Readers = Callable[[], Sequence[int]]
 
 
 class Admission:
-    """Says which workers may be given steps.
+    """Decides which workers may be given steps.
 
-    The epoch's state tells it what happens to workers, and asks `allows` before it sends steps. An
-    implementer overrides what concerns its mode; the rest does nothing.
+    The epoch's state reports the events of workers, and asks `allows` before it sends steps. A
+    subclass overrides the methods that its mode needs; the others do nothing.
     """
 
     @property
     def progress(self) -> int:
-        """A number that changes when workers may be given steps that they were refused before."""
+        """A number that changes when workers may be given steps that were refused before."""
         return 0
 
     @property
@@ -36,13 +36,13 @@ class Admission:
         """Note that a worker has opened its data."""
 
     def set_idle(self, worker: int) -> None:
-        """Note that a worker has no steps to do for now: it holds no other worker back."""
+        """Note that a worker has no steps to do for now, so that no other worker waits for it."""
 
     def take_in(self, workers: Iterable[int]) -> list[Command]:
-        """Return the commands for workers which must do something before they are given steps.
+        """Return the commands for workers that must act before they are given steps.
 
         Args:
-            workers: those that could be given steps now.
+            workers: the workers that could be given steps now.
         """
         del workers
         return []
@@ -52,13 +52,13 @@ class Admission:
 
         Args:
             worker: the worker.
-            is_late: whether others have steps to do, which may wait for it.
+            is_late: whether other workers already have steps, which may wait for it.
         """
 
     def leave(self, worker: int) -> list[Command]:
-        """Note that no other waits for a worker; return what tells the ps so.
+        """Note that no other worker waits for this one; return the commands that tell the ps.
 
-        Where the worker is gone, nobody can carry these commands out, and nobody needs to.
+        Drop these commands if the worker is lost: nobody can carry them out, and none is needed.
         """
         del worker
         return []
@@ -68,22 +68,22 @@ class Admission:
 
         Args:
             worker: the worker.
-            returns: whether another session of it begins soon.
+            returns: whether another session of the worker begins soon.
         """
 
     def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
-        """Return whether a worker may be given so many steps now.
+        """Return whether a worker may be given `steps` steps now.
 
         Args:
             worker: the worker.
-            steps: how many.
+            steps: the number of steps.
             is_idle: whether it has nothing to do.
             readers: returns the workers that have data.
         """
         raise NotImplementedError
 
     def give(self, worker: int, steps: int) -> None:
-        """Note that a worker was given steps. Call where `allows` is true."""
+        """Note that a worker was given steps. Call only if `allows` returns True."""
 
     def take_back(self, worker: int, steps: int) -> None:
         """Note that a worker will not do steps that it was given."""
@@ -92,12 +92,12 @@ class Admission:
         """Note that a worker has done steps that it was given."""
 
     def is_even(self, readers: Iterable[int]) -> bool:
-        """Return whether synchronous updates wait for none of `readers`, who have data."""
+        """Return whether synchronous updates wait for none of `readers`, which have data."""
         del readers
         return False
 
     def validate(self, running: Sequence[int]) -> None:
-        """Raise AssertionError if what is known contradicts itself.
+        """Raise AssertionError if the admission contradicts itself.
 
         Args:
             running: the steps that each worker was given and is not known to have done.
@@ -114,11 +114,11 @@ class Free(Admission):
 
 
 class Bounded(Admission):
-    """No worker gets too far ahead of the slowest: stale synchronous parallel training.
+    """Keeps each worker within a bound ahead of the slowest: stale synchronous parallel training.
 
     A worker *takes part* from when it has something to do until it is lost, leaves, or has no data.
-    Of those that take part, no worker is ever given more steps than the slowest is known to have
-    done, and `max_ahead` more. Who begins to take part begins where the slowest is.
+    Each worker that takes part is given at most `max_ahead` steps more than the slowest is known to
+    have done. A worker that begins to take part begins where the slowest is.
 
     The idea is from Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
     Parameter Server", NIPS 2013.
@@ -129,17 +129,17 @@ class Bounded(Admission):
 
     def __init__(self, max_ahead: int) -> None:
         self._max_ahead = max_ahead
-        # Of those that take part.
+        # For each worker that takes part: the steps that it has done, and was given.
         self._done: dict[int, int] = {}
         self._given: dict[int, int] = {}
 
     @property
     def progress(self) -> int:
-        """The steps that the slowest is known to have done."""
+        """The number of steps that the slowest worker is known to have done."""
         return min(self._done.values(), default=0)
 
     def begin(self, workers: Iterable[int]) -> None:
-        """Begin with these workers and no others, side by side."""
+        """Begin with only these workers, all at the same place."""
         self._done = dict.fromkeys(workers, 0)
         self._given = dict(self._done)
 
@@ -149,17 +149,17 @@ class Bounded(Admission):
             self._done[worker] = self._given[worker] = self.progress
 
     def set_idle(self, worker: int) -> None:
-        """Mark a worker as idle: nobody waits for it."""
+        """Mark a worker as idle, so that no other waits for it."""
         self._done.pop(worker, None)
         self._given.pop(worker, None)
 
     def leave(self, worker: int) -> list[Command]:
-        """Remove a worker: nobody waits for it any more. The ps need not be told."""
+        """Remove a worker, so that no other waits for it. The ps need not be told."""
         self.set_idle(worker)
         return []
 
     def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
-        """Return whether a worker would be within the bound with so many steps more."""
+        """Return whether a worker stays within the bound with `steps` more steps."""
         del is_idle, readers
         slowest = self.progress
         return self._given.get(worker, slowest) + steps <= slowest + self._max_ahead
@@ -180,7 +180,7 @@ class Bounded(Admission):
             self._done[worker] += steps
 
     def validate(self, running: Sequence[int]) -> None:
-        """Raise AssertionError if a worker is too far ahead, or its steps are not those it has."""
+        """Raise AssertionError if a worker is too far ahead, or its steps are miscounted."""
         assert self._done.keys() == self._given.keys()
         for worker, given in self._given.items():
             assert given - self._done[worker] == running[worker], f"worker {worker} is miscounted"
@@ -188,11 +188,11 @@ class Bounded(Admission):
 
 
 class Synchronous(Admission):
-    """All workers that take part bring one push to each update.
+    """Deals steps out evenly, since each worker that takes part makes one push to each update.
 
-    A worker takes part when it has said so to every ps (`step.Joints`); from then on each update
-    waits for it, so it must be given steps, or be taken out. Steps are dealt out evenly, for what
-    one worker is given and the others are not, it does alone in the end.
+    A worker takes part once it has told every ps (`step.Joints`). From then on each update waits
+    for it, so it must be given steps, or be removed. If one worker is given more steps than the
+    others, it does the surplus alone in the end.
 
     Args:
         num_backups: how many workers an update does not wait for.
@@ -200,12 +200,12 @@ class Synchronous(Admission):
 
     def __init__(self, *, num_backups: int = 0) -> None:
         self._num_backups = num_backups
-        # Whoever is about to begin with the others.
+        # The workers that are about to begin with the others.
         self._expected: set[int] = set()
         self._joining: set[int] = set()
-        # Of those that take part, the steps that each was given.
+        # The steps that each worker that takes part was given.
         self._given: dict[int, int] = {}
-        # Of those, who began while others had steps: it is not known which of these wait for it.
+        # Those that began while others had steps: it is not known which of these steps wait.
         self._late: set[int] = set()
         self._num_changes = 0
 
@@ -220,11 +220,11 @@ class Synchronous(Admission):
         return sorted(self._given)
 
     def begin(self, workers: Iterable[int]) -> None:
-        """Give nobody steps before these workers have joined, or are out."""
+        """Give no worker steps before these workers have joined or left."""
         self._expected.update(workers)
 
     def take_in(self, workers: Iterable[int]) -> list[Command]:
-        """Tell workers to join that neither take part nor were told before."""
+        """Tell workers to join, except those that take part or were told before."""
         outside = [w for w in workers if w not in self._joining and w not in self._given]
         self._joining.update(outside)
         return [Join(worker) for worker in outside]
@@ -239,7 +239,7 @@ class Synchronous(Admission):
         self._num_changes += 1
 
     def leave(self, worker: int) -> list[Command]:
-        """Note that a worker takes no part, and is not about to."""
+        """Note that a worker takes no part, and is not about to join."""
         takes_part = worker in self._given
         self._joining.discard(worker)
         self._expected.discard(worker)
@@ -255,9 +255,9 @@ class Synchronous(Admission):
             self._expected.add(worker)
 
     def allows(self, worker: int, steps: int, *, is_idle: bool, readers: Readers) -> bool:
-        """Return whether a worker may be given steps, however many.
+        """Return whether a worker may be given steps, whatever their number.
 
-        All others wait for one that is idle; else it is the turn of who was given the fewest.
+        An idle worker may, since all others wait for it. Else the worker with the fewest steps may.
         """
         del steps
         if worker not in self._given or self._expected:
@@ -273,7 +273,7 @@ class Synchronous(Admission):
             self._given[worker] += steps
 
     def is_even(self, readers: Iterable[int]) -> bool:
-        """Return whether nobody who takes part waits for one of `readers`, who have data."""
+        """Return whether no worker that takes part waits for one of `readers`, which have data."""
         most = max(self._given.values(), default=0)
         return not self._late and all(self._given.get(reader, most) == most for reader in readers)
 

@@ -1,4 +1,4 @@
-"""Deals executions out to workers: who is given what next, and what waits."""
+"""Deals executions out to workers, and keeps the pending ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from kerasps.training.epoch.worker_state import WorkerState, WorkerStatus
 class Dealer:
     """The queue of executions, and the rules by which workers are given them.
 
-    An execution waits in the queue for any worker, or with a split (`SplitLedger.put_back`) for
-    whoever reads on there: it is for these batches, and comes before the queue.
+    An execution is pending in the queue, for any worker, or with a split (`SplitLedger.put_back`),
+    for the reader of the split. The latter needs the split's next batches, and comes before the
+    queue.
 
     Args:
         workers: the workers.
-        admission: says which of them may be given steps.
+        admission: decides which of them may be given steps.
         executions_ahead: how many executions a worker is given at a time.
     """
 
@@ -34,7 +35,7 @@ class Dealer:
         self._all_asked = False
         # The steps of this epoch that were asked for, and are neither counted nor missing.
         self._num_due = 0
-        # The admission's progress when executions were dealt out for it last.
+        # The admission's progress at the last `deal_after_progress`.
         self._progress = admission.progress
 
     @property
@@ -44,7 +45,7 @@ class Dealer:
 
     @property
     def num_waiting(self) -> int:
-        """The executions that no worker has."""
+        """The number of executions that no worker has."""
         return len(self._queue) + self._workers.splits.num_unfinished
 
     @property
@@ -53,13 +54,13 @@ class Dealer:
         return not self.num_waiting and self._admission.is_even(self._workers.readers())
 
     def ask(self, execution: Execution) -> None:
-        """Put an execution behind those that wait."""
+        """Put an execution behind the pending ones."""
         self._all_asked = False
         self._num_due += execution.num_steps
         self._queue.append(execution)
 
     def settle(self, num_steps: int) -> None:
-        """Note that so many steps were counted, or reported as missing by their worker."""
+        """Note that `num_steps` steps were counted, or reported as missing by their worker."""
         self._num_due -= num_steps
 
     def ask_no_more(self) -> None:
@@ -67,16 +68,16 @@ class Dealer:
         self._all_asked = True
 
     def forget(self) -> None:
-        """Forget what waits: the epoch has ended."""
+        """Drop the pending executions, since the epoch has ended."""
         self._queue.clear()
         self._workers.splits.forget_unfinished()
         self._num_due = sum(e.num_steps for e in self._held())
 
     def put_back(self, split: int | None, executions: Iterable[Execution]) -> None:
-        """Put executions before what waits.
+        """Put executions before the pending ones.
 
-        Those whose steps are partly applied are for the batches that they were applied with. Where
-        batches never end, or travel, any will do.
+        Executions that are partly applied need the same batches again, so they wait with their
+        split. If the data never end, or executions carry their batches, any worker may retry them.
         """
         executions = [*executions]
         bound = []
@@ -87,7 +88,7 @@ class Dealer:
         self._queue.extendleft(reversed(executions))
 
     def take_back(self, index: int) -> None:
-        """Take back what a session was given and did not run: its batches are still to be read."""
+        """Take back the executions that a session was given and did not run, with their batches."""
         worker = self._workers[index]
         for execution in worker.running:
             self._admission.take_back(index, execution.num_steps)
@@ -98,9 +99,9 @@ class Dealer:
         worker.running.clear()
 
     def deal(self) -> list[Command]:
-        """Send executions that wait to workers that can take them, the least busy first.
+        """Send pending executions to workers that can take them, the least busy first.
 
-        Of those that are equally busy, the one that has had the fewest.
+        Among equally busy workers, the one that was given the fewest executions comes first.
         """
         commands = self._admission.take_in(self._employable())
         if self._workers.splits.num_unfinished:
@@ -120,18 +121,18 @@ class Dealer:
         return commands
 
     def _deal_unfinished(self) -> list[Command]:
-        """Send the executions that wait with a split to its readers."""
+        """Send the executions that are pending with a split to its reader."""
         commands: list[Command] = []
         for index, worker in enumerate(self._workers.states):
             while (unfinished := self._workers.unfinished(worker)) is not None:
                 if not self._has_room(worker) or not self._may_begin(index, unfinished):
                     break
-                assert worker.split is not None  # that is where it waits
+                assert worker.split is not None  # `unfinished` comes from the split
                 commands += self._send(index, self._workers.splits.take_unfinished(worker.split))
         return commands
 
     def deal_after_progress(self) -> list[Command]:
-        """Send what waits if the admission allows more than when this was called last."""
+        """Send pending executions if the admission's progress has changed since the last call."""
         before, self._progress = self._progress, self._admission.progress
         return self.deal() if before != self._progress else []
 
@@ -146,10 +147,10 @@ class Dealer:
         return commands
 
     def _num_awaited_before(self, turn: tuple[int, int, int]) -> int:
-        """Return how many workers have their turn before `turn`, and a session that begins soon.
+        """Return how many workers come before `turn`, and have a session that begins soon.
 
-        What waits is theirs, or the worker whose session begins first would do all that is asked
-        for one by one, where each execution has a flight to itself.
+        As many pending executions are kept for them. Otherwise, where each execution has a flight
+        for itself, the worker whose session begins first would do them all.
         """
         return sum(
             worker.split is not None
@@ -160,7 +161,10 @@ class Dealer:
         )
 
     def _may_begin(self, index: int, unfinished: Execution) -> bool:
-        """Return whether a worker may do what it alone can, and others may have nothing to do."""
+        """Return whether a worker may retry an execution now, which only it can do.
+
+        If nothing else is pending, workers without executions count as idle: no one waits for them.
+        """
         if self._allows(index, unfinished.num_steps):
             return True
         if self._queue:
@@ -175,7 +179,7 @@ class Dealer:
         return self._admission.allows(index, steps, is_idle=is_idle, readers=self._workers.readers)
 
     def _employable(self) -> Iterator[int]:
-        """Find the workers that could do what waits."""
+        """Yield the workers that could take a pending execution."""
         has_queue = bool(self._queue)
         for index, worker in enumerate(self._workers.states):
             if self._has_room(worker) and (has_queue or self._workers.unfinished(worker)):
@@ -191,7 +195,7 @@ class Dealer:
         left = None if split is None else self._workers.splits[split].left
         if left is None or left >= execution.num_steps:
             return [self._give(index, execution)]
-        # The rest has no data here, but may have elsewhere.
+        # This worker has no data for the remaining steps; another may have some.
         missing = Report(missing_steps=execution.num_steps - left)
         self._num_due -= missing.missing_steps
         return [missing, *(self._give(index, part) for part in execution.cut(left))]
@@ -201,7 +205,7 @@ class Dealer:
         if worker.split is not None:
             self._workers.splits[worker.split].give_out(execution.num_steps)
         if execution.replicas != worker.replicas and not any(execution.applied):
-            # What was done in part is done again in the same steps.
+            # An execution that is partly applied is retried in the same steps.
             execution = replace(execution, replicas=worker.replicas)
         self._admission.give(index, execution.num_steps)
         worker.running.append(execution)

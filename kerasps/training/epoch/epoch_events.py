@@ -1,4 +1,4 @@
-"""The events and the commands of `EpochState`, and executions."""
+"""The events and commands of `EpochState`, and executions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """The order to do some steps in one go. A step is counted for each batch.
+    """The order to do some steps in one call. Each batch counts as a step.
 
     Args:
-        num_steps: how many.
-        header: what the step graph is given beside the data (see `step.Header`).
-        batches: those to do the steps on, where the coordinator reads the data; else None.
+        num_steps: the number of steps.
+        header: the argument of the step graph beside the data (see `step.Header`).
+        batches: the batches of the steps, if the coordinator reads the data; else None.
         first_batch: the place in the input of the first of `batches`; 0 without them.
-        applied: for each ps that steps push to, how many of the first pushes were applied there
-            before, by a worker that was lost: these are done again for what they return alone.
-            Empty for none.
-        replicas: how many batches the worker takes at a time, for one push. What is left over it
-            takes one by one.
-        sizes: how many steps may be done at a time, the largest first, where there are fewer left:
-            there are graphs for so many. Default: whatever is left is done in one go.
+        applied: for each ps that steps push to, how many of the first pushes a lost worker had
+            applied there before. These steps run again for their results only. Empty for none.
+        replicas: how many batches the worker takes at a time, for one push. It takes the remainder
+            one by one.
+        sizes: the numbers of steps for which there are graphs, the largest first. `cut` makes parts
+            of these sizes. Default: one part.
     """
 
     num_steps: int
@@ -35,12 +34,12 @@ class Execution:
     sizes: Sequence[int] = ()
 
     def pushes_of(self, num_steps: int) -> int:
-        """Return how many pushes the first `num_steps` steps make."""
+        """Return the number of pushes that the first `num_steps` steps make."""
         return num_steps // self.replicas + num_steps % self.replicas
 
     def cut(self, num_steps: int) -> list[Execution]:
         """Return executions that do its first `num_steps` steps, one after the other."""
-        # What was applied before counts from the first step of one.
+        # `applied` counts from the first step of an execution, so such a one is not cut.
         sizes = () if any(self.applied) else self.sizes
         parts, begin = [], 0
         while begin < num_steps:
@@ -57,7 +56,7 @@ class Execution:
             self, num_steps=size, header=self.header.after(begin) if begin else self.header
         )
         if self.batches is None:
-            return part  # whoever reads the batches knows their places
+            return part  # the reader of the batches knows their places
         batches = self.batches[begin : begin + size]
         return replace(part, batches=batches, first_batch=self.first_batch + begin)
 
@@ -68,12 +67,12 @@ class Execution:
 
 
 class SplitPosition(NamedTuple):
-    """The position of the reading of a split of the input, or of a part of one.
+    """The place up to which a split of the input, or a part of one, is counted.
 
     Attributes:
         source: the split of the input.
         confirmed: the place behind the batches that are counted.
-        end: the place where it ends; None where that is not known.
+        end: the place where it ends; None if that is not known.
     """
 
     source: int
@@ -81,14 +80,14 @@ class SplitPosition(NamedTuple):
     end: int | None = None
 
 
-# Events. Each says what has happened, and where.
+# Events
 
 
 @dataclass(frozen=True)
 class PassBegan:
-    """A pass over the data begins; there are `num_splits` splits (0: batches travel).
+    """A pass over the data begins, with `num_splits` splits (0: executions carry their batches).
 
-    `positions`: where each stood before this process was there, and parts of splits behind them.
+    `positions`: where each split stood in a backup, followed by the parts of divided splits.
     """
 
     num_splits: int
@@ -97,7 +96,7 @@ class PassBegan:
 
 @dataclass(frozen=True)
 class EpochBegan:
-    """An epoch begins, in the pass that there is. Executions of the one before are forgotten."""
+    """An epoch begins in the current pass. Executions of the previous one are dropped."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class AllAsked:
 
 @dataclass(frozen=True)
 class ResultsWanted:
-    """The caller asks for nothing more now: the workers' results are fetched at once."""
+    """The caller asks for no steps for now: the workers' results are fetched at once."""
 
 
 class WorkerEnd(enum.Enum):
@@ -131,9 +130,9 @@ class WorkerEnd(enum.Enum):
 class WorkerEnded:
     """A worker does no more of its executions: those that it had not reported are retried.
 
-    `applied` counts, for each ps, the pushes that the worker had applied there since it was made
-    ready. No other will be: its lane was closed before. After `RESTARTED` its session goes on at
-    once; after `LEFT` there is nothing to do again.
+    `applied` counts, for each ps, the pushes of the worker that were applied there since it was
+    made ready. No more will be, since its lane is closed. After `RESTARTED` its session goes on at
+    once; after `LEFT` there is nothing to retry.
     """
 
     worker: int
@@ -145,9 +144,9 @@ class WorkerEnded:
 class SessionBegan:
     """The session of a worker takes commands.
 
-    `is_open`: its dataset, from before, is alive. If it is not, then `ended` says what became of
-    the worker that had it; None where that one held no results. `replicas`: how many batches the
-    worker takes at a time.
+    `is_open`: its earlier dataset still exists. If it does not, `ended` is the event of the worker
+    that had it, or None if that worker held no results. `replicas`: how many batches the worker
+    takes at a time.
     """
 
     worker: int
@@ -158,9 +157,10 @@ class SessionBegan:
 
 @dataclass(frozen=True)
 class SplitOpened:
-    """A worker has opened what it was told to; `left` batches follow, None where not known.
+    """A worker has opened its split; `left` batches follow, None if not known.
 
-    `is_endless`: it is known that they never end. `has_order`: another worker finds the same ones.
+    `is_endless`: the data are known never to end. `has_order`: another worker reads the same
+    batches at the same places.
     """
 
     worker: int
@@ -171,7 +171,7 @@ class SplitOpened:
 
 @dataclass(frozen=True)
 class WorkerJoined:
-    """A worker takes part in synchronous updates: each waits for it."""
+    """A worker takes part in synchronous updates: each update waits for it."""
 
     worker: int
 
@@ -206,14 +206,14 @@ class ResultCollected:
 
 @dataclass(frozen=True)
 class WorkersJoined:
-    """There are `num_workers` workers now, more than before. The new ones have no session yet."""
+    """The cluster has grown to `num_workers` workers. The new ones have no session yet."""
 
     num_workers: int
 
 
 @dataclass(frozen=True)
 class WorkerLeaves:
-    """A worker is about to leave: it is given nothing new, and what it holds is fetched."""
+    """A worker is about to leave: it gets no more executions, and its results are fetched."""
 
     worker: int
 
@@ -244,12 +244,12 @@ Event = (
 )
 
 
-# Commands. All but `Report` are for the session of one worker, which does them in their order.
+# Commands. All but `Report` are for the session of one worker, which carries them out in order.
 
 
 @dataclass(frozen=True)
 class Open:
-    """Make the worker ready and open `split` behind its first `skip` batches; None: no dataset."""
+    """Make the worker ready, and open `split` behind its first `skip` batches, unless None."""
 
     worker: int
     split: int | None
@@ -280,18 +280,18 @@ class Send:
 
 @dataclass(frozen=True)
 class Collect:
-    """Wait for what runs on the worker, then fetch what its executions add up to."""
+    """Wait for the worker's executions, then fetch the sum of their results."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class Report:
-    """Tell `fit`'s thread what is new: a `result`, steps that are missing, or just that it is.
+    """Tell `fit`'s thread of a `result`, of missing steps, or just that the state has changed.
 
-    `missing_steps` must be asked for again: a worker's data ended before. Of a result, `split` and
-    `first_batch` say which batches it is of, where each execution returns its own, and `pushes` how
-    many each ps was sent for it. `worker` has done them.
+    `fit` must ask again for `missing_steps`, since a worker's data ended before them. `split` and
+    `first_batch` name the batches of a result, where each execution returns one. `pushes` is the
+    number of pushes to each ps for the result, and `worker` the worker that did the steps.
     """
 
     missing_steps: int = 0

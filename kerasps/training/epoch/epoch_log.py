@@ -16,10 +16,11 @@ from kerasps.training.epoch.epoch_events import (
     StepsAsked,
 )
 
-# As many lines as a bug report may have.
+# A bug report may have this many lines.
 _NUM_EVENTS = 1000
 
-# Of what refers to batches or results, these fields alone are kept: the log holds no data.
+# Only these fields are kept of events and commands that refer to batches or results, so that the
+# log holds no data.
 _KEPT: dict[type, tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {
     StepsAsked: (
         ("num_steps", "header"),
@@ -50,12 +51,12 @@ _KEPT: dict[type, tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]] = {
 class EpochLog:
     """Keeps the last 1000 events of an epoch's state, and the commands that followed each.
 
-    Nothing is formatted before somebody asks for `text`. The log keeps no batches and no results.
+    Only `text` formats them. The log keeps no batches and no results.
     """
 
     def __init__(self) -> None:
         self._num_events = 0
-        # Of each event: what is kept of it, and of its commands.
+        # For each event: its kept fields, and those of its commands.
         self._entries: deque[tuple[Any, list[Any]]] = deque(maxlen=_NUM_EVENTS)
 
     def add_event(self, event: Event) -> None:
@@ -70,10 +71,10 @@ class EpochLog:
             kept.append(_kept(command))
 
     def text(self, num_events: int = _NUM_EVENTS) -> str:
-        """Return the last events as text, a line for each.
+        """Return the last events as text, one line each.
 
         Args:
-            num_events: how many.
+            num_events: the number of events.
         """
         entries = list(self._entries)[-num_events:]
         first = self._num_events - len(entries) + 1
@@ -85,7 +86,7 @@ class EpochLog:
 
 
 def _kept(item: Event | Command) -> Any:
-    """Return what is kept of an event or a command: itself, or its type and some fields."""
+    """Return the kept form of an event or a command: itself, or its type and some fields."""
     kept = _KEPT.get(type(item))
     return item if kept is None else kept[1](item)
 

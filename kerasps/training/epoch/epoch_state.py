@@ -1,10 +1,10 @@
 """The state machine of an epoch: events in, commands out, no TensorFlow and no threads.
 
-An *execution* is the order to do so-and-so many steps. It waits in a queue, is sent to a worker,
-is done there, and its result is fetched, alone or added up with those of others. Whatever happens
-to the worker on the way, each step that was asked for is counted once, or reported as missing
-because the data ended. `EpochState` keeps that promise; `EpochChannel` brings it the events from
-all threads, one at a time, and hands its commands to the threads that carry them out.
+An *execution* is the order to do a number of steps. It waits in a queue, is sent to a worker, runs
+there, and its result is fetched, alone or as a part of a sum. `EpochState` counts each requested
+step once, or reports it as missing because the data ended, even if workers are lost meanwhile.
+`EpochChannel` passes it the events from all threads, one at a time, and hands its commands to the
+threads that carry them out.
 
     fit's thread            EpochState                       session of worker 1
     StepsAsked     ----->   queued, sent     Send    ----->  runs the step graph
@@ -12,7 +12,7 @@ all threads, one at a time, and hands its commands to the threads that carry the
                             results due      Collect ----->  fetches what the worker holds
     Report(result) <-----   counted          <-----          ResultCollected
                             queued again     <-----          WorkerEnded
-                            sent elsewhere   Send    ----->  (session of worker 0)
+                            sent again       Send    ----->  (session of worker 0)
 
 The class is modelled on `dask.distributed`'s `WorkerState`.
 """
@@ -51,30 +51,31 @@ from kerasps.training.epoch.epoch_workers import EpochWorkers
 from kerasps.training.epoch.splits import SplitLedger
 from kerasps.training.epoch.worker_state import WorkerStatus
 
-# Who takes over half of what another has left gets at least so many executions.
+# A split is divided only if each half has the batches of this many executions.
 _MIN_EXECUTIONS = 4
-# An error carries so many of the last events.
+# The number of last events that an error carries.
 _NUM_NOTED = 30
 
 
 class EpochState:
-    """Executions, results, splits and workers of one loop, an epoch after the other.
+    """Executions, results, splits and workers of one loop, one epoch after the other.
 
-    `EpochWorkers` knows what each worker holds and which split it reads, `Dealer` what waits and
-    who is given it; this class takes in what happens.
+    This class handles the events. `EpochWorkers` knows the executions, results and split of each
+    worker. `Dealer` keeps the pending executions and chooses the worker for each.
 
-    Contract: call `handle` with one event at a time (the caller has a lock), and see that each
-    command is carried out, for one worker in the given order. The state changes in no other way.
+    Contract: call `handle` with one event at a time (the caller has a lock), and carry out each
+    command that it returns, those for one worker in the given order. Only `handle` changes the
+    state.
 
-    Invariant: the steps asked for in an epoch are those counted, those reported as missing, and
-    those in `queued`, running or uncollected.
+    Invariant: each step that was asked for in an epoch is counted, reported as missing, pending,
+    running or uncollected.
 
     Args:
-        num_workers: the workers of the cluster.
-        lost: those that are gone before it begins.
+        num_workers: the number of workers of the cluster.
+        lost: the workers that are lost before the loop begins.
         executions_ahead: how many executions a worker is given at a time.
         collect_interval: seconds for which a worker may hold results. 0: each execution returns its
-            own, so `ResultReturned` takes the place of `ExecutionsDone` and `ResultCollected`.
+            result, so `ResultReturned` replaces `ExecutionsDone` and `ResultCollected`.
         admission: says which workers may be given steps. Default: all.
     """
 
@@ -97,12 +98,12 @@ class EpochState:
 
     @property
     def splits(self) -> SplitLedger:
-        """The splits of the pass that goes on."""
+        """The splits of the current pass."""
         return self.workers.splits
 
     @property
     def num_in_flight(self) -> int:
-        """The executions that were asked for and are not done."""
+        """The number of executions that were asked for and are not done."""
         return self._dealer.num_waiting + sum(len(w.running) for w in self.workers.states)
 
     @property
@@ -117,15 +118,15 @@ class EpochState:
     def validate(self) -> None:
         """Check that the state does not contradict itself. For tests: it is slow.
 
-        Each execution waits in the queue, waits with a split, or is held by one worker. The steps
-        asked for are those counted, those reported as missing, and those of these executions.
-        Each batch of a split whose length is known is counted, held, or not given out. A split has
-        one reader while it is taken, else none. A worker that is lost or without data holds
-        nothing. What each ps has applied of an execution is a part of its pushes. The admission
-        knows which steps run, and allows them.
+        Each execution is pending in the queue, pending with a split, or held by one worker. The
+        steps that were asked for are those counted, those reported as missing, and those of these
+        executions. Each batch of a split of known length is counted, held, or not given out. A
+        split has one reader while it is taken, else none. A worker that is lost or without data
+        holds nothing. A ps has applied at most all pushes of an execution. The admission knows
+        which steps run, and allows them.
 
         Raises:
-            AssertionError: one of these does not hold. The last events are its note.
+            AssertionError: one of these does not hold. The error has the last events as a note.
         """
         try:
             self.workers.validate()
@@ -134,10 +135,10 @@ class EpochState:
             exc.add_note(self._log.text(_NUM_NOTED))
             raise
 
-    # What happens
+    # Events
 
     def handle(self, event: Event) -> list[Command]:
-        """Take note of an event; return what must be done because of it, in that order.
+        """Handle an event, and return the commands that follow from it, in their order.
 
         An error carries the last events as a note.
         """
@@ -149,14 +150,14 @@ class EpochState:
         except Exception as exc:
             exc.add_note(self._log.text(_NUM_NOTED))
             raise
-        # Whoever leaves does so before it opens what it is to read next, which may take long.
+        # A worker leaves before it opens its next split, since opening may take long.
         commands = [*leaves, *commands]
         self._log.add_commands(commands)
         return commands
 
     def _handle(self, event: Event) -> list[Command]:
         match event:
-            # The frequent ones first.
+            # The frequent events come first.
             case StepsAsked():
                 self._execution_steps = event.execution.num_steps
                 self._dealer.ask(event.execution)
@@ -175,7 +176,7 @@ class EpochState:
                 return self._begin_joint(event.worker)
             case PassBegan():
                 there = self.workers.begin_pass(event.num_splits, event.positions)
-                # The others wait for those that are about to begin.
+                # The other workers wait for those that are about to begin.
                 self._admission.begin(there)
                 return []
             case EpochBegan():
@@ -199,14 +200,14 @@ class EpochState:
     def _begin_session(self, event: SessionBegan) -> list[Command]:
         index, worker = event.worker, self.workers[event.worker]
         worker.replicas = event.replicas
-        # Whoever was about to leave has left, and this is another at its place.
+        # If the dataset is lost, the leaving worker is gone and a new one has its index.
         worker.is_leaving = worker.is_leaving and event.is_open
-        # One that has read its splits to their ends has a dataset open too, with nothing in it.
+        # A worker that has read all its splits has a dataset open too, but an empty one.
         if event.is_open and (worker.split is not None or not len(self.splits)):
             worker.status = WorkerStatus.READING
             return [*self._collect(index), *self._go_on(index)]
         if not event.is_open:
-            # A dataset that was open here went with the worker, between two sessions.
+            # A dataset that was open here was lost with the worker, between two sessions.
             self._end(event.ended or WorkerEnded(index, WorkerEnd.RESTARTED))
         return [*self._seek(index), *self._wake_dry(), *self._dealer.deal()]
 
@@ -220,15 +221,15 @@ class EpochState:
                 event.left, is_endless=event.is_endless, has_order=event.has_order
             )
         commands = self._go_on(event.worker)
-        # Who has found no split may take over half of this one, or share it.
+        # A worker without a split may take over half of this one, or share it.
         return [*commands, *self._wake_dry()]
 
     def _begin_joint(self, index: int) -> list[Command]:
         if self.workers[index].status not in (WorkerStatus.AWAITED, WorkerStatus.LOST):
-            # One that has left its split meanwhile leaves these updates too.
+            # If it has left its split meanwhile, `take_out_idle` removes it from the updates again.
             is_late = any(self.workers[member].running for member in self._admission.members)
             self._admission.join(index, is_late=is_late)
-        # All wait for it: more may have to be asked for.
+        # All updates now wait for it, so `fit` may have to ask for more.
         return [Report(), *self._dealer.deal()]
 
     def _finish_executions(self, event: ExecutionsDone) -> list[Command]:
@@ -261,7 +262,7 @@ class EpochState:
 
     def _count_collected(self, event: ResultCollected) -> list[Command]:
         worker = self.workers[event.worker]
-        # Where only reading finds the end of the data, steps beyond it have done nothing.
+        # Where only reading finds the end of the data, steps behind the end have done nothing.
         held = sum(execution.num_steps for execution in worker.uncollected)
         self._dealer.settle(held)
         missing = held - event.steps
@@ -284,20 +285,20 @@ class EpochState:
         return self._go_on(index)
 
     def _end(self, event: WorkerEnded) -> list[Command]:
-        """Give what a worker held to others, which read on where it was."""
+        """Retry a worker's unreported executions on other workers, and release its split."""
         index, worker = event.worker, self.workers[event.worker]
         match event.why:
             case WorkerEnd.RESTARTED:
                 self._take_back(index, event.applied)
-                return []  # its session, which begins, is the first to look for a split
+                return []  # the new session is the first to look for a split
             case WorkerEnd.DIED if worker.status is not WorkerStatus.AWAITED:
-                return []  # its session is there, or has told of it
+                return []  # its session is alive, or has reported the loss
             case WorkerEnd.LEFT if not worker.is_leaving or worker.status is WorkerStatus.LOST:
-                return []  # noted when it held nothing any more
+                return []  # `_let_go` has noted it
         leaves = self._admission.leave(index)
         self._take_back(index, event.applied)
         self.workers.lose(index)
-        # Who leaves is there to say so to the ps; of the others the ps know it by their lanes.
+        # A departing worker can tell the ps itself; closed lanes tell the ps of the others.
         told = leaves if event.why is WorkerEnd.LEFT else []
         return [*told, Report(), *self._wake_dry(), *self._dealer.deal()]
 
@@ -311,17 +312,17 @@ class EpochState:
         self._admission.end_session(index, returns=not worker.is_leaving)
         return []
 
-    # What follows
+    # Consequences
 
     def _go_on(self, index: int) -> list[Command]:
-        """Send a worker what it can do next; where its data have ended, have it look for others."""
+        """Send a worker its next executions, or seek another split if its data have ended."""
         worker = self.workers[index]
         if worker.status is not WorkerStatus.READING:
             return []
         if self.workers.has_data(worker) and not worker.is_leaving:
             return self._dealer.deal()
         if worker.running:
-            return []  # which will be done, or do nothing
+            return []  # wait until these are done, or find no data
         if worker.uncollected:
             return self._collect(index)
         if worker.is_leaving:
@@ -332,11 +333,11 @@ class EpochState:
         return self._seek(index)
 
     def _let_go(self, index: int) -> list[Command]:
-        """Do without a worker that is leaving and holds nothing any more."""
+        """End a worker that is leaving and holds no executions or results any more."""
         return self._end(WorkerEnded(index, WorkerEnd.LEFT))
 
     def _seek(self, index: int) -> list[Command]:
-        """Give a worker a split to open, if there is one for it."""
+        """Assign a split to a worker and return the order to open it, if one is available."""
         self.workers.assign(index, _MIN_EXECUTIONS * self._execution_steps)
         worker = self.workers[index]
         if worker.split is None and worker.is_leaving:
@@ -349,7 +350,7 @@ class EpochState:
         return [self.workers.open(index)]
 
     def _wake_dry(self) -> list[Command]:
-        """Give workers without data a split that was released, if there is one."""
+        """Assign released splits to workers without data, if there are any."""
         commands: list[Command] = []
         for index, worker in enumerate(self.workers.states):
             if worker.status is WorkerStatus.DRY:
@@ -358,9 +359,9 @@ class EpochState:
         return commands
 
     def _finish_unfinished(self) -> list[Command]:
-        """Move a worker from its split to one with unfinished executions, if none else is left.
+        """Move a worker to a split with unfinished executions, if nothing else is pending.
 
-        Otherwise who lost it, or somebody whose data have ended, comes to it sooner.
+        Usually the worker that lost the split, or one whose data have ended, takes it before.
         """
         workers = self.workers.states
         is_time = self.splits.has_abandoned and not self._dealer.has_queue
@@ -377,16 +378,16 @@ class EpochState:
     def _collect(self, index: int) -> list[Command]:
         worker = self.workers[index]
         if worker.status is not WorkerStatus.READING:
-            return []  # nobody is there to do it; asked again when its session begins
+            return []  # there is no session; `_begin_session` collects again
         if worker.is_collecting or not worker.uncollected:
             return []
         worker.is_collecting = True
         return [Collect(index)]
 
     def _take_back(self, index: int, applied: tuple[int, ...]) -> None:
-        """Put what a worker had not reported before what waits, and let others read its split.
+        """Put a worker's unreported executions before the pending ones, and release its split.
 
-        What of it was applied is not to be applied again, on the ps where it was.
+        A ps that has applied some of their pushes does not apply these again.
         """
         worker = self.workers[index]
         self._dealer.put_back(worker.split, worker.take_back(applied))

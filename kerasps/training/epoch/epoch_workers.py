@@ -1,4 +1,4 @@
-"""The workers of an epoch, what each of them holds, and the splits that they read."""
+"""The workers of an epoch, their executions and results, and the splits that they read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kerasps.training.epoch.worker_state import WorkerState, WorkerStatus
 class EpochWorkers:
     """The state of the workers, and the split that each of them reads.
 
-    Anybody may ask. `EpochState` and its `Dealer` alone change it.
+    Any code may read it. Only `EpochState` and its `Dealer` change it.
 
     Args:
-        num_workers: the workers of the cluster.
-        lost: those that are gone before the epoch begins.
+        num_workers: the number of workers of the cluster.
+        lost: the workers that are lost before the epoch begins.
     """
 
     def __init__(self, num_workers: int, lost: Iterable[int]) -> None:
@@ -27,7 +27,7 @@ class EpochWorkers:
         for index in self._lost:
             self.states[index].status = WorkerStatus.LOST
 
-    # Questions
+    # Queries
 
     def __len__(self) -> int:
         return len(self.states)
@@ -55,22 +55,22 @@ class EpochWorkers:
         return bool(self.states[index].uncollected)
 
     def has_let_go(self, index: int) -> bool:
-        """Return whether a worker that is about to leave holds nothing any more."""
+        """Return whether a leaving worker holds no executions or results any more."""
         worker = self.states[index]
         return worker.is_leaving and worker.status is WorkerStatus.LOST
 
     def awaits(self, index: int) -> bool:
-        """Return whether the session of a worker has not begun, and it is not known to be lost."""
+        """Return whether a worker has no session yet, and is not known to be lost."""
         return self.states[index].status is WorkerStatus.AWAITED
 
     @property
     def is_exhausted(self) -> bool:
-        """True once all data are read: no worker can do anything that is still asked for."""
+        """True once all data are read, so that no worker can do any pending step."""
         nobody_reads = all(w.status in (WorkerStatus.DRY, WorkerStatus.LOST) for w in self.states)
         return nobody_reads and self.splits.all_read
 
     def has_data(self, worker: WorkerState, status: WorkerStatus = WorkerStatus.READING) -> bool:
-        """Return whether a worker is in `status`, and has a batch that no execution has, maybe."""
+        """Return whether a worker is in `status`, and may have batches for another execution."""
         if worker.status is not status or worker.is_exhausted:
             return False
         return worker.split is None or self.splits[worker.split].left != 0
@@ -80,7 +80,7 @@ class EpochWorkers:
         return [i for i, worker in enumerate(self.states) if self.has_data(worker)]
 
     def unfinished(self, worker: WorkerState) -> Execution | None:
-        """Return what a worker must do before anything else: it is for the next of its batches."""
+        """Return the execution that a worker must retry first, on its next batches, or None."""
         if worker.split is None:
             return None
         unfinished = self.splits[worker.split].unfinished
@@ -90,7 +90,7 @@ class EpochWorkers:
         """Return the part of each worker in the epoch, by its index.
 
         Args:
-            is_queued: whether executions wait for workers.
+            is_queued: whether executions are pending.
         """
         return {
             index: WorkerActivity(len(worker.running), self._waits_for(worker, is_queued))
@@ -114,24 +114,24 @@ class EpochWorkers:
     # Changes
 
     def begin_pass(self, num_splits: int, positions: Sequence[SplitPosition]) -> list[int]:
-        """Begin with new splits; return the workers that are there to read them."""
+        """Begin a pass with new splits; return the workers that are not lost."""
         self.splits = SplitLedger(num_splits, positions)
         for index, worker in enumerate(self.states):
             worker.split, worker.num_given = None, 0
             worker.shares = worker.is_exhausted = False
             if index in self._lost:
-                # Should it come back first, it may take its own split; until then, others may.
+                # Any worker may take its split, also this one if it comes back first.
                 self._release_own(index)
         return [index for index in range(len(self.states)) if index not in self._lost]
 
     def grow(self, num_workers: int) -> None:
-        """Take in new workers behind those that there are."""
+        """Add workers, up to `num_workers`, behind the present ones."""
         fewest = min(worker.num_given for worker in self.states)
         new = num_workers - len(self.states)
         self.states += [WorkerState(num_given=fewest) for _ in range(new)]
 
     def lose(self, index: int) -> None:
-        """Note that a worker is lost, and let others read what is reserved for it."""
+        """Note that a worker is lost, and release the split that is reserved for it."""
         self._lost.add(index)
         self._release_own(index)
         self.states[index].status = WorkerStatus.LOST
@@ -141,11 +141,11 @@ class EpochWorkers:
         self._lost.discard(index)
 
     def assign(self, index: int, min_batches: int) -> None:
-        """Give a worker another split to read, if there is one for it.
+        """Assign another split to a worker, if one is available.
 
         Args:
             index: the worker.
-            min_batches: how many batches there must be in each half of a split that is divided.
+            min_batches: the smallest number of batches of the half of a divided split.
         """
         worker = self.states[index]
         worker.is_exhausted = worker.shares = False
@@ -160,7 +160,7 @@ class EpochWorkers:
                 worker.shares = worker.split is not None
 
     def open(self, index: int) -> Open:
-        """Return the order to open what a worker was assigned."""
+        """Return the order to open the split that a worker was assigned."""
         split = self.states[index].split
         if split is None:
             return Open(index, None, 0)
@@ -168,7 +168,7 @@ class EpochWorkers:
         return Open(index, opened.source, opened.confirmed)
 
     def release(self, index: int) -> None:
-        """Release the split that a worker had, in which others may read on."""
+        """Release the split of a worker, so that others may read on in it."""
         worker = self.states[index]
         if worker.split is not None and not worker.shares:
             self.splits[worker.split].release()
@@ -182,7 +182,7 @@ class EpochWorkers:
     # Checks
 
     def validate(self) -> None:
-        """Raise AssertionError if what is known of workers and splits contradicts itself."""
+        """Raise AssertionError if the states of workers and splits contradict each other."""
         readers = [0] * len(self.splits)
         for index, worker in enumerate(self.states):
             worker.validate()

@@ -1,7 +1,7 @@
 """The splits of an input: their readers and positions. Bookkeeping without threads.
 
-A split can be divided: another worker then reads what is its second half from there on. The half is
-a split of the ledger's own, with a number behind those of the input's.
+A split can be divided: another worker then reads the second half of the remaining batches. The
+ledger numbers this half behind the splits of the input.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from kerasps.training.epoch.epoch_events import Execution, SplitPosition
 
-# Who takes over half of what is left of a split comes to it by reading all before it, for nothing.
-# That may be so many times as much as it then reads.
+# A worker that takes over half of a split must first read and drop the batches before it: at most
+# this many times as many as it then uses.
 _MAX_SKIPPED = 3
 
 
 class SplitStatus(enum.Enum):
-    """The position of one split of the input in the current pass."""
+    """The status of one split of the input in the current pass."""
 
     RESERVED = "its own worker is expected to read it"
     TAKEN = "a worker reads it"
@@ -30,23 +30,23 @@ class SplitStatus(enum.Enum):
 
 @dataclass
 class Split:
-    """One split of an input, or a part of one: how far it is read in the pass that goes on.
+    """One split of an input, or a part of one, and its position in the current pass.
 
-    Its `SplitLedger` says which worker reads it. Its place and what is left of it are counted in
-    batches; the place of the first batch of the input's split is 0.
+    `EpochWorkers` knows which worker reads it. Places and lengths are counted in batches; the place
+    of the first batch of the input's split is 0.
 
     Args:
-        source: the split of the input that it is, or is a part of.
-        status: where it stands.
-        confirmed: the place behind the batches whose results have come back. The next reader begins
+        source: the split of the input that it is, or that it is a part of.
+        status: its status.
+        confirmed: the place behind the batches whose results are counted. The next reader begins
             there.
-        end: the place where it ends, as far as that is known.
-        left: the batches that no execution was given yet; None where the length is not known.
-        is_endless: whether it is known never to end. Its batches are as good as any others then.
-        has_order: whether another worker would find the same batches at the same places.
-        unfinished: executions whose steps are partly applied, to be done again on the batches
-            behind `confirmed`, in this order. The ledger counts them, so it alone adds and removes
-            some.
+        end: the place where it ends; None if that is not known.
+        left: the number of batches that no execution was given yet; None if its length is not
+            known.
+        is_endless: whether it is known never to end. A retried step may then use other batches.
+        has_order: whether another worker reads the same batches at the same places.
+        unfinished: executions whose steps are partly applied, to be retried on the batches behind
+            `confirmed`, in this order. Only the ledger adds and removes some, since it counts them.
     """
 
     source: int
@@ -61,12 +61,12 @@ class Split:
     def open(self, left: int | None, *, is_endless: bool, has_order: bool = True) -> None:
         """Note that a worker has opened the split of the input.
 
-        It begins behind `confirmed`: what else was read is read again.
+        The worker begins at `confirmed`, and reads unconfirmed batches again.
 
         Args:
-            left: how many batches the input's split has from there on, None where not known.
-            is_endless: whether it is known that they never end.
-            has_order: whether another worker would find the same batches at the same places.
+            left: how many batches the input's split has from there on; None if not known.
+            is_endless: whether the data are known never to end.
+            has_order: whether another worker reads the same batches at the same places.
         """
         self.is_endless, self.has_order = is_endless, has_order
         if left is not None:
@@ -76,18 +76,18 @@ class Split:
         self.left = left
 
     def give_out(self, num_batches: int) -> None:
-        """Note that an execution was given so many batches."""
+        """Note that an execution was given `num_batches` batches."""
         if self.left is not None:
             self.left -= num_batches
 
     def confirm(self, num_batches: int) -> int:
-        """Note that so many batches were counted; return the place of the first."""
+        """Note that `num_batches` batches were counted; return the place of the first."""
         first = self.confirmed
         self.confirmed += num_batches
         return first
 
     def finish(self) -> None:
-        """Note that it was read to its end, and that all its results came back."""
+        """Note that it was read to its end, and that all its results were counted."""
         self.status = SplitStatus.READ
 
     def release(self) -> None:
@@ -97,7 +97,7 @@ class Split:
             self.left = None
 
     def validate(self, num_readers: int) -> None:
-        """Raise AssertionError if it has a wrong reader, or what is known contradicts itself.
+        """Raise AssertionError if it has a wrong reader, or contradicts itself.
 
         Args:
             num_readers: how many workers read it, without those that share it.
@@ -112,10 +112,10 @@ class Split:
             assert not self.is_endless, "an execution is bound to batches of endless data"
 
     def validate_held(self, num_batches: int) -> None:
-        """Raise AssertionError if a batch is in none of the places where it can be, or in two.
+        """Raise AssertionError if a batch is lost, or counted twice.
 
         Args:
-            num_batches: how many batches are with executions that are not counted.
+            num_batches: the number of batches of executions that are not counted.
         """
         if self.left is not None and self.end is not None:
             held = self.confirmed + num_batches + self.left
@@ -125,13 +125,14 @@ class Split:
 class SplitLedger:
     """The splits of one pass over an input, from their first batch to their last.
 
-    Split `i` belongs to worker `i` first. A worker that has read its own takes those of workers
-    that were lost, behind the batches whose results came back; one that has none of its own takes
-    over half of what another has left.
+    Split `i` is reserved for worker `i`. A worker that has read it takes over the splits of lost
+    workers, behind the counted batches. A worker without a reserved split takes over half of
+    another worker's remaining batches.
 
     Args:
-        num_splits: one per worker; 0 where batches travel with executions and nobody has a split.
-        positions: where each split stood before, those that others were divided into last. Default:
+        num_splits: one per worker; 0 if executions carry their batches, so that there are no
+            splits.
+        positions: where each split stood before, followed by the parts of divided splits. Default:
             nothing was counted.
     """
 
@@ -158,7 +159,7 @@ class SplitLedger:
 
     @property
     def all_read(self) -> bool:
-        """True once every split was read to its end; False where there are none."""
+        """True once every split was read to its end; False if there are none."""
         return bool(self._splits) and all(s.status is SplitStatus.READ for s in self._splits)
 
     @property
@@ -166,19 +167,20 @@ class SplitLedger:
         """True if every split has a known length and all its batches were given to executions."""
         return bool(self._splits) and all(split.left == 0 for split in self._splits)
 
-    # Who reads which
+    # Assignment
 
     def has_own(self, worker: int) -> bool:
-        """Return whether a split of the input is a worker's own, and no other worker reads it.
+        """Return whether split `worker` of the input exists, and no other worker reads it.
 
         Call for a worker that reads nothing.
         """
         return worker < self._num_own and self._splits[worker].status is not SplitStatus.TAKEN
 
     def take(self, worker: int) -> int | None:
-        """Give `worker` a split, if there is one to have.
+        """Give `worker` a split and return it; None if none is available.
 
-        First one with unfinished executions, then its own, then one that was released.
+        A split with unfinished executions comes first, then the worker's reserved one, then a
+        released one.
         """
         for split in sorted(
             range(len(self._splits)),
@@ -192,13 +194,13 @@ class SplitLedger:
         return None
 
     def divide(self, min_batches: int) -> int | None:
-        """Divide the split of which most is left; return the new one, None where none is.
+        """Divide the split with the most remaining batches; return the new one, None if none is.
 
-        Its reader, which will not be told, is given executions up to there alone. The new split is
-        the caller's to read.
+        The reader of the divided split is not told: it is just given no executions behind its new
+        end. The caller assigns a worker to the new split, which counts as taken.
 
         Args:
-            min_batches: how many batches each of the two must have.
+            min_batches: the smallest number of batches of the new split.
         """
         readers = [
             split
@@ -211,8 +213,8 @@ class SplitLedger:
         if not readers:
             return None
         most = max(readers, key=lambda split: split.left or 0)
-        assert most.left is not None  # it is one of the readers'
-        assert most.end is not None  # as for all whose length is known
+        assert most.left is not None  # all `readers` have a number of batches left
+        assert most.end is not None  # all splits of known length have an end
         taken = most.left // 2
         begin = most.end - taken
         if taken < max(min_batches, 1) or begin > _MAX_SKIPPED * taken:
@@ -223,9 +225,9 @@ class SplitLedger:
         return len(self._splits) - 1
 
     def share(self, worker: int) -> int | None:
-        """Return a split for `worker` to read beside the one that reads it; None where none is.
+        """Return an endless split for `worker` to read beside its reader; None if there is none.
 
-        Of data that never end, all batches are as good as any others.
+        Workers may share data that never end, since no batch has to be read exactly once.
         """
         endless = [i for i, split in enumerate(self._splits) if split.is_endless]
         return endless[worker % len(endless)] if endless else None
@@ -234,7 +236,7 @@ class SplitLedger:
 
     @property
     def num_unfinished(self) -> int:
-        """The number of executions that are retried on the batches that they were done on."""
+        """The number of pending executions that must be retried on the same batches."""
         return self._num_unfinished
 
     @property
@@ -245,21 +247,21 @@ class SplitLedger:
         return any(s.unfinished and s.status is SplitStatus.RELEASED for s in self._splits)
 
     def put_back(self, split: int, executions: Sequence[Execution]) -> None:
-        """Retry executions, before others, on the next batches of a split."""
+        """Queue executions for a retry, before others, on the next batches of a split."""
         self._splits[split].unfinished.extendleft(reversed(executions))
         self._num_unfinished += len(executions)
 
     def take_unfinished(self, split: int) -> Execution:
-        """Remove the execution that the reader of a split does next, and return it."""
+        """Remove and return the execution that the reader of a split does next."""
         self._num_unfinished -= 1
         return self._splits[split].unfinished.popleft()
 
     def all_unfinished(self) -> list[Execution]:
-        """Return the executions that are for the next batches of a split."""
+        """Return the executions that must be retried on the next batches of a split."""
         return [execution for split in self._splits for execution in split.unfinished]
 
     def forget_unfinished(self) -> None:
-        """Forget the executions of an epoch that has ended."""
+        """Drop the unfinished executions of an epoch that has ended."""
         for split in self._splits:
             split.unfinished.clear()
         self._num_unfinished = 0
@@ -274,7 +276,7 @@ class SplitLedger:
         """
         assert self._num_unfinished == len(self.all_unfinished()), "executions are miscounted"
         ends: dict[int, int] = {}
-        # One that is read to its end lies before the next, which begins there.
+        # A part that is read to its end comes before the next, which begins there.
         in_order = sorted(
             self._splits,
             key=lambda s: (s.source, s.confirmed, math.inf if s.end is None else s.end),

@@ -26,28 +26,28 @@ class WorkerState:
 
     status: WorkerStatus = WorkerStatus.AWAITED
     split: int | None = None
-    # The split has another reader.
+    # True if the split has another reader.
     shares: bool = False
     is_leaving: bool = False
-    # Only reading found that its data have ended.
+    # True if it came to the end of data whose length is not known.
     is_exhausted: bool = False
-    # Sent, and not known to be done.
+    # Executions that were sent and are not known to be done.
     running: deque[Execution] = field(default_factory=deque)
-    # The executions of this pass that it was given.
+    # The number of executions of this pass that it was given.
     num_given: int = 0
-    # Done, while the worker holds the results.
+    # Executions that are done, and whose results the worker holds.
     uncollected: list[Execution] = field(default_factory=list)
     is_collecting: bool = False
     collect_at: float = 0.0
     # How many batches it takes at a time.
     replicas: int = 1
-    # Since it was made ready: pushes whose results came back, and how many of those each ps was not
-    # to apply.
+    # Since it was made ready: the pushes whose results are counted, and how many of those each ps
+    # did not apply, since it had applied them before.
     counted: int = 0
     not_applied: tuple[int, ...] = ()
 
     def turn(self, index: int) -> tuple[int, int, int]:
-        """Return what says whose turn it is to be given an execution: the least comes first.
+        """Return the key by which workers are ordered for the next execution, the least first.
 
         Args:
             index: the number of the worker.
@@ -55,10 +55,10 @@ class WorkerState:
         return len(self.running), self.num_given, index
 
     def count(self, executions: Iterable[Execution], steps: int) -> int:
-        """Count `steps` steps of executions whose results came back; return their pushes."""
+        """Count `steps` steps of executions whose results are there; return their pushes."""
         pushes = 0
         for execution in executions:
-            # Where data end, the executions behind that have done nothing.
+            # Executions behind the end of the data have done nothing.
             done = min(steps, execution.num_steps)
             steps -= done
             pushes += execution.pushes_of(done)
@@ -71,11 +71,11 @@ class WorkerState:
         return pushes
 
     def take_back(self, applied: tuple[int, ...]) -> list[Execution]:
-        """Return what it was given and has not reported, in order, and note that it has nothing.
+        """Remove and return the executions that it has not reported, in order.
 
         Args:
-            applied: for each ps, the pushes that it had applied there since it was made ready. What
-                of them is of the executions is noted in these.
+            applied: for each ps, the worker's pushes that were applied there since it was made
+                ready. Each returned execution notes its part of them.
         """
         not_applied = (self.not_applied if applied else ()) or (0,) * len(applied)
         left = [
@@ -97,7 +97,7 @@ class WorkerState:
         return executions
 
     def validate(self) -> None:
-        """Raise AssertionError if what is known of the worker contradicts itself."""
+        """Raise AssertionError if the state of the worker contradicts itself."""
         held = [*self.uncollected, *self.running]
         if self.status in (WorkerStatus.OPENING, WorkerStatus.DRY, WorkerStatus.LOST):
             assert not held, f"a worker holds executions while {self.status.value}"
@@ -108,7 +108,7 @@ class WorkerState:
             assert self.split is None, f"a worker has a split while {self.status.value}"
         assert self.uncollected or not self.is_collecting, "there is no result to fetch"
         assert self.split is not None or not self.shares, "no split is shared"
-        # Tickets: what a ps has of an execution, and what it has of those that are counted.
+        # The pushes that a ps has applied of counted executions, and of each held one.
         assert all(0 <= number <= self.counted for number in self.not_applied)
         for execution in held:
             assert all(0 <= number <= execution.num_pushes for number in execution.applied)

@@ -12,29 +12,29 @@ from kerasps.training.contract.metrics import MetricTotals
 from kerasps.training.loop.outputs import concatenated
 from kerasps.variables.phase import before_access, num_assignments
 
-# Keras's progress bar draws at most every 50 ms; to work out metrics that nobody looks at more
-# often would cost the coordinator about as much as dispatching the execution.
+# Keras's progress bar draws at most every 50 ms. Computing metrics more often would cost the
+# coordinator about as much as dispatching the execution.
 _PROGRESS_INTERVAL_S = 0.05
 
 
 class BatchCallbacks:
     """Calls the batch-level callbacks as results come back.
 
-    Where a callback listens to batches it is called for each execution: at its begin before steps
-    are sent, and at its end when a result has come back, in turn. Where only the progress bar
-    listens, it is called as often as it draws. Thread: `fit`'s.
+    If a callback listens to batches, all are called for each execution, in turn: for its begin
+    before steps are sent, and for its end when a result is there. If only the progress bar listens,
+    it is called as often as it draws. Thread: `fit`'s.
 
     Args:
         callbacks: the `keras.callbacks.CallbackList`.
         mode: `"train"`, `"test"` or `"predict"`.
-        totals: what the logs come from.
-        before_access: called before a callback first touches a variable on a ps, which must be at
-            rest then.
+        totals: the source of the logs.
+        before_access: called before a callback first touches a variable on a ps. It must return
+            only when no step is in flight.
 
     Attributes:
-        has_begun: whether callbacks were told of the begin of an execution, and not of its end.
+        has_begun: whether callbacks were called for the begin of an execution, and not for its end.
         has_assigned: whether they assigned to a variable at the last begin or end, or at those of
-            the execution before.
+            the previous execution.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class BatchCallbacks:
         self.has_begun = self.has_assigned = self._assigns = False
 
     def begin(self, first: int) -> bool:
-        """Call the callbacks for the begin of the next execution, unless they have been.
+        """Call the callbacks for the begin of the next execution, unless they were called before.
 
         Args:
             first: the number of its first step in the epoch.
 
         Returns:
-            Whether they were called now. What they did may change what is to be sent.
+            True if they were called now. They may have changed what may be sent.
         """
         if self.has_begun or not self._every_execution:
             return False
@@ -73,15 +73,15 @@ class BatchCallbacks:
 
         Args:
             first: the number of the first step.
-            last: that of the last one.
-            outputs: what each step predicted.
+            last: the number of the last step.
+            outputs: the outputs of each step of `predict`.
         """
         self._pending = (first, last, outputs)
         if self._every_execution or time.monotonic() >= self._next_call:
             self.flush()
 
     def flush(self) -> None:
-        """Call the callbacks for what they have not been told yet."""
+        """Call the callbacks for the steps that `add` kept back, if any."""
         if self._pending is None:
             return
         first, last, outputs = self._pending
@@ -95,7 +95,7 @@ class BatchCallbacks:
 
     def _call_begin(self, first: int) -> None:
         self.has_begun = True
-        # Who assigns at each begin has not come to it yet when there is room for an execution.
+        # A callback that assigns at each begin has not done so when the loop checks for room.
         self.has_assigned, self._assigns = self._assigns, False
         self._call(self._begin, first)
 
@@ -108,9 +108,9 @@ class BatchCallbacks:
 
 
 def listen_to_batches(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
-    """Return whether a callback wants to hear of every execution.
+    """Return True if a callback must be called for every execution.
 
-    Progress bars, backups and traces do not.
+    Progress bars, backups and traces need not be.
     """
     return any(_listens_to_batches(callback, mode) for callback in callbacks.callbacks)
 
@@ -120,8 +120,8 @@ def _listens_to_batches(callback: keras.callbacks.Callback, mode: str) -> bool:
         return False
     names = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     names += ["on_batch_begin", "on_batch_end"] if mode == "train" else []
-    # A progress bar draws less often, and a backup every so many batches is as good a little later.
-    # What a subclass of theirs does of its own is neither.
+    # A progress bar draws less often, and a backup after a number of batches may come a little
+    # late. A method that a subclass of theirs overrides must be called each time.
     quiet = (keras.callbacks.ProgbarLogger, keras.callbacks.BackupAndRestore)
     base = next((kind for kind in quiet if isinstance(callback, kind)), keras.callbacks.Callback)
     return any(

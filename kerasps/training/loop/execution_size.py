@@ -1,14 +1,15 @@
 """The number of steps that a loop sends as one execution.
 
-An execution costs a coordinator, a worker and a ps some 2.5 ms beside its steps. Where no callback
-is told of each, several are as good as one: each step still pulls and pushes for itself. So steps
-that are known to be fast are sent in longer executions than `steps_per_execution` asks for. Not
-from the start: the graph of a longer one takes a worker some time to make ready. And where that
-asks for somewhat more steps than are laid out one after the other, they are sent in parts.
+An execution costs a coordinator, a worker and a ps some 2.5 ms beside its steps. Without a callback
+for each execution, kerasps may merge several into one: each step still pulls and pushes for itself.
+So steps that are known to be fast are sent in longer executions than `steps_per_execution` asks
+for. This does not begin at the start, since a worker takes some time to make a longer graph ready.
+If `steps_per_execution` is somewhat larger than the number of unrolled steps, they are sent in
+parts.
 
-Steps that are left over at the end of the data would need a graph of their own, which takes a
-worker as long to make ready as hundreds of them take. So they are sent one by one, until there were
-so many epochs that the graph would have paid.
+The remaining steps at the end of the data would need another graph. A worker takes as long to make
+it ready as to do hundreds of steps. So these steps are sent one by one, until there were so many
+epochs that the graph would have paid off.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import math
 
 from kerasps.step.running.timing import StepTiming
 
-# Who waits for an execution waits for no more than that: for the next report, or after Ctrl-C.
+# The longest that the next report, or Ctrl-C, may wait for an execution.
 _MAX_SECONDS = 0.1
-# Fewer steps do not bring in what a second graph costs.
+# With fewer steps, a second graph costs more than it saves.
 _MIN_STEPS = 100
-# In a loop of that many blocks or fewer, what it costs beside them is more than another execution.
+# A loop of at most this many blocks costs more beside them than further executions do.
 _MAX_PARTS = 4
-# In so many epochs, what is left over has cost what a graph of it costs, however much it is.
+# In this many epochs, any number of remaining steps has cost as much as a graph for them.
 _MAX_EPOCHS_ONE_BY_ONE = 32
-# Results of several workers come one after the other; in so long, each has sent some.
+# Results of several workers come one after the other; in this time, each has sent some.
 _WINDOW_S = 0.3
 
 
@@ -33,16 +34,15 @@ class ExecutionSize:
     """Chooses how many steps the executions of a loop have, and measures how long steps take.
 
     Args:
-        unit: the steps of an execution as the model is compiled, or as many as there may be.
-        least: the fewest that are worth an execution, for what is left over; `unit` where that is
-            to be one.
-        most: those of a longer one; no more than `unit` where there is to be none.
-        in_epoch: the steps of an epoch; None where that is not known.
-        num_workers: the workers that share them.
-        timing: what is known of the step.
+        unit: the steps of an execution as the model is compiled, or the most that are allowed.
+        least: the size of executions for the remaining steps; `unit` to send them as one.
+        most: the steps of a longer execution; no more than `unit` if there are no longer ones.
+        in_epoch: the steps of an epoch; None if that is not known.
+        num_workers: the number of workers that share them.
+        timing: the measured time of the step.
 
     Attributes:
-        steps: the steps of the next execution.
+        steps: the number of steps of the next execution.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ExecutionSize:
         timing: StepTiming,
     ) -> None:
         if in_epoch is not None:
-            # Two for each worker, or some have nothing to do at the end.
+            # Two executions for each worker, or some workers are idle at the end.
             most = min(most, in_epoch // (2 * num_workers))
             unit = min(unit, max(least, in_epoch - in_epoch % least))
         self.steps = self._unit = unit
@@ -82,13 +82,13 @@ class ExecutionSize:
         """Note a result.
 
         Args:
-            at: when it came, in seconds.
-            steps: its steps.
+            at: the time at which it came, in seconds.
+            steps: the number of its steps.
         """
         timing = self._timing
         timing.steps += steps
         if self._window is None:
-            self._window = at, 0  # what came before took time to make ready too
+            self._window = at, 0  # the time before includes making graphs ready
             return
         start, before = self._window
         self._window = start, before + steps
@@ -105,31 +105,31 @@ class ExecutionSize:
 
 
 def unlooped(steps: int, unrolled: int) -> int:
-    """Return how many steps of an execution are sent at a time, for it not to be a loop of a few.
+    """Return how many steps to send at a time, so that no execution is a loop of a few blocks.
 
-    A loop across tasks costs a millisecond an iteration, and once the transfers of a whole block:
-    what follows its last iteration runs dead through all tasks.
+    A loop across tasks costs a millisecond per iteration, and once the transfers of a whole block:
+    behind its last iteration, TensorFlow passes dead tensors through all tasks.
 
     Args:
-        steps: the steps that the execution would have.
-        unrolled: how many are laid out one after the other.
+        steps: the number of steps that the execution would have.
+        unrolled: the number of steps in an unrolled block.
     """
     parts = math.ceil(steps / unrolled)
     return math.ceil(steps / parts) if parts <= _MAX_PARTS else steps
 
 
 def executions_at_once(most: int, in_epoch: int | None, num_workers: int) -> int:
-    """Return how many executions are sent as one, for the steps of all to overlap.
+    """Return how many executions to send as one, so that their steps overlap.
 
     Args:
-        most: how many there may be.
-        in_epoch: executions in an epoch; None where that is not known.
-        num_workers: the workers that share them.
+        most: the largest number.
+        in_epoch: the executions of an epoch; None if that is not known.
+        num_workers: the number of workers that share them.
     """
     if in_epoch is None:
         return max(1, most)
-    # Two for each worker, or some have nothing to do at the end.
+    # Two for each worker, or some workers are idle at the end.
     most = min(most, in_epoch // (2 * num_workers))
-    # Without a shorter one at the end, which is a graph of its own.
+    # Prefer numbers without a shorter execution at the end, which would need another graph.
     even = [number for number in range(most // 2 + 1, most + 1) if in_epoch % number == 0]
     return max([1, *(even or [most])])

@@ -1,4 +1,4 @@
-"""The loop behind `fit`, `evaluate` and `predict`: asks for steps, adds up results, calls back."""
+"""The loop behind `fit`, `evaluate` and `predict`: steps, sums of results, and callbacks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kerasps.training.loop.predictions import Predictions
 from kerasps.training.loop.step_numbers import StepNumbers
 from kerasps.training.sessions.session import EXECUTIONS_PER_WORKER
 
-# What steps add up to may stay on a worker for so long where no callback asks for it with each
-# execution. Should the worker be lost, it has to do the steps of this time again.
+# Results may add up on a worker for this many seconds if no callback needs them after each
+# execution. If the worker is lost, the steps of this time are retried.
 COLLECT_INTERVAL_S = 0.2
 
 
@@ -32,15 +32,15 @@ class Loop:
 
     Args:
         model: the model.
-        mode: what to do with it.
+        mode: the kind of its step.
         function: the model's step.
         inputs: the data.
-        steps: steps in each epoch; None for as many as there are data.
+        steps: the number of steps of each epoch; None to read all data.
         callbacks: the `keras.callbacks.CallbackList`.
-        predictions: where the outputs of `predict` go. Each execution returns its result then.
+        predictions: collects the outputs of `predict`. Each execution then returns its result.
 
     Attributes:
-        on_turn: called between two reports, where `rest` may be called.
+        on_turn: called between two reports. It may call `rest`.
     """
 
     def __init__(
@@ -65,12 +65,11 @@ class Loop:
         host = host_of(model)
         self._meter, self._run_meter = host.traffic_meter, host.run_meter
         if mode is not TRAIN:
-            # What a training moves is reported, and other steps read other tables: nobody looks at
-            # this one.
+            # `load_report` shows the traffic of training alone, so no one reads this meter.
             self._meter = TrafficMeter(host.num_ps)
             self._meter.start(function.traffic)
         self._per_step = function.plans.batches_per_step
-        # Whether a callback is told of each execution.
+        # True if a callback is called for each execution.
         self._listens = listens = listen_to_batches(callbacks, mode.name)
         interval = 0.0 if predictions is not None or listens else COLLECT_INTERVAL_S
         self._dispatcher: Dispatching = host.dispatcher(
@@ -79,16 +78,16 @@ class Loop:
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
         self._whole, self._size = self._sizes()
-        # Of the epoch that runs: steps asked for, less those that had no data, and steps counted.
+        # Of the current epoch: steps asked for, without those that had no data, and steps counted.
         self._asked = self._done = 0
         self._num_counted = 0
         self._totals: MetricTotals | None = None
         self._batch_callbacks: BatchCallbacks | None = None
-        # Where the next epoch goes on, if it was begun before.
+        # The position from which the next epoch resumes, if it was begun before.
         self._resumed: LoopPosition | None = None
 
     def _sizes(self) -> tuple[int, ExecutionSize]:
-        """Return how many steps callbacks are told of at a time, and how many are sent."""
+        """Return how many steps callbacks are called for at a time, and how many are sent."""
         listens, inputs, steps = self._listens, self._inputs, self._steps
         limits = self._function.limits
         host = host_of(self._model)
@@ -99,10 +98,10 @@ class Loop:
             per_execution = min(per_execution, max_staleness)
         per_execution *= self._per_step
         if limit is not None and limit < per_execution:
-            # As many whole steps as there may be.
+            # The largest allowed number of whole steps.
             per_execution = max(limit - limit % self._per_step, min(limit, self._per_step))
         whole = per_execution
-        # What may be sent at a time where steps are fast.
+        # The number of steps that may be sent at a time if they are fast.
         may_send_more = self._dispatcher.may_send_more and limit is None
         longer = limits.unrolled * self._per_step if may_send_more and not listens else 0
         overlaps = limits.overlapping > 1
@@ -117,7 +116,7 @@ class Loop:
             if not overlaps and limit is None:
                 whole_steps = unlooped(per_execution // self._per_step, limits.unrolled)
                 per_execution = whole_steps * self._per_step
-        # A callback that listens is told of what is left over at once.
+        # A callback that listens is called once for all remaining steps.
         is_whole = listens or overlaps
         return whole, ExecutionSize(
             per_execution,
@@ -129,7 +128,7 @@ class Loop:
         )
 
     def run_epoch(self, epoch: int) -> MetricTotals:
-        """Run one epoch, or what is left of it after `resume`; return what it added up to."""
+        """Run one epoch, or the remaining part of it after `resume`; return its sums."""
         dispatcher, target = self._dispatcher, self._steps
         resumed, self._resumed = self._resumed, None
         goes_on = resumed is not None and resumed.splits is not None
@@ -155,17 +154,18 @@ class Loop:
 
     @property
     def num_counted(self) -> int:
-        """The steps counted in all epochs that this loop has run."""
+        """The number of steps counted in all epochs that this loop has run."""
         return self._num_counted
 
     def restart_numbers(self) -> None:
-        """Number steps from the optimizer's iterations, which may have been set meanwhile."""
+        """Number steps from the optimizer's current iterations, which users may have set."""
         self._numbers.restart()
 
     def rest(self) -> LoopPosition:
-        """Wait for what is in flight, count it, and return where the loop stands then.
+        """Wait for the steps in flight, count them, and return the loop's position.
 
-        No step is in flight then, and callbacks know all that is counted. Call from `on_turn`.
+        No step is in flight afterwards, and callbacks were called for all counted steps. Call from
+        `on_turn`.
         """
         callbacks, totals = self._batch_callbacks, self._totals
         assert callbacks is not None  # an epoch runs
@@ -177,11 +177,11 @@ class Loop:
         return self.position(in_epoch=True)
 
     def position(self, *, in_epoch: bool) -> LoopPosition:
-        """Return where the loop stands. Call when nothing is in flight.
+        """Return the loop's position. Call when nothing is in flight.
 
         Args:
-            in_epoch: whether the epoch is to go on there, even if all its steps are done; else the
-                next one is to begin.
+            in_epoch: True to resume within the epoch, even if all its steps are done; False to
+                resume with the next epoch.
         """
         numbers = self._numbers
         totals = self._totals if in_epoch else None
@@ -199,11 +199,11 @@ class Loop:
         )
 
     def resume(self, position: LoopPosition) -> None:
-        """Make the next `run_epoch` go on at a position. Call before the first one.
+        """Resume the next `run_epoch` at a position. Call before the first one.
 
         Raises:
-            CannotResumeError: it is not one of this input, or of these metrics. The next epoch
-                begins with its first step then.
+            CannotResumeError: the position is of another input, or of other metrics. The next epoch
+                then begins with its first step.
         """
         try:
             self._check_fits(position)
@@ -226,7 +226,7 @@ class Loop:
     def _check_fits(self, position: LoopPosition) -> None:
         num_splits = len({split.source for split in position.splits or []})
         if position.splits is not None and num_splits != self._inputs.num_splits:
-            # As far as that goes: the order in which the epoch was read before.
+            # At least read the epoch in the same order as before.
             self._inputs.resume_order(position.input, passes_to_repeat=1)
             raise CannotResumeError(
                 f"its input was read in {num_splits} parts, one per worker, and is read in "
@@ -267,19 +267,19 @@ class Loop:
             self._inputs.on_epoch_end()
 
     def _send_steps(self, callbacks: BatchCallbacks) -> bool:
-        """Send what there is room for; return False where the data have ended."""
+        """Send executions while there is room; return False if the data have ended."""
         num_batches = self._inputs.num_batches if self._steps is None else self._steps
         while self._has_room(callbacks):
             told = self._done if self._predictions is None else self._predictions.num_told
             is_due = num_batches is None or told < num_batches
             if is_due and callbacks.begin(told):
-                continue  # what they did may leave no room
+                continue  # the callbacks may leave no room
             if not self._ask_for_steps():
                 return False
         return True
 
     def _ask_for_steps(self) -> bool:
-        """Send the next execution; return False where the data have ended."""
+        """Send the next execution; return False if the data have ended."""
         wanted = self._size.steps
         if self._steps is not None:
             wanted = min(wanted, self._steps - self._asked)
@@ -296,7 +296,7 @@ class Loop:
         return True
 
     def _count(self, report: Report, totals: MetricTotals, callbacks: BatchCallbacks) -> None:
-        """Add what has come back, and tell the callbacks."""
+        """Add the result of a report, and call the callbacks."""
         self._asked -= report.missing_steps
         result = report.result
         if result is None or not result.steps:
@@ -314,11 +314,11 @@ class Loop:
             self._tell_predicted(self._predictions, callbacks)
             return
         if self._is_stopped and first and not callbacks.has_begun:
-            return  # who has asked to stop hears no more of what was in flight
+            return  # after a stop, callbacks are not called for steps that were in flight
         counted_until = self._done
         if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
-            # As in Keras, the last execution of an epoch counts as if it were whole. Where it is
-            # not the only one that this is of, or a part of one, it began at a multiple.
+            # As in Keras, the last execution of an epoch counts as if it were whole. If this result
+            # has several, or a part of one, then the last began at a multiple of `_whole`.
             begin = first if self._listens else (self._done - 1) // self._whole * self._whole
             counted_until = max(counted_until, begin + self._whole)
         callbacks.add(first, counted_until - 1)
@@ -326,7 +326,7 @@ class Loop:
     def _tell_predicted(
         self, predictions: Predictions, callbacks: BatchCallbacks, *, is_last: bool = False
     ) -> None:
-        """Tell the callbacks of the outputs that are next in the input."""
+        """Call the callbacks for the next outputs in the order of the input."""
         while callbacks.has_begun or not (self._is_stopped and predictions.num_told):
             first = predictions.num_told
             outputs = predictions.next_to_tell(self._whole, is_last=is_last)
@@ -342,7 +342,7 @@ class Loop:
 
     @property
     def _wants_more(self) -> bool:
-        # As in Keras, a loop that is stopped before it begins does its first execution.
+        # As in Keras, a loop that is stopped before its first execution still does that one.
         predictions = self._predictions
         has_begun = self._asked if predictions is None else predictions.num_told
         goes_on = not (self._is_stopped and has_begun)
@@ -354,12 +354,12 @@ class Loop:
         if not self._listens:
             limit = EXECUTIONS_PER_WORKER * dispatcher.num_workers
             return self._wants_more and dispatcher.num_in_flight < limit
-        # What callbacks have not been told of, be it in flight or back; but for what was predicted
-        # and waits for what is in front of it. Splits that do not fit together (see
-        # `Predictions.end`) leave gaps, so to wait until all is told could be to wait for ever.
+        # Steps for which callbacks were not called, in flight or not. Outputs that wait for earlier
+        # ones of the input do not count: inconsistent splits (see `Predictions.end`) leave gaps, so
+        # waiting for these outputs could take for ever.
         ahead = self._asked - self._done
         if not self._wants_more:
-            # A batch whose begin they were told of is done, as in Keras, if they stop there.
+            # As in Keras, a batch whose begin callbacks know is done even if they stop there.
             is_due = callbacks.has_begun and (self._steps is None or self._asked < self._steps)
             return is_due and not ahead
         if ahead and self._waits_for_callbacks(callbacks):
@@ -367,19 +367,19 @@ class Loop:
         return ahead <= (dispatcher.num_workers - 1) * self._size.steps
 
     def _waits_for_callbacks(self, callbacks: BatchCallbacks) -> bool:
-        """Return whether callbacks are to be told of all that is done before more is sent."""
+        """Return True if callbacks must be called for all done steps before more are sent."""
         dispatcher = self._dispatcher
         if dispatcher.is_dealt_evenly:
-            # An execution that one worker has and the others lack would be an update of its own if
-            # a callback touched a variable, and so had all wait.
+            # If one worker had an execution more than the others, it would make updates alone as
+            # soon as a callback touched a variable, since the loop then suspends.
             return True
-        # While callbacks read, no worker has a step in flight, so all are sent something next. What
-        # callbacks assign is for one execution: the next one is for what they assign next.
+        # While there is a backlog, no step is in flight, so wait, and then send to all workers. But
+        # if callbacks assign, send one execution after each, so that each assigned value is used.
         return dispatcher.has_backlog and not callbacks.has_assigned
 
 
 def warn_of_missing_data() -> None:
-    """Warn, as Keras does, that an epoch ended before its steps were done."""
+    """Warn, as Keras does, that the data ended before the steps of an epoch."""
     warnings.warn(
         "Your input ran out of data; interrupting training. Make sure that your dataset or "
         "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use "

@@ -1,4 +1,4 @@
-"""Joins what several steps predicted."""
+"""Concatenates the outputs of several steps of `predict`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tensorflow as tf
 
 
 def concatenated(outputs: Sequence[object]) -> Any:
-    """Join what several steps predicted along the first axis, leaf by leaf.
+    """Concatenate the outputs of several steps along the first axis, leaf by leaf.
 
-    Arrays are new and may be written to, also those of a single step: who has the steps' own, such
-    as a callback, is not to find them changed.
+    Arrays are new even for a single step, so that callers may write to them without changing those
+    of a callback.
     """
     first, *_ = outputs
     columns = zip(*(tf.nest.flatten(step) for step in outputs), strict=True)
@@ -32,7 +32,7 @@ def _concatenate(parts: list[Any]) -> Any:
 
 
 def _joined(tensors: Sequence[tf.Tensor]) -> Any:
-    """Join tensors along the first axis as Keras's `predict` does, whose function is private.
+    """Concatenate tensors along the first axis as Keras's private function for `predict` does.
 
     Dense tensors whose rows differ in shape become one ragged tensor.
     `tests/unit/test_keras_rules.py` compares the two.
@@ -47,7 +47,7 @@ def _joined(tensors: Sequence[tf.Tensor]) -> Any:
     row_shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(row_shapes) == 1:
         return tf.stack(tensors) if first.shape.rank == 0 else tf.concat(tensors, 0)
-    # The axes behind the last one that differs are not ragged.
+    # The axes behind the last one that differs in size are not ragged.
     num_same = 0
     for sizes in zip(*(reversed(shape) for shape in row_shapes), strict=True):
         if len(set(sizes)) > 1:

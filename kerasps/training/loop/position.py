@@ -13,9 +13,9 @@ from kerasps import _compat
 from kerasps.training.epoch.epoch_events import SplitPosition
 from kerasps.variables import ParameterServerVariable, is_seed_state
 
-# Goes up when a record of before could be misread.
+# Raised when an older record could be misread.
 VERSION = 1
-# The name under which Keras keeps its own seed generator; a constant of Keras's from 3.13 on.
+# The name under which Keras keeps its global seed generator; a constant of Keras from 3.13 on.
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
@@ -24,16 +24,16 @@ class LoopPosition:
     """The position of the loop, when nothing is in flight and all results are counted.
 
     Attributes:
-        steps: the steps of the epoch that are counted.
-        metrics: what they add up to, in the order of `TracedStep.metrics`; empty where there are
-            none.
-        logs: what the last of them returned beside the metrics.
+        steps: the number of counted steps of the epoch.
+        metrics: the sums of their metric states, in the order of `TracedStep.metrics`; empty if
+            there are none.
+        logs: the logs that the last step returned beside the metrics.
         first_step: the global number of the epoch's first step.
         next_step: the global number of the next step.
-        seeds: of each seed generator of the step, the state that the next step draws from.
-        splits: where each split of the input stands, and behind them the parts into which some were
-            divided; None where the next epoch begins a pass.
-        input: what `Input.position` returned.
+        seeds: for each seed generator of the step, the state from which the next step draws.
+        splits: the position of each split of the input, followed by the parts of divided splits;
+            None if the next epoch begins a pass.
+        input: the return value of `Input.position`.
     """
 
     steps: int
@@ -51,12 +51,12 @@ class Position:
     """The position of `fit`.
 
     Attributes:
-        epoch: the number of the epoch that goes on, or that is to begin.
-        loop: where its loop stands.
-        validation: what `Input.position` of the validation data returned; None without.
+        epoch: the number of the epoch that resumes, or of the next one.
+        loop: the position of its loop.
+        validation: the return value of `Input.position` of the validation data; None without them.
         seed_states: the states of the model's `keras.random.SeedGenerator`s, in their order.
-        global_seed_state: that of Keras's own, None where it has none yet.
-        callbacks: what callbacks know, in their order; None for those whose state is theirs alone.
+        global_seed_state: the state of Keras's global generator; None if it has none yet.
+        callbacks: the states of callbacks, in their order; None for each that saves none.
     """
 
     epoch: int
@@ -67,12 +67,12 @@ class Position:
     callbacks: list[dict[str, Any] | None]
 
     def to_record(self) -> dict[str, Any]:
-        """Return it as dictionaries and lists of arrays and of values that JSON can hold."""
+        """Return it as dictionaries and lists, of arrays and of values that JSON can represent."""
         return {"version": VERSION, **asdict(self)}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Position:
-        """Return the position that `to_record` was called for.
+        """Return the position from a record that `to_record` returned.
 
         Raises:
             ValueError: the record is of another version of kerasps.
@@ -92,7 +92,7 @@ class Position:
 
 
 class CannotResumeError(Exception):
-    """A position is not one of this training; its words say why."""
+    """A position is not one of this training; the message gives the reason."""
 
 
 def seed_states_of(
@@ -104,11 +104,11 @@ def seed_states_of(
 
 
 def global_seed_state() -> np.ndarray | None:
-    """Return the state of Keras's own seed generator; None where nothing was drawn from it."""
+    """Return the state of Keras's global seed generator; None if nothing was drawn from it."""
     generator = _compat.get_global_attribute(_GLOBAL_SEED_GENERATOR)
     return None if generator is None else np.asarray(generator.state)
 
 
 def set_global_seed_state(state: np.ndarray) -> None:
-    """Set the state of Keras's own seed generator."""
+    """Set the state of Keras's global seed generator."""
     _compat.global_seed_generator().state.assign(state)

@@ -1,4 +1,4 @@
-"""Puts what workers predict into the order of the input."""
+"""Puts the outputs of `predict` into the order of the input."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 class Predictions:
     """The outputs of the batches of one `predict`, in the order of the input.
 
-    Each worker reads a split, so outputs come back in any order. They are told to callbacks, and
-    returned, in that of the input. Thread: `fit`'s.
+    Each worker reads a split, so outputs come back in any order. Callbacks and callers get them in
+    the order of the input. Thread: `fit`'s.
 
     Args:
-        num_splits: the number of splits of the input; 0 where batches travel with executions.
+        num_splits: the number of splits of the input; 0 if executions carry their batches.
     """
 
     def __init__(self, num_splits: int) -> None:
         self._num_splits = num_splits
-        # Those that came before others which are in front of them, by their place in the input.
+        # Outputs that came before earlier ones of the input, by their place in the input.
         self._early: dict[int, Any] = {}
         self._in_order: list[Any] = []
         self._num_told = 0
@@ -37,8 +37,8 @@ class Predictions:
         """Add the outputs of batches that follow each other in a split.
 
         Args:
-            outputs: what was predicted of each batch.
-            split: the split of the input; None where batches travel with executions.
+            outputs: the outputs of each batch.
+            split: the split of the input; None if executions carry their batches.
             first: the place of the first batch in the split, or in the input.
         """
         for place, output in enumerate(outputs, start=first):
@@ -48,15 +48,15 @@ class Predictions:
             self._in_order.append(self._early.pop(len(self._in_order)))
 
     def end(self) -> None:
-        """Note that nothing more comes. Of splits that do not fit together, no batch is lost."""
+        """Note that nothing more comes. Keep outputs behind gaps, if splits are inconsistent."""
         self._in_order += [self._early.pop(place) for place in sorted(self._early)]
 
     def next_to_tell(self, num_batches: int, *, is_last: bool = False) -> list[Any]:
         """Return the outputs of the next batches, of which callbacks know from now on.
 
         Args:
-            num_batches: the number of batches; none are returned while there are fewer.
-            is_last: whether fewer are returned too, since no more come.
+            num_batches: the number of batches; returns none while there are fewer.
+            is_last: True to return fewer too, since no more come.
         """
         outputs = self._in_order[self._num_told : self._num_told + num_batches]
         if len(outputs) < num_batches and not is_last:

@@ -13,11 +13,11 @@ from kerasps.step.tracing.state import Header
 
 
 class StepNumbers:
-    """Gives every step its global number, and with it the seeds that it draws.
+    """Gives each step its global number, and with it the seeds that it draws.
 
-    The numbers go on from the optimizer's iterations. A step's seeds follow from its number alone,
-    so that no two workers draw the same and an execution that is run again draws what it drew
-    before. One worker draws what plain Keras draws.
+    The numbers begin at the optimizer's iterations. A step's seeds follow from its number alone, so
+    no two workers draw the same ones, and a retried execution draws the same ones again. One worker
+    draws the same as plain Keras.
     """
 
     def __init__(self, model: keras.Model, function: TracedStep) -> None:
@@ -26,7 +26,7 @@ class StepNumbers:
         self.restart()
 
     def restart(self) -> None:
-        """Number what follows from what the optimizer and the seed generators say now."""
+        """Number the next steps from the current state of the optimizer and the seed generators."""
         optimizer = getattr(self._model, "optimizer", None)
         first = 0 if optimizer is None else int(optimizer._iterations.numpy())
         self.resume(first, first, [v.storage.numpy() for v in self._function.seeds])
@@ -43,11 +43,11 @@ class StepNumbers:
 
     @property
     def seeds(self) -> list[np.ndarray]:
-        """The states that the next step draws from, in the order of `TracedStep.seeds`."""
+        """The states from which the next step draws, in the order of `TracedStep.seeds`."""
         return [np.array(seed, np.int64) for seed in self._next.seeds]
 
     def resume(self, settled: int, next_step: int, seeds: Sequence[np.ndarray]) -> None:
-        """Go on as the one that had these."""
+        """Set the properties `settled`, `next_step` and `seeds`."""
         states = [np.array(seed, np.int64).tolist() for seed in seeds]
         self._settled = settled
         self._next = Header(next_step, states, self._function.seeds_per_step)
@@ -59,10 +59,10 @@ class StepNumbers:
         return header
 
     def settle(self, num_steps: int) -> None:
-        """Number what follows behind the `num_steps` that were done since the last call.
+        """Continue the numbers behind the `num_steps` that were done since the last call.
 
-        Executions that found no data have used no seeds. Those that were used are written to the
-        states of their generators.
+        Executions that found no data have used no seeds. The new states are written to the seed
+        generators.
         """
         unused = self.next_step - self._settled - num_steps
         self._next, self._settled = self._next.after(-unused), self._settled + num_steps

@@ -1,8 +1,8 @@
 """`run_eagerly=True`: steps run as plain Python in the coordinator's process.
 
-There, `print` and a debugger see every value. The loop is Keras's own, on data that it reads
-itself. The model's variables stay on the ps, and each read or assignment goes there. One process
-does one batch at a time, so the order of everything is plain Keras's.
+There, `print` and a debugger see every value. Keras runs its loop and reads the data. The model's
+variables stay on the ps, and each read or assignment goes there. One process does one batch at a
+time, so all is done in the order of plain Keras.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RUNNING = _Running()
 def runs_eagerly(model: keras.Model) -> bool:
     """Return whether steps of `model` run eagerly.
 
-    They do where it was compiled with `run_eagerly=True`, and everywhere after
+    They do if it was compiled with `run_eagerly=True`, and for every model after
     `tf.config.run_functions_eagerly(True)`.
     """
     return bool(model.run_eagerly or tf.config.functions_run_eagerly())
@@ -65,13 +65,13 @@ def run_eagerly(
     adopt_model(strategy, model)
     _tell(model)
     for name in ("train_function", "test_function", "predict_function"):
-        if isinstance(getattr(model, name), TracedStep):  # of a time when steps ran on workers
+        if isinstance(getattr(model, name), TracedStep):  # made when steps ran on workers
             setattr(model, name, None)
     args, kwargs = _with_datasets((args, kwargs))
     x = args[0] if args else kwargs.get("x")
     is_fit = original.__name__ == "fit"
     if is_fit and isinstance(x, tf.data.Dataset) and len(args) < 9:
-        # Else Keras warns that it does not shuffle, though nobody asked for it.
+        # Otherwise Keras warns that it does not shuffle, though nobody asked for it.
         kwargs.setdefault("shuffle", False)
     before, _RUNNING.models = _RUNNING.models, (*_RUNNING.models, model)
     try:
@@ -87,10 +87,10 @@ def is_running_eagerly(model: object) -> bool:
 
 
 class StrategyOfLoop:
-    """Stands in for the strategy in Keras's loop while steps run in this process.
+    """Replaces the strategy in Keras's loop while steps run in this process.
 
     Args:
-        strategy: the `ParameterServerStrategy` that variables belong to.
+        strategy: the `ParameterServerStrategy` of the variables.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -100,13 +100,13 @@ class StrategyOfLoop:
         return getattr(self._strategy, name)
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return the dataset as it is: this process reads all of it."""
+        """Return the dataset unchanged, since this process reads all of it."""
         return dataset
 
     def run(self, step: Callable[..., object], args: tuple[object, ...]) -> Any:
         """Run a step with no strategy current, as plain Keras does.
 
-        Variables that it makes belong to our strategy all the same.
+        Variables that it makes still belong to the kerasps strategy.
         """
         with without_current(self._strategy):
             return step(*args)
@@ -114,13 +114,13 @@ class StrategyOfLoop:
 
 @contextlib.contextmanager
 def without_current(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """In this context no strategy is current, also inside `strategy.scope()`.
+    """Make no strategy current within this context, also inside `strategy.scope()`.
 
-    New variables belong to `strategy` all the same.
+    New variables still belong to `strategy`.
     """
     _compat.push_per_thread_mode(_compat.get_default_replica_mode())
     try:
-        # The next creator would be the strategy's, which works only while it is current.
+        # The next creator is the strategy's, which works only while the strategy is current.
         with (
             tf.variable_creator_scope(lambda next_creator, **kwargs: plain_variable(**kwargs)),
             creating_under(strategy),
@@ -136,8 +136,8 @@ def _tell(model: keras.Model) -> None:
     _told.add(model)
     warnings.warn(
         f"Steps of model '{model.name}' run eagerly: in this process, one batch at a time, and "
-        "every read of a variable asks a ps. The workers have nothing to do. This is exact, and "
-        "slow: for `print` and a debugger. Compile without `run_eagerly=True` to train on the "
+        "every read of a variable asks a ps. The workers are idle. This is exact but slow, and "
+        "meant for `print` and a debugger. Compile without `run_eagerly=True` to train on the "
         "workers.",
         stacklevel=5,
     )

@@ -1,7 +1,6 @@
-"""Small rules of Keras's trainer: which epochs are validated, and what logs look like.
+"""Small rules of Keras's trainer about validation and the form of logs.
 
-The rules are Keras's own, written again: its functions are private.
-`tests/unit/test_keras_rules.py` compares the two.
+The rules copy private functions of Keras. `tests/unit/test_keras_rules.py` compares the two.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def is_validated(epoch: int, validation_freq: object) -> bool:
 
     Args:
         epoch: its number, from 0.
-        validation_freq: each how many epochs, or a list of their numbers, from 1.
+        validation_freq: the number of epochs between validations, or a list of epochs, from 1.
 
     Raises:
         ValueError: `validation_freq` is neither.
@@ -45,13 +44,13 @@ def is_validated(epoch: int, validation_freq: object) -> bool:
 
 
 def plain_logs(logs: Mapping[str, object] | None) -> dict[str, Any]:
-    """Return logs as plain floats, flat and sorted by name; what is no number stays as it is."""
+    """Return logs as plain floats, flat and sorted by name; keep values that are not numbers."""
     plain: dict[str, Any] = {}
     for name, value in sorted((logs or {}).items()):
         if isinstance(value, dict):
             plain.update(plain_logs(value))
             continue
         plain[name] = keras.ops.convert_to_numpy(value) if tf.is_tensor(value) else value
-        with contextlib.suppress(Exception):  # whatever a log of the user's own raises
+        with contextlib.suppress(Exception):  # a user's value may raise any error
             plain[name] = float(plain[name])
     return plain

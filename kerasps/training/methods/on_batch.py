@@ -1,4 +1,4 @@
-"""The methods of a model on one batch: a step on the coordinator."""
+"""The methods of a model on one batch, as a step on the coordinator."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def train_on_batch(
 ) -> Any:
     """`keras.Model.train_on_batch`: compute on the coordinator, push to the ps as a step of `fit`.
 
-    Metrics are those of this batch alone, under every version of Keras; Keras 3.12 itself adds them
-    up from call to call.
+    Metrics cover only this batch, under every version of Keras; plain Keras 3.12 adds them up from
+    call to call.
     """
     check_compiled(model)
     if class_weight is not None:
@@ -125,18 +125,18 @@ def _as_tensor(value: object) -> Any:
 
 
 def _note_own_step(host: Host, what: str) -> None:
-    """Say, once, that this process does on its CPU what a worker would do on a GPU.
+    """Log once that this process computes on its CPU, although workers have GPUs.
 
     Args:
-        host: of the model's strategy.
-        what: what the user has called.
+        host: the host of the model's strategy.
+        what: the method that the user has called.
     """
     has_gpu = any(devices[0] != FIRST_CPU for devices in host.devices_of_workers())
     if has_gpu and host.own_devices == (FIRST_CPU,) and host not in _told:
         _told.add(host)
         _LOGGER.warning(
             f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
-            "`fit`, `evaluate` or `predict` for steps that are to run there."
+            "`fit`, `evaluate` or `predict` to run steps there."
         )
 
 
@@ -146,7 +146,7 @@ def _run_alone(
     batches: Sequence[object],
     header: Header,
 ) -> ExecutionResult:
-    """Run a step graph on the coordinator, in a flight of its own.
+    """Run a step graph on the coordinator, in a separate flight.
 
     Call when no other execution runs.
     """

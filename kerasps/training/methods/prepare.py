@@ -1,4 +1,4 @@
-"""Readies a model for any of its methods under the strategy."""
+"""Prepares a model for any of its methods under the strategy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kerasps.variables.adoption import adopt_model, strategy_of
 
 
 def prepare(model: keras.Model) -> None:
-    """Make the model, wherever it was made, one that its strategy can train.
+    """Adopt the model if it was made outside of its strategy.
 
-    Functions that were scheduled before are waited for: they change the variables too.
+    Wait for functions that were scheduled before, since they change the variables too.
     """
     strategy = strategy_of(model)
     host: Host = strategy.extended.host

@@ -1,7 +1,7 @@
-"""Builds models whose recurrent layers keep their states: these need to know the batch size.
+"""Builds models with stateful recurrent layers, which need to know the batch size.
 
-A step is traced for batches of any size, and builds what is still to be built. A state has a row
-for each example of a batch, so Keras refuses to make it then.
+The trace of a step builds unbuilt layers, but for batches of any size. The state of such a layer
+has a row for each example of a batch, so Keras refuses to make it then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def build_stateful(model: keras.Model, first_batch: Callable[[], object]) -> Non
 
     Args:
         model: the model, prepared.
-        first_batch: returns the inputs of a batch, or None where they are not to be had.
+        first_batch: returns the inputs of a batch, or None if it cannot.
     """
     layers = model._flatten_layers()
     if all(layer.built for layer in layers if getattr(layer, "stateful", False)):
@@ -29,14 +29,14 @@ def build_stateful(model: keras.Model, first_batch: Callable[[], object]) -> Non
     if batch is not None:
         specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), batch)
         with model._distribute_strategy.scope():
-            # Traced and not run, which would move the states on.
+            # Only traced, since a run would change the states.
             tf.function(lambda x: model(x), autograph=False).get_concrete_function(specs)
 
 
 def first_batch_of(data: object, batch_size: int | None, steps: int | None = None) -> Any:
-    """Return the inputs of the first batch of what `fit` is given as x.
+    """Return the inputs of the first batch of `data`, the `x` of `fit`.
 
-    None where to read it would take it away, as from a generator.
+    None if reading the batch would consume it, for example from a generator.
     """
     if isinstance(data, DatasetCreator):
         data = data(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
@@ -47,7 +47,7 @@ def first_batch_of(data: object, batch_size: int | None, steps: int | None = Non
     else:
         leaves = keras.tree.flatten(data)
         if not leaves or not all(len(getattr(leaf, "shape", ())) for leaf in leaves):
-            return None  # no arrays of examples: who reads them says so
+            return None  # not arrays of examples: `as_input` raises the error
         length = leaves[0].shape[0]
         size = batch_size or (-(-length // steps) if steps else 32)
         return keras.tree.map_structure(lambda leaf: leaf[:size], data)

@@ -102,7 +102,7 @@ def _train(
         inputs: the training data.
         callbacks: the `keras.callbacks.CallbackList`.
         epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-        validation: the validation data, None without.
+        validation: the validation data; None without them.
         steps: the steps of an epoch; None for all batches.
     """
     host = host_of(model)
@@ -114,7 +114,7 @@ def _train(
     loop = Loop(model, TRAIN, function, inputs, steps=steps, callbacks=callbacks)
     loop.on_turn = lambda: backups.at_turn(loop)
     with translated_errors(host), host.run_meter.fit(), backups:
-        # A second pass over what can be read once finds nothing, and Keras warns of that.
+        # A second pass over data that can be read only once is empty, and Keras warns of that.
         warns = inputs.reads_once and steps is None
         _run_epochs(model, loop, callbacks, backups, epochs, validation, warns=warns)
         host.staleness_meter.finish()
@@ -134,19 +134,19 @@ def _run_epochs(
 
     Args:
         model: the model.
-        loop: what runs an epoch.
+        loop: runs each epoch.
         callbacks: the `keras.callbacks.CallbackList`.
-        backups: its backups.
+        backups: the backups of the `fit`.
         epochs: the numbers of the epochs, unless a callback resumes an earlier training.
-        validation: the validation data, None without.
-        warns: whether epochs after the first are to warn of missing data.
+        validation: the validation data; None without them.
+        warns: True to warn of missing data in epochs after the first.
     """
     model.stop_training = False
     callbacks.on_train_begin()
     logs = None
     first_epoch = backups.resume(loop)
     if first_epoch is None:
-        # `BackupAndRestore` may have found a backup that Keras has made.
+        # `BackupAndRestore` may have restored a backup of plain Keras.
         first_epoch = model._initial_epoch or epochs.start
     for epoch in range(first_epoch, epochs.stop):
         model.reset_metrics()
@@ -258,7 +258,7 @@ class _Validation:
     def logs(
         self, epoch: int, callbacks: keras.callbacks.CallbackList, on_turn: Callable[[], None]
     ) -> dict[str, Any]:
-        """Return what validation adds to the logs of an epoch."""
+        """Return the validation's part of the logs of an epoch; empty if it is not validated."""
         if not is_validated(epoch, self._frequency):
             return {}
         logs = _evaluate(
@@ -333,7 +333,7 @@ def _callback_list(
 
 
 def _capped(name: str, value: Any, cap: int | None) -> Any:
-    """Return what the user asked for, or Keras's cap for debugging where that is less."""
+    """Return the user's value, or Keras's cap for debugging if that is less."""
     if cap and (not value or cap < value):
         warnings.warn(f"Limiting {name} to {cap}", stacklevel=4)
         return cap

@@ -1,4 +1,4 @@
-"""Between the epoch's state and the threads: events go in, one at a time, and commands come out."""
+"""The channel between the epoch's state and the threads: events go in, commands come out."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Mailbox = queue.SimpleQueue[Command | None]
 
 
 class EpochChannel:
-    """Brings events to an `EpochState` under one lock, and its commands to whom they are for.
+    """Passes events to an `EpochState` under one lock, and its commands to sessions and `fit`.
 
-    An interrupt can end `fit`'s thread anywhere, also within the state's code, of which half has
-    then happened. So a state that was left in the middle of an event is never touched again: the
-    channel goes silent. That is safe since whatever interrupts `fit`'s thread ends the epoch, and
-    how sessions end (`Sessions`) does not depend on the state.
+    An interrupt can end `fit`'s thread anywhere, also in the middle of the state's code. A state
+    that was interrupted within an event is never used again: the channel drops later events. That
+    is safe, since an interrupt of `fit`'s thread ends the epoch, and the end of sessions
+    (`Sessions`) does not depend on the state.
     """
 
     def __init__(self, state: EpochState) -> None:
-        # A lock of C, taken by `with` alone: neither can an interrupt leave locked.
+        # A lock implemented in C and taken by `with`: an interrupt cannot leave it locked.
         self.lock = threading.Lock()
         self._state = state
         self._is_torn = False
@@ -40,12 +40,12 @@ class EpochChannel:
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
 
     def post(self, event: Event) -> None:
-        """Bring an event to the state. Thread: any."""
+        """Pass an event to the state. Thread: any."""
         with self.lock:
             self.handle(event)
 
     def handle(self, event: Event) -> None:
-        """Bring an event to the state. Call with the lock held."""
+        """Pass an event to the state. Call with the lock held."""
         if self._is_torn:
             return
         self._is_torn = True
@@ -58,7 +58,7 @@ class EpochChannel:
 
     @property
     def num_in_flight(self) -> int:
-        """The executions that were asked for and are not done."""
+        """The number of executions that were asked for and are not done."""
         with self.lock:
             return self._state.num_in_flight
 
@@ -70,7 +70,7 @@ class EpochChannel:
 
     @property
     def num_workers(self) -> int:
-        """The workers that the state knows of."""
+        """The number of workers that the state knows."""
         with self.lock:
             return len(self._state.workers)
 
@@ -88,12 +88,12 @@ class EpochChannel:
             return workers.activities(is_queued=in_flight > running)
 
     def has_let_go(self, worker: int) -> bool:
-        """Return whether a worker that is about to leave holds nothing any more."""
+        """Return whether a leaving worker holds no executions or results any more."""
         with self.lock:
             return self._state.workers.has_let_go(worker)
 
     def awaits(self, worker: int) -> bool:
-        """Return whether a worker has no session, and has not said that it is lost."""
+        """Return whether a worker has no session, and is not known to be lost."""
         with self.lock:
             return self._state.workers.awaits(worker)
 
@@ -114,12 +114,12 @@ class EpochChannel:
             return self._state.history()
 
     def settle(self, *, all_asked: bool) -> bool:
-        """Return whether nothing more will be reported, unless more is asked for.
+        """Return True if no report will follow unless more steps are asked for.
 
-        `all_asked`: whether nothing more will be, unless steps are reported missing.
+        When every step is done, or no worker can do it, fetch the results that workers hold. Return
+        True once these are reported.
 
-        When all that was asked for is done, or cannot be done by anybody, has workers bring the
-        results that they hold; so the answer is yes when these are in and reported.
+        `all_asked`: whether no more steps will be asked for, unless some are reported missing.
         """
         with self.lock:
             if all_asked:
@@ -131,9 +131,9 @@ class EpochChannel:
 
 
 class Sessions:
-    """The sessions of one flight: their mailboxes, which are at work, and what ends them.
+    """The sessions of one flight, with their mailboxes.
 
-    A flight is over when `end` was called and nothing of any session is on its worker.
+    A flight is over when `end` was called and no session has anything in flight on its worker.
 
     Args:
         channel: the channel of the epoch.
@@ -148,14 +148,14 @@ class Sessions:
         self._is_over = False
         self.error: BaseException | None = None
         self.wake: Callable[[], None] = lambda: None
-        # The mailboxes of sessions, and of executors of sessions that failed, with something on
-        # their worker.
+        # The mailboxes of sessions that have something in flight on their worker, also of failed
+        # sessions whose executor is not empty yet.
         self._at_work: list[tuple[int, Mailbox]] = []
         channel.mailboxes = {}
 
     @property
     def is_over(self) -> bool:
-        """True once nothing more may begin."""
+        """True once no session may begin any more."""
         return self._is_over
 
     @property
@@ -164,7 +164,7 @@ class Sessions:
         return self.error is not None
 
     def enter(self, event: SessionBegan) -> Mailbox | None:
-        """Begin a session; return its mailbox, or None when the flight is over before."""
+        """Begin a session; return its mailbox, or None if the flight is over."""
         worker = event.worker
         with self._changed:
             if self._is_over:
@@ -176,50 +176,50 @@ class Sessions:
             return mailbox
 
     def end_one(self, worker: int) -> None:
-        """End the session of a worker after the command that it carries out now."""
+        """End the session of a worker after its current command."""
         with self._changed:
             if worker in self._channel.mailboxes:
                 self._channel.mailboxes[worker].put(None)
 
     def leave(self, mailbox: Mailbox) -> None:
-        """Note that nothing of a session is on its worker any more."""
+        """Note that a session has nothing in flight on its worker any more."""
         with self._changed:
             self._at_work = [entry for entry in self._at_work if entry[1] is not mailbox]
             self._changed.notify_all()
 
     def post(self, mailbox: Mailbox, event: Event) -> None:
-        """Bring an event of a session to the state, unless the session was given up."""
+        """Pass an event of a session to the state, unless the session was abandoned."""
         with self._changed:
             if any(entry[1] is mailbox for entry in self._at_work):
                 self._channel.handle(event)
 
     def at_work(self) -> dict[int, list[Mailbox]]:
-        """Return the sessions with something on each worker."""
+        """Return the sessions that have something in flight, by worker."""
         found: dict[int, list[Mailbox]] = {}
         for worker, mailbox in list(self._at_work):
             found.setdefault(worker, []).append(mailbox)
         return found
 
     def wait_until_idle(self, timeout: float) -> bool:
-        """Wait until nothing of any session is on a worker; return whether it is so."""
+        """Wait until no session has anything in flight; return False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._at_work, timeout)
 
     def holders(self) -> str:
-        """Say who something is on, for a message."""
+        """Return the cause of a wait as text: the workers with sessions in flight, or a ps."""
         names = ", ".join(self._name_of(worker) for worker in sorted(self.at_work()))
         if not names:
             return "a ps does not answer"
         return f"{names} does not answer, or waits for a ps that does not"
 
     def fail(self, error: BaseException) -> None:
-        """End the flight in `error`, if it has none yet."""
+        """End the flight in `error`, unless it has another error already."""
         self.error = self.error or error
         self._channel.reports.put(Report())
         self.wake()
 
     def end(self) -> None:
-        """End every session after the command that it carries out now."""
+        """End every session after its current command."""
         with self._changed:
             self._is_over = True
             for mailbox in self._channel.mailboxes.values():

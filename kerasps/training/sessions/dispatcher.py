@@ -1,13 +1,13 @@
 """Keeps executions of an epoch in flight, in sessions of the `ClusterCoordinator`.
 
-What the coordinator schedules is a *session*: one per worker and flight, which carries out the
-commands of the epoch's state until the flight is over. So an execution costs the coordinator a call
-and nothing beside it. When a worker is lost, its session fails, the state sends its executions to
-others, and the session is started again when the worker is back.
+The coordinator schedules a *session* per worker and flight. It carries out the commands of the
+epoch's state until the flight is over, so an execution costs the coordinator just one call. When a
+worker is lost, its session fails, the state sends its executions to others, and the session starts
+again when the worker is back.
 
-Three kinds of thread meet at the epoch's state: `fit`'s, which asks for steps and waits for reports
-(`Dispatcher`); the flight's, which starts sessions and ensures that none is left
-(`SessionFlights`); and one per worker, for its session (`SessionRunner`).
+Three kinds of thread use the epoch's state. `fit`'s thread asks for steps and waits for reports
+(`Dispatcher`). The flight's thread starts sessions and waits until all have ended
+(`SessionFlights`). Each worker has a thread for its session (`SessionRunner`).
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from kerasps.variables.names import NAMES
 
 
 class Dispatcher:
-    """Sends executions to workers and reports what comes back, an epoch after the other.
+    """Sends executions to workers and reports their results, one epoch after the other.
 
-    Contract: `make_sources` before the first epoch of a pass; then, for each epoch, `hold`,
-    `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after an error.
-    Thread: `fit`'s.
+    Contract: call `make_sources` before the first epoch of a pass. Then, for each epoch, call
+    `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
+    an error. Thread: `fit`'s.
 
     Args:
-        host: of the strategy whose workers do them.
-        function: the step that executions do.
+        host: the host of the strategy whose workers run the executions.
+        function: the step of the executions.
         inputs: the data.
-        collect_interval: seconds for which a worker may hold what its executions add up to. 0 has
-            each execution return its own result, which costs as much as a small execution itself.
+        collect_interval: seconds for which a worker may hold the sum of its results. With 0, each
+            execution returns its result, which costs as much as a small execution.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Dispatcher:
             max_ahead = max_staleness * function.plans.batches_per_step
         self._state = EpochState(
             port.num_workers,
-            # A worker that was lost before is not there to read its split of the input.
+            # A worker that was lost before cannot read its split of the input.
             lost=self._membership.absent_workers & {*range(port.num_workers)},
             executions_ahead=kind.executions_ahead,
             collect_interval=collect_interval,
-            # Who changes nothing waits for nobody.
+            # Steps that change no variables wait for no other worker.
             admission=choose_admission(
                 max_ahead=max_ahead,
                 joins=function.rule.waits,
@@ -117,7 +117,7 @@ class Dispatcher:
 
     @property
     def num_workers(self) -> int:
-        """The workers that executions are for."""
+        """The number of workers that run executions."""
         return int(self._membership.num_workers)
 
     @property
@@ -125,19 +125,19 @@ class Dispatcher:
         """True if an execution may have more steps than the model is compiled for."""
         if not self._function.devices:
             return True  # steps that change nothing
-        # Steps of several workers that follow each other faster overlap more, and so are staler:
-        # that is for `steps_per_execution` to ask for.
+        # Longer executions of several workers overlap more, which makes updates staler. Users ask
+        # for that by `steps_per_execution`.
         is_alone = self.num_workers == 1 and not self._function.rule.waits
         return is_alone and self._host.options.max_staleness is None
 
     @property
     def num_in_flight(self) -> int:
-        """The executions that were sent and are not done."""
+        """The number of executions that were sent and are not done."""
         return self._channel.num_in_flight
 
     @property
     def is_at_end(self) -> bool:
-        """True if data of known length were read to their end: the next epoch needs a new pass."""
+        """True if data of known length were read to the end: the next epoch needs a new pass."""
         return self._state.splits.all_given_out
 
     @property
@@ -152,7 +152,7 @@ class Dispatcher:
 
     @property
     def is_dealt_evenly(self) -> bool:
-        """True if each worker has its part of the next synchronous updates and no more is due."""
+        """True if workers have equal parts of synchronous updates and no execution is pending."""
         return self._channel.is_dealt_evenly
 
     def activities(self) -> dict[int, WorkerActivity]:
@@ -172,10 +172,10 @@ class Dispatcher:
         self.begin_resumed(())
 
     def begin_resumed(self, positions: Sequence[SplitPosition]) -> None:
-        """Begin where the pass of the input stands, which `Input.resume_pass` was called for.
+        """Begin at `positions` in the input's pass. Call `Input.resume_pass` before.
 
         Args:
-            positions: what `positions` was before.
+            positions: the property `positions` of an earlier dispatcher.
         """
         self._channel.post(PassBegan(self._inputs.num_splits, tuple(positions)))
         self._flights.begin_pass()
@@ -183,7 +183,7 @@ class Dispatcher:
     def hold(self) -> threading.Lock:
         """Return a lock to hold, in a `with` statement, from `start_epoch` to the epoch's end.
 
-        Steps run only while it is held: when `fit` is gone, however that came, so is the lock.
+        Steps run only while it is held. Python releases it when `fit` ends in any way.
         """
         return self._flights.hold()
 
@@ -194,13 +194,13 @@ class Dispatcher:
         self._take_off()
 
     def send(self, execution: Execution) -> None:
-        """Put an execution into flight."""
+        """Queue an execution for any worker, and start the sessions again after `suspend`."""
         self._check_suspended()
         self._fly_again()
         self._channel.post(StepsAsked(execution))
 
     def settle(self, *, all_asked: bool) -> bool:
-        """Return whether `wait` would wait in vain, since nothing that was sent is still due."""
+        """Return True if nothing that was sent is pending, so that `wait` would never return."""
         self._check_suspended()
         return not self._backlog and self._channel.settle(all_asked=all_asked)
 
@@ -208,9 +208,9 @@ class Dispatcher:
         """Return the next report.
 
         Raises:
-            PSLostError: a ps is lost, and with it the variables on it.
-            WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
-            Exception: what `train_step` or the input pipeline raised on a worker.
+            PSLostError: a ps is lost, and with it its variables.
+            WorkerLostError: no worker has answered for KERASPS_WORKER_TIMEOUT seconds (600).
+            Exception: the error of `train_step` or of the input pipeline on a worker.
         """
         self._check_suspended()
         if self._backlog:
@@ -219,12 +219,12 @@ class Dispatcher:
         return self._next_report()
 
     def suspend(self) -> None:
-        """Wait for what is in flight and end the sessions: the variables rest, workers are free.
+        """Wait for what is in flight and end the sessions, so that no step changes variables.
 
-        What comes back meanwhile waits for `wait`. The next `send` starts the sessions again, and
-        so does the next `wait` that waits.
+        `wait` returns the reports of this time later. The next `send` starts the sessions again,
+        and so does the next `wait` that has no report.
         """
-        # After an interrupt at the end of a callback, this may be called when `fit` is gone.
+        # After an interrupt at the end of a callback, `fit` may have ended before this call.
         if self._is_suspended or not self._flights.is_held:
             return
         self._is_suspending = True
@@ -236,11 +236,11 @@ class Dispatcher:
 
     def finish_epoch(self, totals: MetricTotals) -> None:
         """End the sessions; executions that no worker could do are dropped."""
-        del totals  # of all workers already
+        del totals  # they include the results of all workers already
         self._flights.land()
 
     def abandon(self) -> None:
-        """End what is in flight, after an error of the epoch."""
+        """End all executions in flight, after an error of the epoch."""
         NAMES.retire()
         self._flights.abandon()
 
@@ -256,7 +256,7 @@ class Dispatcher:
         return self._reports.next(self._look)
 
     def _look(self) -> None:
-        """Raise what the flight ended in, and make what its sessions wait for."""
+        """Raise the error of the flight, and make the traces that its sessions wait for."""
         self._flights.check()
         self._function.plans.trace_awaited()
 

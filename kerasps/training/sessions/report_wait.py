@@ -1,4 +1,4 @@
-"""Waits for the reports of an epoch, and says why none comes."""
+"""Waits for the reports of an epoch, and tells users why none comes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from kerasps.variables.flights import worker_timeout
 
 _LOGGER = logging.getLogger("kerasps")
 
-# How often a wait looks whether something has failed; only failures wait for it, results do not.
+# The interval at which a wait checks for failures; results end the wait at once.
 _POLL_S = 0.1
 _WARN_AFTER_S = 10.0
-# When nothing has come back for so long though something is out, one line says what; the next says
-# it after twice the time.
+# If executions are in flight and no result comes for this long, a line names them; the next line
+# follows after twice the time.
 _SAY_AFTER_S = 30.0
 
 
 class ReportWait:
     """Waits for the next report of an epoch's state.
 
-    While all workers are gone it warns once, and ends in an error after the time that a worker may
-    be silent. While workers are there and none reports, it logs which executions are out, and
+    While all workers are lost it warns once, and ends in an error after KERASPS_WORKER_TIMEOUT
+    seconds. While workers answer and none reports, it logs which executions are in flight, and
     where. Thread: `fit`'s.
 
     Args:
-        channel: brings the reports.
-        membership: knows who is there.
+        channel: has the reports.
+        membership: knows which tasks answer.
     """
 
     def __init__(self, channel: EpochChannel, membership: Membership) -> None:
@@ -47,10 +47,10 @@ class ReportWait:
         """Return the next report.
 
         Args:
-            look: called again and again while there is none. What it raises ends the wait.
+            look: called repeatedly while there is none. An error that it raises ends the wait.
 
         Raises:
-            WorkerLostError: no worker has been there for KERASPS_WORKER_TIMEOUT seconds (600).
+            WorkerLostError: no worker has answered for KERASPS_WORKER_TIMEOUT seconds (600).
         """
         began = waiting_since = time.monotonic()
         has_warned = False
@@ -60,7 +60,7 @@ class ReportWait:
                 return self._channel.reports.get(timeout=_POLL_S)
             look()
             lost = self._channel.lost_workers | self._membership.absent_workers
-            # Nothing can come while all workers are gone.
+            # No result can come while all workers are lost.
             if len(lost) < self._membership.num_workers:
                 waiting_since = time.monotonic()
                 if waiting_since - began > say_after:
@@ -81,10 +81,10 @@ class ReportWait:
         lost = self._channel.lost_workers | self._membership.absent_workers
         gone = ", ".join(f"worker {i}" for i in sorted(lost))
         return (
-            f"No worker has taken a step for {waited:.0f} s: {gone} went away and did not come "
-            f"back. Expected: at least one worker that answers within {self._timeout:.0f} s. "
-            "Restart a worker at its address (it goes on by itself), or set KERASPS_WORKER_TIMEOUT "
-            "to wait longer."
+            f"No worker has taken a step for {waited:.0f} s. Expected: at least one worker that "
+            f"answers within {self._timeout:.0f} s. Received: no answer from {gone}. Restart a "
+            "worker at its address (the training then resumes), or set KERASPS_WORKER_TIMEOUT to "
+            "wait longer."
         )
 
     def _out_text(self, waited: float) -> str:
@@ -94,6 +94,6 @@ class ReportWait:
             for worker, executions in self._channel.running.items()
         )
         return (
-            f"Nothing has come back for {waited:.0f} s. Out: {out or 'what workers hold'}. All "
+            f"No result has come for {waited:.0f} s. In flight: {out or 'a fetch of results'}. All "
             "tasks answer, so these steps may just be long, or wait for something."
         )

@@ -1,4 +1,4 @@
-"""The work of a worker's thread on the coordinator in a flight: it carries out commands."""
+"""Sessions: a worker's thread on the coordinator carries out the commands of a flight."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from kerasps.training.sessions.channel import Mailbox
 from kerasps.training.sessions.worker_lanes import WorkerLanes
 from kerasps.variables.names import CALLS
 
-# Executions that a worker has at a time: one runs, and the next is there when it ends.
+# The executions that a worker has at a time: one runs, and the next can start when it ends.
 EXECUTIONS_AHEAD = 2
-# Executions in flight per worker: those that it has, and one that is sent when one of them is done.
+# Executions in flight per worker: those that it has, and one that is sent when one of them ends.
 EXECUTIONS_PER_WORKER = EXECUTIONS_AHEAD + 1
 
 
 class WorkerSource:
-    """The iterators that one worker has open, from session to session.
+    """The open iterators of one worker, which its sessions pass on.
 
-    Thread: that of the worker's session.
+    Thread: the worker's session.
     """
 
     def __init__(self) -> None:
@@ -49,35 +49,35 @@ class WorkerSource:
         self._resource: tf.Tensor | None = None
         self._graphs: dict[tuple[int, bool, int], Any] = {}
         self._generation: int | None = None
-        # What the worker keeps from execution to execution; None before it is made ready.
+        # The state that the worker keeps between executions; None before it is made ready.
         self.handles: list[tf.Tensor] | None = None
-        # The devices that it computes on.
+        # The devices on which it computes.
         self.devices: Sequence[str] = ()
 
     def belongs_to(self, generation: int) -> None:
-        """Forget all where the worker was taken back since: another, or itself without memory."""
+        """Close the source if the worker's generation changed: its process may be a new one."""
         if generation != self._generation:
             self.close()
         self._generation = generation
 
     @property
     def is_open(self) -> bool:
-        """True while a dataset is open: executions with batches can run."""
+        """True while a dataset is open, so that executions can run."""
         return self._dataset is not None
 
     def open(self, dataset: OpenDataset) -> None:
-        """Read from `dataset` from here on."""
+        """Read from `dataset` from now on."""
         self._dataset, self._resource = dataset, dataset.resource
         self._graphs.clear()
 
     def close(self) -> None:
-        """Forget all: the worker is lost, or what it holds is unknown."""
+        """Drop everything, since the worker is lost or its state is unknown."""
         self._dataset = self._resource = None
         self._graphs.clear()
         self.handles = None
 
     def data_of(self, execution: Execution) -> Any:
-        """Return what the step graph of an execution reads: a resource, or batches."""
+        """Return the data of an execution for its step graph: a resource, or batches."""
         return self._resource if execution.batches is None else execution.batches
 
     def step_graph(self, function: TracedStep, execution: Execution, runner: Runner) -> Any:
@@ -98,21 +98,21 @@ class WorkerSource:
 
 
 class Session:
-    """Carries out commands on one worker, until it is told to end.
+    """Carries out commands on one worker, until `None` in its mailbox ends it.
 
-    A kind of session says where the results of executions go: see `ReturningSession` and
+    The subclasses differ in where the results of executions go: see `ReturningSession` and
     `CollectingSession`.
 
-    Thread: the worker's own, with operations going through `executor` to the worker's device.
+    Thread: the worker's thread, whose operations go through `executor` to the worker's device.
 
     Args:
         worker: the index of the worker.
-        source: what the worker has open.
+        source: the open iterators of the worker.
         function: the step.
         inputs: the data.
-        executor: the executor that operations go through, in the order in which they are made.
+        executor: runs the operations, in the order in which they are made.
         lanes: the lanes in which the workers push.
-        post: brings an event to the epoch's state.
+        post: passes an event to the epoch's state.
         on_success: called when executions are known to be done.
 
     Attributes:
@@ -150,7 +150,7 @@ class Session:
         """Carry out the commands in `mailbox`; return when the flight is over and nothing runs."""
         while True:
             if mailbox.empty():
-                # There is nothing to send ahead, so the state may as well know what is done.
+                # There is nothing to send ahead, so wait, and tell the state of ended executions.
                 self._wait()
             command = mailbox.get()
             if command is None or is_over():
@@ -185,7 +185,7 @@ class Session:
         )
 
     def _leave(self) -> None:
-        """Make no other worker wait for this one. Call when nothing runs here."""
+        """Leave synchronous updates, so no other worker waits. Call when nothing runs here."""
         if self._source.handles is not None:
             self._function.rule.leave(self._lanes.lane(self._worker))
 
@@ -193,7 +193,7 @@ class Session:
         if not execution.applied:
             self._run(execution)
             return
-        # Once in a while, after the loss of a worker.
+        # A rare case, after the loss of a worker.
         lane = self._lanes.lane(self._worker)
         self._wait()
         self._function.give_ticket(self._handles, Ticket(lane, execution.applied))
@@ -241,7 +241,7 @@ class ReturningSession(Session):
     """A session in which each execution returns its result."""
 
     runner = RETURNING_WORKER
-    # Where each result is waited for, there is nothing to send ahead.
+    # The session waits for each result, so it can send nothing ahead.
     executions_ahead = 1
 
     def _call(
@@ -268,14 +268,14 @@ class CollectingSession(Session):
         header: Header,
     ) -> None:
         self._num_running += 1
-        # Returns when there is room in the executor: the oldest but `EXECUTIONS_AHEAD` is done.
+        # Returns when the executor has room: all but the last `EXECUTIONS_AHEAD` executions ended.
         self._function.advance(graph, self._handles, data, header)
         self._report(EXECUTIONS_AHEAD)
 
 
 @contextlib.contextmanager
 def sending_through(executor: Any) -> Iterator[None]:
-    """In this context, this thread's operations go through `executor`."""
+    """Send this thread's operations through `executor` within this context."""
     context = _compat.eager_context()
     before = context.executor
     context.executor, CALLS.are_waited_for = executor, False
@@ -283,20 +283,20 @@ def sending_through(executor: Any) -> Iterator[None]:
         yield
     finally:
         context.executor, CALLS.are_waited_for = before, True
-        # What is deleted when a task is gone, and was on it, leaves an error that nobody asked for,
-        # and that would be printed.
+        # Deleting a tensor of a lost task leaves an error in the executor, which TensorFlow would
+        # print.
         before.clear_error()
 
 
 def first_error(executor: Any, error: BaseException) -> BaseException:
-    """Return the error that an executor has failed with, where `error` only follows from it.
+    """Return the first error of an executor if `error` only follows from it, else `error`.
 
-    A call that takes what an earlier one failed to make ends in an error of its own, which says
-    nothing of the first.
+    A call whose argument an earlier call failed to make ends in another error, which says nothing
+    of the first.
 
     Args:
-        executor: the executor that the calls went through; None where there is none yet.
-        error: what a call has ended in.
+        executor: the executor of the calls; None if there is none yet.
+        error: the error of a call.
     """
     follows = isinstance(error, tf.errors.InternalError) and "poisoned" in error.message
     if executor is not None and follows:
@@ -311,8 +311,8 @@ def first_error(executor: Any, error: BaseException) -> BaseException:
 def drain(executor: Any) -> None:
     """Wait until an executor that has failed is empty.
 
-    What is left in it fails too, at the latest when it is cancelled. TensorFlow prints errors that
-    are still there when an executor is deleted.
+    The remaining operations fail too, at the latest when they are cancelled. TensorFlow prints the
+    errors that an executor has when it is deleted.
     """
     for _ in range(2 * EXECUTIONS_AHEAD + 1):
         try:

@@ -21,31 +21,31 @@ from kerasps.training.sessions.worker_lanes import WorkerLanes
 from kerasps.training.sessions.worker_watch import WorkerWatch
 from kerasps.variables.flights import Flight
 
-# How often a flight that ends looks whether a task is lost; sessions that end do not wait for it.
+# The interval at which an ending flight checks for lost tasks; the end of a session wakes it.
 _POLL_S = 0.1
-# When an epoch ends in an error, this long is waited for executions that run; afterwards, whoever
-# looks at a variable waits.
+# When an epoch ends in an error, it waits this long for running executions. Afterwards, code that
+# reads a variable waits.
 _ABANDON_S = 10.0
-# When a worker has failed, the executions of others get this long before they are cancelled: cut
-# off, one has pushed to one ps and not to another.
+# When a worker has failed, the executions of others get this long before they are cancelled: a
+# cancelled one may have pushed to one ps and not to another.
 _DRAIN_S = 2.0
 
 
 class SessionFlights:
-    """Begins and ends the flights of an epoch, one at a time, and keeps what workers have open.
+    """Begins and ends the flights of an epoch, one at a time, and keeps the workers' iterators.
 
-    In its thread, a flight brings small variables to where steps find them, has one session run for
-    each worker, and starts sessions for workers that come. When it is over, it waits until nothing
-    of any session is on a worker, and brings the variables back. Where a ps is lost, it fails.
+    In its thread, a flight copies small variables to where steps use them and starts a session for
+    each worker, also for one that joins later. When it is over, it waits until no session has
+    anything in flight on a worker, and copies the variables back. It fails if a ps is lost.
 
-    Contract: `hold` and `take_off`, then `check` again and again, then `land` or `abandon`.
+    Contract: call `hold` and `take_off`, then `check` repeatedly, then `land` or `abandon`.
     Thread: `fit`'s.
 
     Args:
-        host: of the strategy whose workers take part.
+        host: the host of the strategy whose workers take part.
         port: the coordinator.
         channel: the channel of the epoch.
-        function: the step that executions do.
+        function: the step of the executions.
         lanes: the lanes in which the workers push.
         runner: runs the session of each worker.
     """
@@ -70,13 +70,13 @@ class SessionFlights:
         self._owner = threading.Lock()
         self._flight: Flight | None = None
         self._sessions = Sessions(channel, host.membership.name_of)
-        # What each worker has open, in the pass that there is.
+        # The open iterators of each worker in the current pass.
         self._sources: dict[int, WorkerSource] = {}
 
     def hold(self) -> threading.Lock:
         """Return a lock to hold, in a `with` statement, for as long as there are flights.
 
-        Steps run only while it is held: when `fit` is gone, however that came, so is the lock.
+        Steps run only while it is held. Python releases it when `fit` ends in any way.
         """
         self._owner = threading.Lock()
         return self._owner
@@ -87,7 +87,7 @@ class SessionFlights:
         return self._owner.locked()
 
     def begin_pass(self) -> None:
-        """Forget what workers have open: a pass over the data begins."""
+        """Drop the workers' iterators, since a new pass over the data begins."""
         self._sources = {}
 
     def take_off(self) -> None:
@@ -98,7 +98,7 @@ class SessionFlights:
         self._flight.start()
 
     def land(self) -> None:
-        """End the flight, wait until it has landed, and raise what it ended in."""
+        """End the flight, wait until it has landed, and raise its error, if it has one."""
         if self._flight is not None:
             self._flight.end()
             self._flight.wait()
@@ -107,10 +107,10 @@ class SessionFlights:
                     raise self._flight.error
 
     def check(self) -> None:
-        """Raise what the flight ended in.
+        """Raise the error of the flight, if it has one.
 
-        One that landed without an error, though nobody ended it, is followed by another: the state
-        still knows what is due.
+        If the flight landed without an error, though nobody ended it, start another: executions
+        are pending in the state.
         """
         if self._flight is None:
             return
@@ -119,16 +119,16 @@ class SessionFlights:
             self.take_off()
 
     def abandon(self) -> None:
-        """End the flight after an error of the epoch. What fails from here on is not told."""
+        """End the flight after an error of the epoch. Later errors are ignored."""
         if self._flight is not None:
             self._flight.end()
-            # What fails now says nothing that the error which ended the epoch does not.
+            # Errors from now on add nothing to the one that ended the epoch.
             self._flight.wait(_ABANDON_S)
 
     def _fly(self, sessions: Sessions, sources: dict[int, WorkerSource], flight: Flight) -> None:
-        """Run sessions until the flight is over, and none is left. Thread: the flight's."""
+        """Run sessions until the flight is over and all have ended. Thread: the flight's."""
         sessions.wake = flight.wake
-        # Bound, since the coordinator makes a copy of an argument that is a dictionary.
+        # Bound, since the coordinator would copy an argument that is a dictionary.
         session = functools.partial(self._runner.run, sources, sessions)
         start = functools.partial(self._port.start, session)
         watch = WorkerWatch(
@@ -148,12 +148,12 @@ class SessionFlights:
                     self._wait_until_idle(sessions, watch, cancellation)
         finally:
             try:
-                # Each ps applies the pushes that it has buffered, without those that are missing.
+                # Each ps applies its buffered pushes without waiting for missing ones.
                 for lane in self._lanes.all:
                     self._function.rule.leave(lane)
                 self._function.store()
             except tf.errors.OpError:
-                # What it fails of is told already.
+                # `sessions.error` is the cause, and is raised below.
                 if sessions.error is None:
                     raise
         if sessions.error is not None:
@@ -166,7 +166,7 @@ class SessionFlights:
             sessions.fail(absent_ps_error(self._host, self._membership.lost_ps))
 
     def _wait_until_idle(self, sessions: Sessions, watch: WorkerWatch, cancellation: Any) -> None:
-        """Wait for what is on the workers; where something failed, cancel it in the end."""
+        """Wait until nothing is in flight on workers; cancel it some time after a failure."""
         failed_at: float | None = None
         while not sessions.wait_until_idle(_POLL_S):
             self._watch(sessions, watch)
@@ -181,5 +181,5 @@ class SessionFlights:
                 if is_ps_lost or is_late:
                     cancellation.start_cancel()
                 if is_late and self._membership.lost_ps is not None:
-                    # A worker does not cancel what waits for a ps that hangs.
+                    # A worker does not cancel calls that wait for a ps that hangs.
                     watch.give_up_all()

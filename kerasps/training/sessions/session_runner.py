@@ -38,14 +38,14 @@ _LOGGER = logging.getLogger("kerasps")
 class SessionRunner:
     """Runs sessions, each from its beginning to its end, in its worker's thread.
 
-    Of a session that fails, the lane is closed or left, and the state is told where its worker is
-    lost. The session then asks to be started again where that may help; else the flight ends in the
-    session's error.
+    When a session fails and the error may mean a loss, the runner closes its lane and tells the
+    state. After other errors it calls `leave` of the update rule. Then it asks for a new session if
+    that may help; otherwise the flight ends in the session's error.
 
     Args:
-        host: of the strategy whose workers they are.
+        host: the host of the strategy whose workers run them.
         channel: the channel of the epoch.
-        function: the step that executions do.
+        function: the step of the executions.
         inputs: the data.
         lanes: the lanes in which the workers push.
         kind: the class of sessions, which says where results go.
@@ -74,12 +74,13 @@ class SessionRunner:
         """Carry out the state's commands on one worker. Thread: that worker's, on its device.
 
         Args:
-            sources: what each worker has open; the worker's own is added where there is none.
-            sessions: those of the flight.
+            sources: the open iterators of each worker; an entry for this worker is added if there
+                is none.
+            sessions: the sessions of the flight.
 
         Raises:
             WorkerAway: the worker is lost, or has left.
-            TryAgain: the session failed, and the worker is there.
+            TryAgain: the session failed, and the worker answers.
         """
         worker = CoordinatorPort.worker_index()
         if sessions.is_over:
@@ -124,7 +125,7 @@ class SessionRunner:
             finally:
                 sessions.leave(mailbox)
             if not sessions.is_over:
-                raise WorkerAway  # it has left
+                raise WorkerAway  # the worker has left
 
     def _end_failed(
         self,
@@ -135,23 +136,23 @@ class SessionRunner:
         executor: Any,
         error: BaseException,
     ) -> None:
-        """End a session that failed. Raises what has it started again, where that may help."""
-        NAMES.retire()  # what was sent to the worker may still run there
+        """End a session that failed. Raise what makes it start again, if that may help."""
+        NAMES.retire()  # calls that were sent to the worker may still run there
 
         def leave() -> None:
             if executor is not None:
                 drain(executor)
             sessions.leave(mailbox)
 
-        # Whatever failed, what the worker holds cannot be told from what it is about to do again.
+        # After any error, the results on the worker may be those of executions to retry.
         source.close()
         is_loss = may_be_loss(error)
         try:
-            # Before the session leaves: the flight may land then, and with it the epoch.
+            # Before the session leaves, since the flight, and with it the epoch, may end then.
             if is_loss:
                 sessions.post(mailbox, self._lanes.end(worker, WorkerEnd.FAILED))
             else:
-                with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
+                with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and the flight fails
                     self._function.rule.leave(self._lanes.lane(worker))
                 self._fail(worker, sessions, error)
         finally:
@@ -163,10 +164,10 @@ class SessionRunner:
                 self._fail(worker, sessions, error)
             case Verdict.TRY_AGAIN:
                 _LOGGER.warning(
-                    f"{self._membership.name_of(worker)} failed and is there: it begins again "
-                    f"({in_short(error)})."
+                    f"{self._membership.name_of(worker)} failed but answers: its session starts "
+                    f"again ({in_short(error)})."
                 )
-                if not sessions.is_over:  # else nothing is missed
+                if not sessions.is_over:  # else no session is needed
                     raise TryAgain from None
             case Verdict.WORKER_IS_AWAY:
                 raise WorkerAway from None

@@ -1,4 +1,4 @@
-"""The lane in which each worker pushes, and what was applied of a worker that is lost."""
+"""The lane in which each worker pushes, and the pushes that were applied of a lost worker."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kerasps.variables.fences import OPEN_LANE, Fences
 class WorkerLanes:
     """Opens a lane for each worker that is made ready, and closes it when the worker is lost.
 
-    A worker's lane is given back when the worker gets another one, and at last when nobody refers
-    to this object any more: no session does then.
+    A worker's lane is given back when the worker gets another one. The last ones are given back
+    when this object is garbage, since no session refers to it then.
 
     Args:
         fences: the lanes on the ps tasks.
-        devices: the devices of the ps that steps push to; none where steps change nothing.
-        meter: is told of each lane.
+        devices: the devices of the ps that steps push to; empty if steps change nothing.
+        meter: notes each lane.
         on_close: called with each lane that is closed.
     """
 
@@ -43,7 +43,7 @@ class WorkerLanes:
         weakref.finalize(self, _give_back, fences, self._lanes).atexit = False
 
     def open(self, worker: int) -> int:
-        """Return the lane of a worker that is made ready for executions."""
+        """Open and return a lane for a worker that is made ready for executions."""
         if not self._devices:
             return OPEN_LANE
         lane = self._fences.open_lane(self._devices)
@@ -52,26 +52,26 @@ class WorkerLanes:
             self._lanes[worker] = lane
         self._meter.add_lane(worker, lane)
         if before is not None:
-            # All that was pushed in it is counted, or the lane was closed.
-            with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and all with it
+            # All pushes in it are counted, or the lane was closed.
+            with contextlib.suppress(tf.errors.OpError):  # a ps is lost, and the flight fails
                 records = self._fences.retire_lane(before, self._devices)
                 self._meter.end_lane(worker, before, records)
         return lane
 
     def lane(self, worker: int) -> int:
-        """Return the lane that was opened last for a worker; `OPEN_LANE` where none was."""
+        """Return the lane that was opened last for a worker; `OPEN_LANE` if none was."""
         with self._lock:
             return self._lanes.get(worker, OPEN_LANE)
 
     def end(self, worker: int, why: WorkerEnd, *, lane: int | None = None) -> WorkerEnded:
-        """Close the lane of a worker that has ended; return what the epoch's state is told of it.
+        """Close the lane of a worker that has ended; return the event for the epoch's state.
 
-        No push in the lane is applied from here on. Every worker that ends does so here. Where a ps
-        is lost, all is lost with it, so it does not matter what was applied.
+        No push in the lane is applied from now on. Every worker that ends does so here. If a ps is
+        lost, the event says nothing of applied pushes: the training ends anyway.
 
         Args:
             worker: the worker.
-            why: why it has ended.
+            why: the reason why it has ended.
             lane: its lane. Default: the one that was opened last.
         """
         try:
@@ -81,7 +81,7 @@ class WorkerLanes:
         return WorkerEnded(worker, why, applied)
 
     def _close(self, lane: int) -> tuple[int, ...]:
-        """Close a lane; return how many pushes each ps has applied, () where there are none."""
+        """Close a lane; return how many pushes each ps has applied, () without a lane."""
         if lane == OPEN_LANE:
             return ()
         applied = self._fences.close_lane(lane, self._devices)

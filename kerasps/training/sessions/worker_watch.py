@@ -11,8 +11,7 @@ from kerasps.training.epoch.epoch_events import WorkerEnd, WorkerEnded, WorkerLe
 from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
 from kerasps.training.sessions.worker_lanes import WorkerLanes
 
-# A call to a lost worker ends in an error, mostly at once. One that does not in this time never
-# will.
+# A call to a lost worker ends in an error, mostly at once. After this time, it counts as stuck.
 _GIVE_UP_S = 15.0
 
 
@@ -23,7 +22,7 @@ class WorkerWatch:
 
     Args:
         port: the coordinator.
-        membership: knows who is there.
+        membership: knows which tasks answer.
         channel: the channel of the epoch.
         sessions: the sessions of the flight.
         lanes: the lanes in which the workers push.
@@ -47,7 +46,7 @@ class WorkerWatch:
         self._lanes = lanes
         self._start = start
         self._num_started = 0
-        # When a session was first seen on a lost worker.
+        # For each lost worker: its session, and the time at which it was first seen there.
         self._lost_since: dict[int, tuple[Mailbox, float]] = {}
         self._told_to_leave: set[int] = set()
 
@@ -56,7 +55,7 @@ class WorkerWatch:
         self._take_in()
 
     def update(self) -> None:
-        """Act on what has changed since the last call. Call time and again."""
+        """Handle all changes since the last call. Call repeatedly."""
         if not self._sessions.is_over:
             self._take_in()
             self._do_without_the_lost()
@@ -64,7 +63,7 @@ class WorkerWatch:
         self._let_go()
 
     def give_up_all(self) -> None:
-        """Abandon all sessions: what they wait for does not come."""
+        """Abandon all sessions, since their calls do not return."""
         for worker, mailboxes in self._sessions.at_work().items():
             for mailbox in mailboxes:
                 # Its lane is lost with the ps.
@@ -84,7 +83,7 @@ class WorkerWatch:
     def _do_without_the_lost(self) -> None:
         """Tell the state of workers that were lost while they had no session."""
         for worker in self._membership.absent_workers:
-            # This lane, and no other that a session may open meanwhile.
+            # Not a lane that a session may open meanwhile.
             lane = self._lanes.lane(worker)
             if worker < self._channel.num_workers and self._channel.awaits(worker):
                 self._channel.post(self._lanes.end(worker, WorkerEnd.DIED, lane=lane))
@@ -104,12 +103,12 @@ class WorkerWatch:
             if now - since > _GIVE_UP_S:
                 self._drop(mailbox, self._lanes.end(worker, WorkerEnd.HANGS))
                 if not self._sessions.is_over:
-                    # Its thread waits for ever; another takes its place.
+                    # Its thread never returns; another replaces it.
                     self._port.renew_worker(worker)
                     self._start()
 
     def _let_go(self) -> None:
-        """Dismiss workers that are leaving, once they hold nothing."""
+        """Dismiss leaving workers that hold no executions or results any more."""
         leaving = self._membership.leaving_workers
         for worker in leaving - self._told_to_leave:
             self._told_to_leave.add(worker)
