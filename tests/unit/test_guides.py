@@ -1,4 +1,4 @@
-"""The pages for users: their links lead somewhere, their commands parse, their messages are real."""
+"""The pages for users: links lead somewhere, commands parse, quoted messages are in the source."""
 
 from __future__ import annotations
 
@@ -111,6 +111,12 @@ def test_the_limits_of_the_example_are_worked_out_as_the_page_says(capsys):
     exec(compile(example, "docs/sizing.md", "exec"), {})
     outputs = code_blocks(read("sizing"), "")
     assert capsys.readouterr().out == outputs[-1]
+
+
+def test_the_speed_of_a_dataset_is_measured_as_the_page_says(capsys):
+    (example,) = code_blocks(read("why_is_it_slow"))
+    exec(compile(example, "docs/why_is_it_slow.md", "exec"), {})
+    assert re.fullmatch(r"\d+ batches/s\n", capsys.readouterr().out)
 
 
 # Messages
