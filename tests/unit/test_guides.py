@@ -174,6 +174,21 @@ def test_a_message_of_kerasps_is_in_its_source(message):
     assert any(is_in(message, text) for text in texts_in(CHECKOUT / "kerasps"))
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_environment_variables_of_a_page_are_read(page):
+    source = [part for text in texts_in(CHECKOUT / "kerasps") for part in text]
+    for name in set(re.findall(r"KERASPS_[A-Z_]+", read(page))):
+        assert name in source
+
+
+def test_what_the_page_quotes_of_a_trace_is_what_a_trace_says():
+    said = texts_in(CHECKOUT / "kerasps" / "tracing")
+    quotes = re.findall(r'"(?:Worker \d )?(waits for [a-z ]+)', read("why_is_it_slow"))
+    assert len(quotes) >= 6
+    for quote in quotes:
+        assert any(is_in(quote, text) for text in said), quote
+
+
 def test_a_message_is_found_only_where_it_is():
     text = ["The port of ", ", ", ", is in use by another process"]
     assert is_in("The port of … is in use", text)
