@@ -1,0 +1,224 @@
+"""The pages for users: links lead somewhere, commands parse, quoted messages are in the source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+
+from kerasps.cli.main import _parser
+from support.documentation import CHECKOUT, code_blocks
+
+PAGES = (
+    "for_large_tables",
+    "for_preemptible_workers",
+    "for_gpu_workers",
+    "sizing",
+    "why_is_it_slow",
+    "errors",
+    "faq",
+)
+LONGEST_SENTENCE = 30  # words
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def read(page):
+    return (CHECKOUT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def without_code(text):
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = without_code(path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+def sentences(text):
+    """The sentences of a page, and the cells of its tables, as plain words."""
+    text = LINK.sub(lambda link: link[0][1 : link[0].index("]")], without_code(text))
+    blocks = re.split(r"\n\s*\n|^\s*(?:[-#]|\d+\.) |^\|[-| :]+\|$|\|", text, flags=re.MULTILINE)
+    for block in blocks:
+        yield from re.split(r"(?<=[.!?])\s+", " ".join(block.split()))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_pages_and_headings(page):
+    path = CHECKOUT / "docs" / f"{page}.md"
+    for link in LINK.findall(without_code(read(page))):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_other_pages_lead_to_this_one(page):
+    assert f"({page}.md)" in (CHECKOUT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert f"(docs/{page}.md)" in (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_asks_a_question_and_answers_in_short_sentences(page):
+    title = read(page).splitlines()[0]
+    assert title.startswith("# ")
+    assert title.endswith("?")
+    long = [text for text in sentences(read(page)) if len(text.split()) > LONGEST_SENTENCE]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_code_of_a_page_are_well_formed(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()  # the command line asks whether it is there
+    for block in code_blocks(read(page), "bash"):
+        for line in block.splitlines():
+            program, *words = shlex.split(line, comments=True)
+            assert program in ("kerasps", "pip")
+            if program == "kerasps":
+                _parser().parse_args(words)
+    for block in code_blocks(read(page)):
+        compile(block, page, "exec")
+
+
+# Figures
+
+
+def test_the_table_of_memory_is_worked_out_right():
+    rows = re.findall(r"^\| ([\d,]+) x (\d+) \|(.+)\|$", read("for_large_tables"), re.MULTILINE)
+    assert len(rows) == 3
+    for count, width, cells in rows:
+        table = int(count.replace(",", "")) * int(width) * 4 / 1e9
+        for slots, cell in enumerate(cells.split("|")):
+            assert float(cell.split()[0]) == pytest.approx(table * (1 + slots), rel=0.02)
+
+
+def test_the_limits_of_the_example_are_worked_out_as_the_page_says(capsys):
+    _, example = code_blocks(read("sizing"))
+    exec(compile(example, "docs/sizing.md", "exec"), {})
+    outputs = code_blocks(read("sizing"), "")
+    assert capsys.readouterr().out == outputs[-1]
+
+
+def test_the_speed_of_a_dataset_is_measured_as_the_page_says(capsys):
+    (example,) = code_blocks(read("why_is_it_slow"))
+    exec(compile(example, "docs/why_is_it_slow.md", "exec"), {})
+    assert re.fullmatch(r"\d+ batches/s\n", capsys.readouterr().out)
+
+
+# Messages
+
+
+@functools.cache
+def texts_in(directory):
+    """Each text in the code of a package but for docstrings, as the parts between its fields."""
+    found = []
+    for path in sorted(directory.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+        }
+        parts_of_texts = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                parts_of_texts |= {id(part) for part in node.values}
+                found.append([p.value for p in node.values if isinstance(p, ast.Constant)])
+            elif (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in docstrings | parts_of_texts
+            ):
+                found.append([node.value])
+    return found
+
+
+def is_in(message, text):
+    """True where the parts of a message, between its `…`, are in parts of the text, in order."""
+    parts = iter(text)
+    current, place = next(parts, None), 0
+    for wanted in filter(None, (part.strip() for part in message.split("…"))):
+        while current is not None and (start := current.find(wanted, place)) < 0:
+            current, place = next(parts, None), 0
+        if current is None:
+            return False
+        place = start + len(wanted)
+    return True
+
+
+def quoted(*, of_kerasps):
+    """The messages that the page quotes, of kerasps or of others."""
+    ours, _, theirs = read("errors").partition("## Of TensorFlow and Keras")
+    text = (ours if of_kerasps else theirs).partition("## When the script starts")
+    rows = re.findall(r"^\| (`[^|]+) \|", text[2] or text[0], re.MULTILINE)
+    return [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+
+
+@pytest.mark.parametrize("message", quoted(of_kerasps=True))
+def test_a_message_of_kerasps_is_in_its_source(message):
+    assert any(is_in(message, text) for text in texts_in(CHECKOUT / "kerasps"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_environment_variables_of_a_page_are_read(page):
+    source = [part for text in texts_in(CHECKOUT / "kerasps") for part in text]
+    for name in set(re.findall(r"KERASPS_[A-Z_]+", read(page))):
+        assert name in source
+
+
+def test_what_the_page_quotes_of_a_trace_is_what_a_trace_says():
+    said = texts_in(CHECKOUT / "kerasps" / "tracing")
+    quotes = re.findall(r'"(?:Worker \d )?(waits for [a-z ]+)', read("why_is_it_slow"))
+    assert len(quotes) >= 6
+    for quote in quotes:
+        assert any(is_in(quote, text) for text in said), quote
+
+
+def test_a_message_is_found_only_where_it_is():
+    text = ["The port of ", ", ", ", is in use by another process"]
+    assert is_in("The port of … is in use", text)
+    assert is_in("is in use by another process", text)
+    assert not is_in("The port of the chief is in use", text)
+    assert not is_in("is in use … The port of", text)
+
+
+IN_PYTHON = {
+    "create_per_worker_dataset": "tensorflow.python.distribute.input_lib",
+    "must be used with": "tensorflow.python.distribute.parameter_server_strategy_v2",
+    "There must be": "tensorflow.python.distribute.parameter_server_strategy_v2",
+    "Cannot retrieve": "tensorflow.python.distribute.coordinator.coordinator_context",
+}
+
+
+def test_messages_of_others_are_those_that_they_say():
+    messages = quoted(of_kerasps=False)
+    for word, name in IN_PYTHON.items():
+        source = importlib.import_module(name).__file__
+        texts = [
+            [node.value]
+            for node in ast.walk(ast.parse(Path(source).read_text(encoding="utf-8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        found = [message for message in messages if word in message]
+        assert found
+        for message in found:
+            assert any(is_in(message, text) for text in texts), message
+    for module, name in ((keras.utils, "experimental"), (tf, "estimator")):
+        with pytest.raises(AttributeError) as caught:
+            getattr(module, name)
+        assert str(caught.value) in messages
