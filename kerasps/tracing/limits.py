@@ -100,10 +100,13 @@ def _data_waited_for(step: WorkerStep) -> Interval | None:
     if step.data is None:
         return None
     begin, end = max(step.data[0], step.waited_from), min(step.data[1], step.compute[0])
-    # A pull that was there before the data did not hold it up, and neither did one that follows
-    # from the data. Of another one, the step waited for the pull.
+    # Values that came before the data did not hold the step up. Values that came later and were
+    # asked for before the data were there did, unless others came before: then these are rows,
+    # which a worker asks for when it has the data.
+    before = [time for time in step.arrivals if time < end]
+    begin = max([begin, *before])
     pull_begin, pull_end = step.pull
-    if pull_begin < end < pull_end:
+    if not before and pull_begin < end < pull_end:
         end = pull_begin
     return (begin, end) if begin < end else None
 

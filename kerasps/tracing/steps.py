@@ -54,13 +54,16 @@ class WorkerStep:
         worker: the index of the worker.
         key: the step.
         pull: from when a ps read the first value until the last one was there.
-        compute: from the first operation of the model to the last.
+        compute: from the first operation of the model that could follow from the batch to the last.
         push: from the end of the computation, or from the first gradient that was sent before that,
             until the last one was sent.
-        data: when it waited for its batch; None where it took none from a dataset.
+        data: when it waited for its batch; None where it took none from a dataset. The first step
+            of an execution that pulls values after all batches were there, as one does that looks
+            rows up, waited for all of them.
         waited_from: when the worker could have begun with it: at the end of what it did before.
         execution: the time of the execution that it belongs to.
         on_ps: what each ps did for it.
+        arrivals: when each value that it pulled was there.
     """
 
     worker: int
@@ -72,6 +75,7 @@ class WorkerStep:
     waited_from: float
     execution: Interval
     on_ps: dict[int, OnPS] = field(default_factory=dict)
+    arrivals: Sequence[float] = ()
 
 
 @dataclass
@@ -206,8 +210,14 @@ class _Execution:
             # A GPU is done when what it has worked out is sent.
             end = max(compute.end, sends_from) if self._has_gpu else compute.end
             arrivals = self._arrivals_of(graph, occurrence)
-            # What follows from the batch alone may have run long before, with that of other steps.
+            # What follows from the batch alone may have run long before, with that of other steps,
+            # and what follows from the values alone while the batch was waited for.
+            data = self._data(number, len(computes))
+            if data is not None and not number and max(arrivals, default=0) > self._reads[-1][0]:
+                data = min(begin for _, begin in self._reads), self._reads[-1][0]
             first = min(arrivals, default=compute.begin)
+            if data is not None and data[1] < compute.end:
+                first = max(first, data[1])
             begin = next((time for time in compute.begins if time >= first), compute.begin)
             pull = self._pull(arrivals, free_from, begin, done)
             found.append(
@@ -217,10 +227,11 @@ class _Execution:
                     pull=pull,
                     compute=(begin, end),
                     push=(max(begin, min(end, sends_from)), max(end, push.end)),
-                    data=self._data(number, len(computes)),
+                    data=data,
                     waited_from=free_from,
                     execution=self._time,
                     on_ps=done,
+                    arrivals=arrivals,
                 )
             )
             free_from = push.end

@@ -51,6 +51,15 @@ def test_every_push_is_counted_and_tensorboard_shows_them(strategy, tmp_path):
     assert sum(value[:, 2].sum() for own in bars.values() for _, value in own) == report.pushes
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 5])
+def test_an_execution_has_its_own_steps_however_many_a_result_has(strategy, steps_per_execution):
+    """The advice of `strategy.status()` follows from their number."""
+    model = counting_model(strategy, steps_per_execution=steps_per_execution)
+    told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    model.fit(kerasps.DatasetCreator(endless), steps_per_epoch=300, verbose=0, callbacks=[told])
+    assert strategy._host.run_meter.execution_steps == steps_per_execution
+
+
 def test_a_report_is_of_the_running_or_last_fit(strategy):
     model = counting_model(strategy, steps_per_execution=5)
     seen = []

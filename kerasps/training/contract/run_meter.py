@@ -113,14 +113,17 @@ class RunMeter:
         finally:
             self._loops = [other for other in self._loops if other is not entry]
 
+    def note_execution(self, steps: int) -> None:
+        """Note that an execution of training has so many steps."""
+        self._execution_steps = max(self._execution_steps, steps)
+
     def add(self, worker: int, steps: int) -> None:
-        """Count training steps of a worker."""
+        """Count training steps of a worker; a result may have those of several executions."""
         now = time.monotonic()
         total = self._totals.get(worker, 0)
         if worker not in self._rates:
             self._rates[worker] = Rate(self._began, total)
         self._totals[worker] = total = total + steps
-        self._execution_steps = max(self._execution_steps, steps)
         self._rates[worker].note(now, total)
 
     # Queries

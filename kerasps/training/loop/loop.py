@@ -293,6 +293,8 @@ class Loop:
         for part in execution.cut(data.num_steps):
             self._dispatcher.send(part)
         self._asked += data.num_steps
+        if self._mode is TRAIN:
+            self._run_meter.note_execution(data.num_steps)
         return True
 
     def _count(self, report: Report, totals: MetricTotals, callbacks: BatchCallbacks) -> None:
