@@ -168,6 +168,11 @@ def slots_of(model):
     return [v for v in model.optimizer.variables if "accumulator" in v.path]
 
 
+def all_workers_push():
+    """Return whether each worker has pushed in the training that runs."""
+    return [worker.worker for worker in strategy.staleness() if worker.pushes] == [0, 1]
+
+
 def train_with_stopped_worker(model):
     """Interrupts training while a worker holds a step and does not answer; returns what the next
     `fit` ends in.
@@ -177,7 +182,8 @@ def train_with_stopped_worker(model):
     before = int(iterations.read_value())
 
     def stop_worker():
-        while int(iterations.read_value()) < before + 60:
+        # On a busy machine one worker may do many steps before the other begins.
+        while int(iterations.read_value()) < before + 60 or not all_workers_push():
             time.sleep(0.001)
         os.kill(pid, signal.SIGSTOP)
 

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+import uuid
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ def make(*layers):
 
 def kerasps(tmp_path, *argv, **variables):
     """The exit code, stdout and stderr of a command, which leaves no process."""
-    env = marked_environment("kerasps-plan", tmp_path, **variables)
+    # Another test of this file may run beside this one.
+    env = marked_environment(str(uuid.uuid4()), tmp_path, **variables)
     done = subprocess.run(
         [sys.executable, "-m", "kerasps", *map(str, argv)],
         env=env,
