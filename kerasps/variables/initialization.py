@@ -28,7 +28,7 @@ LARGE_VALUE_BYTES = 1_000_000_000
 # beyond the shard is two to five times this.
 CHUNK_BYTES = 8 << 20
 
-# How many numbers TensorFlow's kernels take from Philox (`random_distributions.h`,
+# The amounts of numbers that TensorFlow's kernels take from Philox (`random_distributions.h`,
 # `random_op_cpu.h`). One count of the counter gives four numbers of 32 bits. A truncated normal
 # draws again up to a limit, so 256 numbers are reserved for each of its values.
 _NUMBERS_PER_COUNT = 4

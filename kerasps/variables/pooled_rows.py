@@ -221,7 +221,7 @@ class PooledRows(TensorLike):
         """Return the places of the rows `indices` in the holder.
 
         Raises:
-            tf.errors.InvalidArgumentError: they are out of range; another table may have rows there.
+            tf.errors.InvalidArgumentError: one is out of range, where another table may have rows.
         """
         indices = tf.convert_to_tensor(indices)
         with tf.device(self.device):

@@ -382,7 +382,7 @@ class ParameterServerVariable(keras.Variable):
         return restored
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        # For a checkpoint that is written while training goes on. Each copy is on the device of
+        # For a checkpoint that is written while training continues. Each copy is on the device of
         # the shard that it copies.
         for shard in self.shards:
             shard._copy_trackable_to_cpu(object_map)
