@@ -72,7 +72,7 @@ def _advice_on(given: object) -> str:
         return f"Make a resolver of its tasks: {_RECIPE}."
     if isinstance(given, str):
         return (
-            "One address does not name the tasks. List the tasks of each job, without "
+            "One address does not say which tasks there are. List the tasks of each job, without "
             f'"grpc://": {_RECIPE}.'
         )
     if callable(given):

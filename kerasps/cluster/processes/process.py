@@ -261,7 +261,7 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return a `preexec_fn` that makes Linux kill the child when this process ends, however it ends.
+    """Return a `preexec_fn` that makes Linux kill the child when this process ends in any way.
 
     Thread: start the child from the main thread. Linux sends the signal when the thread that
     started the child ends.
@@ -289,7 +289,7 @@ def describe_exit_code(code: int) -> str:
 
 
 def last_lines(file: Path, count: int = LAST_LINES, *, begin: int = 0) -> str:
-    """Return the last `count` lines of a text file without reading all of it; empty if it is missing.
+    """Return the last `count` lines of a text file, without reading all of it; empty if missing.
 
     Args:
         file: the file.

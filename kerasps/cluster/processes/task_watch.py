@@ -56,7 +56,8 @@ class TaskWatch:
     """The thread that watches the processes of a cluster, and their state.
 
     Args:
-        processes: the process of each task. The cluster may add to them, under `lock`.
+        processes: the process of each task. The cluster may add to them; after `start`, under
+            `lock`.
         budget: grants restarts of workers.
         on_death: called in the thread of the watch with each `Death`, outside of `lock`.
     """
