@@ -177,7 +177,7 @@ class Membership:
     # Events
 
     def lose(self, worker: int, reason: str) -> None:
-        """Record that a call to a worker failed, and that it does not know this process any more."""
+        """Record that a call to a worker failed, and that it no longer knows this process."""
         self._shared.change(lambda presence, now: presence.lose(("worker", worker), now, reason))
 
     def give_up_leaving(self, worker: int, reason: str) -> bool:

@@ -94,20 +94,20 @@ def _in_words(noticed: Noticed) -> str:
             return f"{name} has not answered for {noticed.after_s:.0f} s: it hangs."
         case Status.HUNG:
             return (
-                f"{name} has not answered for {noticed.after_s:.0f} s and counts as lost: what it "
-                "was doing goes to others. It is taken back when it answers."
+                f"{name} has not answered for {noticed.after_s:.0f} s and counts as lost: other "
+                "workers do its steps. It is reconnected when it answers."
             )
         case Status.LOST:
             return (
-                f"{name} is lost ({noticed.reason}): what it was doing goes to others. It is taken "
-                "back when it answers."
+                f"{name} is lost ({noticed.reason}): other workers do its steps. It is reconnected "
+                "when it answers."
             )
         case Status.LEAVING:
-            return f"{name} is about to leave: it finishes what it does, and is given no more."
+            return f"{name} is about to leave: it finishes its steps, and gets no new ones."
         case Status.LEFT if noticed.reason:
             return (
-                f"{name} leaves, and could not finish what it was doing ({noticed.reason}): that "
-                "goes to others."
+                f"{name} leaves, and could not finish its steps ({noticed.reason}): other workers "
+                "do them."
             )
         case Status.THERE if noticed.before is Status.JOINING:
             return f"{name} has joined."
