@@ -169,11 +169,11 @@ def test_without_a_library_no_server_starts():
     text = error_of(port, libraries=re.compile("no such library"))
     assert text == (
         f"The server cannot be held to 127.0.0.1, and port {port} would be open on every network "
-        "interface: whoever reaches it can read and write files as this user. Expected: a library "
-        "of TensorFlow's whose call of `bind` can be changed. Received: no library of TensorFlow's "
-        "in this process calls `bind`. Where all may reach the port, or a firewall is in front of "
-        "it, set the environment variable KERASPS_BIND to 0.0.0.0. If the server listens already, "
-        "end this process."
+        "interface: anyone who reaches it can read and write files as this user. Expected: a "
+        "library of TensorFlow whose call of `bind` can be changed. Received: no library of "
+        "TensorFlow in this process calls `bind`. If all may reach the port, or a firewall "
+        "protects it, set the environment variable KERASPS_BIND to 0.0.0.0. If the server listens "
+        "already, end this process."
     )
 
 
