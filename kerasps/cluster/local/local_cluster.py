@@ -522,7 +522,7 @@ def _count(name: str, value: object) -> int:
 
 
 def task_watch_of(cluster: LocalCluster) -> TaskWatch:
-    """Return the watch of a cluster, for `kerasps launch` and `kerasps run`."""
+    """Return the watch of a cluster, for a command that starts the cluster for a script."""
     return cluster._watch
 
 
