@@ -78,8 +78,7 @@ def serve(
             (default) takes the host of the task's entry in the description.
         on_ready: called once the server accepts connections, with its port and the address that it
             listens on, None for all.
-        watch_parent: True to exit also when stdin ends or the parent process changes. Default
-            False.
+        watch_parent: True to exit when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called with the port when the coordinator that this task served has
             ended, or was killed; returns the exit code, if it returns. With None (default), the
             coordinator's objects stay on the task for ten minutes.

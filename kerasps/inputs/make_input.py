@@ -74,8 +74,8 @@ def as_input(
         goes_on: True if the next `steps` continue where these ended, so that the input must not be
             truncated.
         in_order: True to number the batches as one process would read them. A `DatasetCreator` then
-            makes one dataset, of which worker `w` takes the batches `i` with `i % num_workers ==
-            w`.
+            makes one dataset, and worker `w` takes each batch `i` with
+            `i % num_workers == w`.
 
     Raises:
         InputError: kerasps cannot read this kind of input.

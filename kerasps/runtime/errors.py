@@ -222,7 +222,7 @@ def _hung_ps_error(host: ClusterHost, ps: int, received: str) -> PSLostError:
 
 
 def ps_is_there(host: ClusterHost, ps: int) -> bool:
-    """Return whether a ps is alive and knows this process; probe it until that is certain.
+    """Return whether a ps is alive and knows this process; probe it until the answer is certain.
 
     A silent ps may only be delayed: it is probed until it counts as lost, for KERASPS_HANG_TIMEOUT
     seconds (10). For a ps that refuses connections, or was restarted, return False at once.

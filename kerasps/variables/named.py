@@ -76,7 +76,7 @@ class NamedVariable(_compat.ResourceVariable):
                 value = make_initial(initial_value, shape, dtype)
                 assign = super().assign
                 on_own_task(lambda: assign(value, read_value=False))
-            # A graph captures handles and not variables, and is asked for the variables later.
+            # A graph captures handles, but later code needs the variables of these handles.
             handle.named_variable = weakref.ref(self)
             self._own(kind)
 
@@ -264,7 +264,7 @@ def mutex_name(device: str) -> str:
 
 
 def anonymous_handle(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-    """Return the handle of a variable of which each execution of the current graph makes a new one.
+    """Return the handle of a variable that each execution of the current graph creates separately.
 
     TensorFlow frees it when the execution ends.
     """
