@@ -78,12 +78,12 @@ def serve(
             (default) takes the host of the task's entry in the description.
         on_ready: called once the server accepts connections, with its port and the address that it
             listens on, None for all.
-        watch_parent: True to exit when stdin ends or the parent process changes. Default False.
+        watch_parent: whether to exit when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called with the port when the coordinator that this task served has
             ended, or was killed; returns the exit code, if it returns. With None (default), the
             coordinator's objects stay on the task for ten minutes.
         until: says when to end without a signal, and with which exit code. Default None: never.
-        signal_sets_code: True for the exit code 128 + N if signal N ended it. Default False.
+        signal_sets_code: whether the exit code is 128 + N if signal N ended it. Default False.
 
     Raises:
         ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind`, or
@@ -331,7 +331,7 @@ def _handle_signals(*, can_leave: bool, base_code: int | None) -> int:
     """Make SIGTERM and SIGINT end this process.
 
     Args:
-        can_leave: True if SIGTERM gives it time to finish its steps.
+        can_leave: whether SIGTERM gives it time to finish its steps.
         base_code: the number to add to that of a signal for the exit code; None for exit code 0.
 
     Returns:

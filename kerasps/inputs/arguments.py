@@ -63,7 +63,7 @@ def check_arrays(*, is_batch: bool = False, **arguments: object) -> None:
     """Raise `InputError` if an argument contains something other than arrays.
 
     Args:
-        is_batch: True if they are one batch, which cannot be a dataset. Default False.
+        is_batch: whether they are one batch, which cannot be a dataset. Default False.
         arguments: x, y and sample_weight: arrays, or lists, tuples and dictionaries of them; None
             for a missing one.
     """

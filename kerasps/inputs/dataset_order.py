@@ -81,7 +81,7 @@ class _Hole:
     Args:
         markers: random bytes in the graph at the places of the seeds.
         seeds: the seeds that the user gave, zeros if there are none.
-        varies: True if each pass has other seeds.
+        varies: whether each pass has other seeds.
     """
 
     markers: tuple[bytes, bytes]
@@ -335,7 +335,8 @@ class _Draws:
 
         Args:
             function: its name.
-            within_datasets: True to include the functions of a dataset that it makes. Default True.
+            within_datasets: whether to include the functions of datasets that it makes. Default
+                True.
         """
         return any(
             _is_draw(node)

@@ -20,7 +20,7 @@ class FedInput:
         dataset: the batches, a `tf.data.Dataset` that only this process can read.
         num_batches: the number of batches of one pass; None if it is unknown.
         adapter: a data adapter of Keras whose epoch methods must be called.
-        reads_once: True if a second pass yields only the batch that Keras keeps of a generator, the
+        reads_once: whether a second pass yields only the batch that Keras keeps of a generator, the
             first one.
     """
 

@@ -71,10 +71,10 @@ def as_input(
         num_workers: the number of workers that share it.
         steps: the number of batches to use; None for one pass. They are the first batches, except
             for a `DatasetCreator` in training or evaluation, whose batches have no order.
-        goes_on: True if the next `steps` continue where these ended, so that the input must not be
+        goes_on: whether the next `steps` continue where these ended, so that the input must not be
             truncated.
-        in_order: True to number the batches as one process would read them. A `DatasetCreator` then
-            makes one dataset, and worker `w` takes each batch `i` with
+        in_order: whether to number the batches as one process would read them. A `DatasetCreator`
+            then makes one dataset, and worker `w` takes each batch `i` with
             `i % num_workers == w`.
 
     Raises:

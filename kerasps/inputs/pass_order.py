@@ -52,7 +52,7 @@ class SeededOrder:
     """An order whose keys are a seed and the number of the pass's first epoch.
 
     Args:
-        shuffled: True to draw the seed from Keras, else it is 0.
+        shuffled: whether to draw the seed from Keras, else it is 0.
     """
 
     key_spec = tf.TensorSpec([2], tf.int64)

@@ -17,9 +17,9 @@ class OpenDataset:
         iterator: the iterator, alive on the worker for as long as this object; None if the worker
             reads nothing, because batches are sent with executions.
         left: the number of remaining batches; None if the dataset does not know it or never ends.
-        is_checked: True if only reading finds the end of the data.
-        is_endless: True if it is known that the data never end.
-        has_order: True if the split, opened again, has the same batches at the same places.
+        is_checked: whether only reading finds the end of the data.
+        is_endless: whether it is known that the data never end.
+        has_order: whether the split, opened again, has the same batches at the same places.
     """
 
     iterator: tf.data.Iterator | None
@@ -83,7 +83,7 @@ class Input(Protocol):
 
         Args:
             epoch: the number of the epoch.
-            must_end: True if data that never end are an error.
+            must_end: whether data that never end are an error.
         """
 
     def position(self, *, in_epoch: bool) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Input(Protocol):
         their splits.
 
         Args:
-            in_epoch: True if the epoch that was begun last will continue from there.
+            in_epoch: whether the epoch that was begun last will continue from there.
         """
 
     def resume_pass(

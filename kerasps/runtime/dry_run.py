@@ -27,7 +27,7 @@ class DryRun(threading.local):
     """The state of the dry run of this process.
 
     Attributes:
-        is_active: True if this process is a dry run.
+        is_active: whether this process is a dry run.
         device: the device of the (missing) ps that this thread's operations are for; None if they
             are for no ps.
     """

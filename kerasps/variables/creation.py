@@ -42,7 +42,7 @@ def create_storage(
         dtype: its dtype.
         trainable: as for `tf.Variable`.
         name: the name of the variable; a shard's is `<name>/part_<index>`, as in TensorFlow.
-        on_coordinator: True to store it whole on the coordinator instead of on ps.
+        on_coordinator: whether to store it whole on the coordinator instead of on ps.
 
     Raises:
         KeraspsError: this process was forked from a connected one.
@@ -82,7 +82,7 @@ class _New:
         extended: the `Extended` of the strategy, which chooses devices.
         dtype: the dtype.
         trainable: as for `tf.Variable`.
-        is_table: True if it may share a storage with other tables.
+        is_table: whether it may share a storage with other tables.
     """
 
     extended: Any

@@ -111,7 +111,7 @@ def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -
 
     Args:
         call: the function to run.
-        is_repeatable: True if it may run twice: it is retried if the connection to the task broke
+        is_repeatable: whether it may run twice: it is retried if the connection to the task broke
             and the task is alive.
 
     Raises:

@@ -138,7 +138,8 @@ class Held:
         name: its name in messages.
         ps: the index of the ps.
         num_bytes: its size.
-        is_placed: True if the ledger chose the ps; False for a slot, which is beside its variable.
+        is_placed: whether the ledger chose the ps. It does not for a slot, which goes beside its
+            variable.
     """
 
     name: str
@@ -189,7 +190,7 @@ class PlacementLedger:
 
         Args:
             variable: the variable. One that is on no ps does not count.
-            is_placed: True if `place` or `spread` chose its ps.
+            is_placed: whether `place` or `spread` chose its ps.
         """
         # In a dry run, the ps that would hold it does not exist.
         spec = tf.DeviceSpec.from_string(DRY_RUN.device or variable.device)

@@ -34,7 +34,7 @@ class PooledRows(TensorLike):
         holder: as given.
         begin: the place of the first row in the holder.
         pool: as given.
-        takes_values: True if values that this process assigns outside of steps are written.
+        takes_values: whether values that this process assigns outside of steps are written.
         watched: two more variables with the holder's storage: reads of some rows go through the
             first, reads of all rows through the second. A GradientTape tells these rows from those
             of other tables by these variables.

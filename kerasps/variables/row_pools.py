@@ -57,7 +57,7 @@ class RowPool:
         device: the device of the ps.
         row_shape: the shape of a row.
         dtype: the dtype of the tables.
-        trainable: True if gradients are taken with respect to them.
+        trainable: whether gradients are taken with respect to them.
 
     Attributes:
         kind: the properties that all of its tables have in common.

@@ -214,7 +214,7 @@ class ParameterServerVariable(keras.Variable):
         """Return the graph that XLA will compile if that graph cannot reach the storage, else None.
 
         Args:
-            in_call: True if the current graph is not that function's, but is about to call it.
+            in_call: whether the current graph is not that function's, but is about to call it.
         """
         if tf.executing_eagerly() or self._value is None or "/job:ps" not in self.device:
             return None
@@ -287,7 +287,7 @@ class ParameterServerVariable(keras.Variable):
 
         Args:
             ids: integers of any shape, each at least 0 and less than the number of rows.
-            from_end: True if negative ids count from the end.
+            from_end: whether negative ids count from the end.
 
         Returns:
             A tensor of shape `ids.shape + shape[1:]`.

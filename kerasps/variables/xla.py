@@ -21,7 +21,7 @@ def graph_for_xla(*, in_call: bool = False) -> Any:
     """Return the graph of the function that is being traced for XLA, None if there is none.
 
     Args:
-        in_call: True if the current graph is not that function, but is about to call it.
+        in_call: whether the current graph is not that function, but is about to call it.
     """
     # TensorFlow marks the graph in which such a function is called; if no graph calls it, the graph
     # of the function.

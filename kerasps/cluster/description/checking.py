@@ -45,7 +45,7 @@ def checked_cluster(
         task_index: its index there.
         source: the origin of these, for the message.
         needs_chief: as for `read_tf_config`.
-        may_be_sparse: True if the addresses of tasks that a sparse specification leaves out may be
+        may_be_sparse: whether the addresses of tasks that a sparse specification leaves out may be
             empty.
 
     Raises:

@@ -39,7 +39,7 @@ class ClusterDescription:
             `""` for a task whose address a sparse specification leaves out.
         task_type: the job of this process: `"chief"`, `"worker"`, `"ps"` or `"evaluator"`.
         task_index: the index of this process in its job.
-        is_sparse: True if the jobs list only the tasks that this task has to know, as for TFJob's
+        is_sparse: whether the jobs list only the tasks that this task has to know, as for TFJob's
             dynamic workers. Default False.
     """
 

@@ -38,9 +38,9 @@ def read_tf_config(
 
     Args:
         text: the JSON text. None (default) reads the environment variable TF_CONFIG.
-        needs_chief: True if there must be a chief. None is needed if each worker drives its own
+        needs_chief: whether there must be a chief. None is needed if each worker drives its own
             steps.
-        may_be_sparse: True if it may leave out the addresses of other tasks, as TFJob does for
+        may_be_sparse: whether it may leave out the addresses of other tasks, as TFJob does for
             dynamic workers. Default False: a chief must know all.
 
     Returns:
