@@ -53,7 +53,7 @@ class DatasetCreator:
             raise TypeError(
                 "Argument `dataset_fn` must be a callable that takes a "
                 "`tf.distribute.InputContext` and returns a `tf.data.Dataset`. Received: "
-                f"dataset_fn={dataset_fn!r}. Wrap an existing dataset: `DatasetCreator(lambda "
+                f"dataset_fn={dataset_fn!r}. Wrap a dataset like this: `DatasetCreator(lambda "
                 "context: dataset)`."
             )
         _check_takes_context(dataset_fn)
