@@ -45,7 +45,7 @@ class JointState(NamedTuple):
     contributions: tf.Tensor
 
     def is_complete(self, num_backups: int) -> tf.Tensor:
-        """Return whether at most `num_backups` members are missing and at least one has come."""
+        """Return whether at most `num_backups` members are missing and one push has come."""
         has_any = self.arrived + self.contributions > 0
         return tf.logical_and(has_any, self.members - self.arrived <= num_backups)
 

@@ -124,7 +124,7 @@ def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -
 def make_initial(
     initial_value: Callable[[], _Returned], shape: tf.TensorShape, dtype: tf.DType
 ) -> _Returned:
-    """Make the initial value of a variable on the current device, or a small one on this process.
+    """Make the initial value of a variable on the current device, or a small one in this process.
 
     Args:
         initial_value: a function that returns it.
@@ -251,7 +251,7 @@ def call_with(
         handles: the handles of the current graph, by the `id` of the captured handle that each
             replaces. A captured handle that is not among these keys is not replaced.
         function: the `tf.types.experimental.ConcreteFunction`.
-        captures: its `captured_inputs`, in the state after its trace.
+        captures: its `captured_inputs` at the time of its trace.
         args: its arguments.
     """
     function.set_external_captures([handles.get(id(captured), captured) for captured in captures])

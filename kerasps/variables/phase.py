@@ -34,7 +34,7 @@ class Phase(Protocol):
         """Return the shape of the result of `read`, without reading."""
 
     def source(self, variable: keras.Variable) -> Any:
-        """Return the object that a GradientTape takes as the source of gradients, unread."""
+        """Return the source for `GradientTape.gradient`, without reading the value."""
 
     def take(self, variable: keras.Variable, ids: tf.Tensor, *, from_end: bool) -> tf.Tensor:
         """Return the rows `ids` of `variable`, of shape `ids.shape + variable.shape[1:]`.

@@ -29,8 +29,8 @@ from kerasps.variables.pooled_rows import PooledRows
 # row. So a larger table is stored separately.
 MAX_TABLE_BYTES = 16 << 20
 POOL_BYTES = 128 << 20
-# The first tables of a kind, so many, are stored separately. Most models have few tables, and few
-# gain nothing by sharing.
+# This many tables of a kind are stored separately before others share a storage. Most models have
+# few tables, and few gain nothing by sharing.
 NUM_APART = 3
 
 _NUMBERS = itertools.count(1)
