@@ -1,12 +1,12 @@
 """Runs a ps or worker task: TensorFlow's server, and nothing else.
 
-`python -m kerasps.cluster.server` and `kerasps serve` start it; TF_CONFIG says which task this is.
-By default a task imports only as much of TensorFlow as the server needs. That takes a sixth of the
+`python -m kerasps.cluster.server` and `kerasps serve` start it; TF_CONFIG names the task. By
+default a task imports only the part of TensorFlow that the server needs. That takes a sixth of the
 time and a third of the memory. Set the environment variable KERASPS_FULL_IMPORT to 1 to import all
 of TensorFlow instead. Or set it to a comma-separated list of modules whose custom ops the server
 must know (`tensorflow_text`); they are imported after TensorFlow.
-KERASPS_CPU_DEVICES is the number of CPU devices that a worker has, to try `worker_devices` without
-GPUs; they share the cores. Default 1.
+KERASPS_CPU_DEVICES is the number of CPU devices of a worker, to try `worker_devices` without GPUs;
+they share the cores. Default 1.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CPU_DEVICES = "KERASPS_CPU_DEVICES"
 
 # From <linux/prctl.h>.
 _PR_SET_NAME = 15
-# How often to look whether the parent process is still the same, besides watching the pipe: nobody
-# misses the memory of a lost task for a second.
+# How often to check that the parent process is still the same, besides watching the pipe. A task
+# may outlive its parent by a second.
 _PARENT_POLL_MS = 1000
-# A server that has started listens at once; on a machine that swaps, within seconds.
+# A started server listens at once; on a machine that swaps, within seconds.
 _LISTEN_TIMEOUT_S = 10.0
-# One for a call of the coordinator, one for what other tasks ask for meanwhile, and as many again.
+# One for a call of the coordinator, one for requests of other tasks meanwhile, and two more.
 _MIN_INTER_OP_THREADS = 4
-# Set when a signal has told this process to leave once it has nothing to do.
+# Set when a signal has told this process to finish its work and end.
 _LEAVING = threading.Event()
 
 
@@ -67,28 +67,28 @@ def serve(
 ) -> NoReturn:
     """Run the server of one task until SIGTERM or SIGINT, then end this process with exit code 0.
 
-    SIGINT ends it at once. A worker that gets SIGTERM first finishes what it does, and what it
-    holds is fetched (`leaving`); a second SIGTERM ends it at once.
+    SIGINT ends it at once. A worker that gets SIGTERM first finishes its steps, and the coordinator
+    fetches their results (`leaving`); a second SIGTERM ends it at once.
 
     Thread: the main thread, whose signal handlers it replaces.
 
     Args:
-        description: the cluster, and which of its tasks this process is.
+        description: the cluster, and the task of this process in it.
         bind: the address of this machine to listen on; `0.0.0.0` and `::` stand for all. None
-            (default) takes the host of the task's own entry in the description.
+            (default) takes the host of the task's entry in the description.
         on_ready: called once the server accepts connections, with its port and the address that it
             listens on, None for all.
-        watch_parent: exit also when stdin ends or the parent process changes. Default False.
+        watch_parent: whether to exit when stdin ends or the parent process changes. Default False.
         on_coordinator_gone: called with the port when the coordinator that this task served has
-            ended, or was killed; returns the exit code, if it returns. None (default) leaves what
-            it made on the task, for ten minutes.
+            ended, or was killed; returns the exit code, if it returns. With None (default), the
+            coordinator's objects stay on the task for ten minutes.
         until: says when to end without a signal, and with which exit code. Default None: never.
-        signal_sets_code: whether the exit code is 128 + N where signal N ended it. Default False.
+        signal_sets_code: whether the exit code is 128 + N if signal N ended it. Default False.
 
     Raises:
         ClusterConfigError: this task is a chief or an evaluator, which run no server; or `bind`, or
-            without it the task's entry, is no address of this machine.
-        RuntimeError: the server could not start, mostly because its port is taken.
+            without it the task's entry, is not an address of this machine.
+        RuntimeError: the server could not start, usually because its port is in use.
     """
     check_can_serve(description)
     listens_on = listen_address(description, bind)
@@ -99,14 +99,14 @@ def serve(
         base_code=128 if signal_sets_code else None,
     )
     _name_process(f"{description.task_type}-{description.task_index}")
-    # Never deleted: TensorFlow may crash where it deletes a server that has served.
+    # Never deleted: TensorFlow may crash when it deletes a server that was in use.
     _server, port = start_server(description, listens_on)
     if on_ready is not None:
         on_ready(port, listens_on)
     coordinator = None
     if on_coordinator_gone is not None and renewal.can_watch():
         coordinator = renewal.CoordinatorWatch(port, description.jobs["chief"][0])
-    # In this order: a run that has ended has no coordinator either.
+    # In this order: when the run ends, its coordinator has ended too.
     watches = [watch for watch in (until, coordinator) if watch is not None]
     over = _wait_for_the_end(woken, parent if watch_parent else None, watches)
     if _LEAVING.is_set():
@@ -118,7 +118,7 @@ def serve(
 
 
 def check_can_serve(description: ClusterDescription) -> None:
-    """Raise `ClusterConfigError` where the task runs no server."""
+    """Raise `ClusterConfigError` if the task runs no server."""
     is_driven = "chief" not in description.jobs and not description.is_sparse
     if description.task_type == "ps" or (description.task_type == "worker" and not is_driven):
         return
@@ -140,10 +140,10 @@ def check_can_serve(description: ClusterDescription) -> None:
 
 
 def start_server(description: ClusterDescription, listens_on: str | None) -> tuple[Any, int]:
-    """Start the server of the task that `description` names, on the port that it gives.
+    """Start the server of this process's task in `description`, on the task's port.
 
     Args:
-        description: the cluster, and which of its tasks this process is.
+        description: the cluster, and the task of this process in it.
         listens_on: the IP address of this machine to listen on, None for all.
 
     Returns:
@@ -161,12 +161,12 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
     config = importlib.import_module("tensorflow.core.protobuf.config_pb2").ConfigProto()
     config.inter_op_parallelism_threads = _inter_op_threads()
     config.intra_op_parallelism_threads = _intra_op_threads(description)
-    # Those that share the work of one operation are made with the server; of the others the
-    # coordinator says it (see `connection`).
+    # This applies to the threads that share the work of one operation, which are made with the
+    # server. The coordinator sets it for the other threads (see `connection`).
     config.experimental.disable_thread_spinning = description.is_on_one_machine
     if description.task_type == "ps":
-        # Variables live in main memory. A ps that saw a GPU would take all of its memory away from
-        # a worker beside it.
+        # Variables are in main memory. A ps that saw a GPU would take all of its memory from a
+        # worker on the same machine.
         config.device_count["GPU"] = 0
     else:
         config.device_count["CPU"] = _cpu_devices()
@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the task that TF_CONFIG names.
 
     Args:
-        argv: the arguments that `TaskProcess` gives. None (default) takes those of this process.
+        argv: the arguments that `TaskProcess` passes. None (default) takes those of this process.
     """
     parser = argparse.ArgumentParser(
         prog="python -m kerasps.cluster.server",
@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument(
         WATCH_PARENT_FLAG,
         action="store_true",
-        help="exit when stdin ends or the parent process is gone",
+        help="exit when stdin ends or the parent process has ended",
     )
     args = parser.parse_args(argv)
 
@@ -228,10 +228,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _inter_op_threads() -> int:
-    """Return how many threads functions and requests of other tasks share; 0: TensorFlow's number.
+    """Return the number of threads for functions and requests of other tasks; 0 for TensorFlow's.
 
-    A call from the coordinator holds one of them until it is done. It may wait for a ps, which asks
-    for what is pushed to it: with no other thread, it would wait for ever.
+    A call from the coordinator occupies one of them until it is done. It may wait for a ps, which
+    requests the pushed values from this task: with no other thread, it would wait for ever.
     """
     wanted = os.environ.get("TF_NUM_INTEROP_THREADS", "")
     threads = int(wanted) if wanted.isdecimal() else 0
@@ -240,10 +240,10 @@ def _inter_op_threads() -> int:
 
 
 def _intra_op_threads(description: ClusterDescription) -> int:
-    """Return how many threads may share the work of one operation; 0: TensorFlow's number.
+    """Return the number of threads that may share the work of one operation; 0 for TensorFlow's.
 
-    That is one for each core. Where workers share a machine, each would wake up more threads for an
-    operation than there are cores for, so they share these; and so do ps.
+    TensorFlow's number is one for each core. If workers share a machine, together they would wake
+    more threads than there are cores, so each gets its share of the cores; so do ps.
     """
     num_tasks = len(description.jobs[description.task_type])
     is_alone = num_tasks == 1 or not description.is_on_one_machine
@@ -256,8 +256,8 @@ def _cpu_devices() -> int:
     given = os.environ.get(CPU_DEVICES, "1")
     if not given.isdecimal() or not int(given):
         raise ClusterConfigError(
-            f"The environment variable {CPU_DEVICES} is no number of devices. Expected: 1 or more. "
-            f"Received: {given!r}. Leave it out, and a worker has one CPU device."
+            f"The environment variable {CPU_DEVICES} is not a number of devices. Expected: 1 or "
+            f"more. Received: {given!r}. Unset it for one CPU device per worker."
         )
     return int(given)
 
@@ -274,7 +274,7 @@ def _server_lib() -> Any:
 
 
 def _wait_until_listening(address: str, port: int) -> None:
-    """Make sure that the server listens, since the task is about to report that it is ready.
+    """Wait until the server listens, since the task is about to report that it is ready.
 
     Raises:
         RuntimeError: the server does not accept connections within 10 seconds.
@@ -297,18 +297,18 @@ def _wait_until_listening(address: str, port: int) -> None:
 def _wait_for_the_end(
     woken: int, parent: int | None, watches: Sequence[renewal.End]
 ) -> renewal.End | None:
-    """Wait until the parent has ended, or what is watched is over; return which of that is over.
+    """Wait until the parent has ended, a signal came or a watch is over; return that watch, if any.
 
     Signal handlers run meanwhile.
 
     Args:
         woken: the file descriptor that becomes readable when a signal came.
         parent: the id of the parent process, None to watch none.
-        watches: what says when to end. A `parent` goes before it.
+        watches: the conditions on which to end; ignored if there is a `parent`.
     """
     poller = select.poll()
-    # A signal that comes between two Python instructions would else be noticed only when the poll
-    # ends, which may be never.
+    # Without it, a signal that comes between two Python instructions would be noticed only when the
+    # poll ends, which may be never.
     poller.register(woken, select.POLLIN)
     if parent is None:
         while not _LEAVING.is_set():
@@ -317,9 +317,9 @@ def _wait_for_the_end(
                 return over
             poller.poll(renewal.POLL_MS if watches else None)
         return None
-    # Nobody writes to stdin: it becomes readable when its other end is closed, that is when the
-    # parent is gone. A process that the parent forked may hold that end too, so the parent's id is
-    # looked at as well.
+    # Nobody writes to stdin: it becomes readable when its other end is closed, because the parent
+    # has ended. A process that the parent forked may hold that end too, so check the parent's id as
+    # well.
     poller.register(0, select.POLLIN | select.POLLHUP)
     while os.getppid() == parent and not _LEAVING.is_set():
         if any(fd == 0 for fd, _ in poller.poll(_PARENT_POLL_MS)) and not os.read(0, 1024):
@@ -331,8 +331,8 @@ def _handle_signals(*, can_leave: bool, base_code: int | None) -> int:
     """Make SIGTERM and SIGINT end this process.
 
     Args:
-        can_leave: whether SIGTERM gives it time to finish what it does.
-        base_code: what is added to the number of a signal for the exit code; None for exit code 0.
+        can_leave: whether SIGTERM gives it time to finish its steps.
+        base_code: the number to add to that of a signal for the exit code; None for exit code 0.
 
     Returns:
         A file descriptor that becomes readable when a signal came.
@@ -349,9 +349,9 @@ def _handle_signals(*, can_leave: bool, base_code: int | None) -> int:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    # TensorFlow has no way to stop a server, so there is nothing to clean up: its memory goes with
-    # the process. A handler that is plain Python needs a main thread that is not inside TensorFlow,
-    # so the server is never joined.
+    # TensorFlow cannot stop a server, so there is nothing to clean up: the system frees its memory
+    # with the process. A handler in Python runs only while the main thread is not inside
+    # TensorFlow, so the server is never joined.
     signal.signal(signal.SIGTERM, leave_on_signal if can_leave else exit_on_signal)
     signal.signal(signal.SIGINT, exit_on_signal)
     return woken
@@ -360,18 +360,18 @@ def _handle_signals(*, can_leave: bool, base_code: int | None) -> int:
 def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: TensorFlow's threads still run, and tearing the interpreter down under them
-    # crashes now and then.
+    # Not sys.exit: TensorFlow's threads still run, and ending the interpreter under them sometimes
+    # crashes.
     os._exit(code)
 
 
 def _name_process(name: str) -> None:
-    """Name the process after its task in `ps` and `top`, where the system can do that."""
+    """Name the process after its task in `ps` and `top`, if the system supports that."""
     if sys.platform == "linux":
         try:
             ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
         except (OSError, AttributeError):
-            # Only a convenience: a C library without prctl must not keep the server from running.
+            # Only a convenience: the server must run also with a C library that has no prctl.
             return
 
 

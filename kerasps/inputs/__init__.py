@@ -1,7 +1,7 @@
-"""Makes an `Input` of whatever `fit` is given. Workers read splits of it, or are sent batches.
+"""Makes an `Input` of the data passed to `fit`. Workers read splits of it, or are sent batches.
 
-Contract: an `Input` says what a batch looks like, opens splits on workers, and knows its own end.
-It does not know what steps do with batches, nor which workers are there.
+Contract: an `Input` knows the spec of its batches, opens splits on workers, and knows where it
+ends. It does not know how steps use batches, or which workers are available.
 """
 
 from __future__ import annotations

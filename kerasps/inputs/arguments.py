@@ -12,8 +12,8 @@ from kerasps.checks import count
 from kerasps.errors import InputError
 
 _HINTS = {
-    "steps": "Leave it out to read all the data. (A `cardinality()` of -1 says that data never "
-    "end, and -2 that nobody knows.)",
+    "steps": "Leave it out to read all the data. (A `cardinality()` of -1 means that data never "
+    "end, and -2 that their length is unknown.)",
     "batch_size": "Leave it out for batches of 32.",
     "epochs": "Each epoch is one pass over the data, or `steps_per_epoch` steps.",
 }
@@ -24,16 +24,16 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int | None:
 
     Args:
         name: the name of the argument.
-        value: its value: None, or of any type that Python takes as an index.
+        value: its value: None, or of any type that Python accepts as an index.
         least: the smallest number that it may be. Default 1.
 
     Raises:
-        InputError: it is something else, or less than `least`.
+        InputError: it has another type, or is less than `least`.
     """
     if value is None:
         return None
     try:
-        # `epochs=True` is one epoch to Keras, and so it is here.
+        # `epochs=True` means one epoch in Keras, and here.
         return count(
             f"Argument `{name}` must be a whole number that is at least {least}",
             int(value) if isinstance(value, bool) else value,
@@ -46,10 +46,10 @@ def whole_number(name: str, value: object, *, least: int = 1) -> int | None:
 
 
 def no_batches(method: str) -> InputError:
-    """Return the error of input in which `method` has found nothing."""
+    """Return the error for input in which `method` found no batch."""
     return InputError(
         f"`{method}` found no data. Expected: at least one batch. Received: input without any. "
-        "Look at what filters it, and whether a generator or an iterator was read before."
+        "Check the filters of the data, and that a generator or an iterator was not read before."
     )
 
 
@@ -60,27 +60,26 @@ _ALSO = (
 
 
 def check_arrays(*, is_batch: bool = False, **arguments: object) -> None:
-    """Raise `InputError` where an argument holds no array: a string, a number, an object.
+    """Raise `InputError` if an argument contains something other than arrays.
 
     Args:
-        is_batch: whether they are one batch, which no dataset can be. Default False.
+        is_batch: whether they are one batch, which cannot be a dataset. Default False.
         arguments: x, y and sample_weight: arrays, or lists, tuples and dictionaries of them; None
-            for what is not given.
+            for a missing one.
     """
     for name, value in arguments.items():
         for leaf in keras.tree.flatten(value):
             if leaf is not None and not _is_array(leaf):
                 raise InputError(
-                    f"`{name}` is no input. Expected: arrays, tensors or data frames with an "
-                    f"example in each row, or lists and dictionaries of them"
+                    f"`{name}` is no input. Expected: arrays, tensors or data frames with one "
+                    f"example per row, or lists and dictionaries of them"
                     f"{'' if is_batch else _ALSO}. Received: {_described(name, value, leaf)}. "
                     f"{_hint(leaf, is_batch)}"
                 )
     if arguments["x"] is None or not keras.tree.flatten(arguments["x"]):
         raise InputError(
-            "There is no input. Expected: arrays or tensors with an example in each row"
-            f"{'' if is_batch else _ALSO}. Received: x={arguments['x']!r}. Give the method its "
-            "data as x."
+            "There is no input. Expected: arrays or tensors with one example per row"
+            f"{'' if is_batch else _ALSO}. Received: x={arguments['x']!r}. Pass the data as x."
         )
 
 
@@ -100,36 +99,36 @@ def _described(name: str, value: object, leaf: object) -> str:
 
 
 def check_array(array: np.ndarray) -> None:
-    """Raise `InputError` where TensorFlow can make no tensor of an array."""
+    """Raise `InputError` if TensorFlow cannot make a tensor of an array."""
     if array.dtype.kind in "OMmV":
         wrong: Any = f"an array of dtype {array.dtype}"
-        advice = "Make numbers of it, such as `array.astype('float32')`."
+        advice = "Convert it to numbers, for example by `array.astype('float32')`."
         if array.dtype.kind == "O":
             kinds = {type(item).__name__ for item in array.ravel()}
             wrong += f" and shape {array.shape}, of objects of type {', '.join(sorted(kinds))}"
             advice = (
-                "Make all rows as long, and all entries of one type; fill in what is missing "
+                "Make all rows equally long, and all entries of one type; fill in missing values "
                 "(`DataFrame.fillna`)."
             )
         raise InputError(
-            "An array holds objects that are no numbers and no strings. Expected: an array that is "
-            f"rectangular and of one dtype. Received: {wrong}. {advice}"
+            "An array holds objects that are neither numbers nor strings. Expected: a rectangular "
+            f"array of one dtype. Received: {wrong}. {advice}"
         )
 
 
 def is_of_strings(array: np.ndarray) -> bool:
-    """Return whether an array of objects holds strings, and nothing else."""
+    """Return whether an array of objects contains only strings."""
     return all(isinstance(item, (str, bytes)) for item in array.ravel())
 
 
 def _hint(leaf: object, is_batch: bool) -> str:
     is_many = hasattr(leaf, "__next__") or isinstance(leaf, tf.data.Dataset) or callable(leaf)
     if is_batch and is_many:
-        return "Give the arrays of one batch; `fit`, `evaluate` and `predict` read data."
+        return "Pass the arrays of one batch; `fit`, `evaluate` and `predict` read datasets."
     if isinstance(leaf, (str, bytes)):
         return (
             "To read a file, use `tf.data` (`TextLineDataset`, `TFRecordDataset`, "
-            "`make_csv_dataset`) or pandas; strings as data go into an array, `np.array([...])`."
+            "`make_csv_dataset`) or pandas; put strings that are data into `np.array([...])`."
         )
     if isinstance(leaf, (int, float, np.generic)):
         return "Make an array of numbers: `np.array([...])`."

@@ -1,11 +1,12 @@
-"""Batches of arrays: their rows are gathered at once, in place of being read one by one.
+"""Batches of arrays: gathers their rows at once, instead of reading them one by one.
 
 `from_tensor_slices` makes an element of each example, some half a microsecond for each array, and
-`batch` copies it to its place. Most of what a worker does to read small examples is that: 0.6 of
-0.7 ms for 256 of ten arrays, and twice as much where they are shuffled. The number of an example
-is made and moved as often, but it is one small tensor; and one gather for each array takes the rows
-of a batch. So what is between the source and `batch`, if it only orders and picks examples, is
-given their numbers. What the datasets yield stays the same, in the same order.
+`batch` copies it to its place. This is most of a worker's time to read small examples: 0.6 of
+0.7 ms for 256 of ten arrays, and twice as much if they are shuffled. So this module replaces the
+examples between the source and `batch` by their numbers, if the operations there only order and
+pick examples. A number is made and moved as often as an example, but it is one small tensor. Then
+one gather for each array reads the rows of a batch. The datasets yield the same elements in the
+same order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kerasps import _compat
 from kerasps.inputs.dataset_graphs import upstream
 from kerasps.runtime.devices import connected_devices
 
-# Datasets whose elements are those of their first input, each as it is.
+# Datasets whose elements are those of their first input, unchanged.
 _KEEP_ELEMENTS = (
     "AssertCardinalityDataset",
     "OptionsDataset",
@@ -36,15 +37,15 @@ _KEEP_ELEMENTS = (
     "TakeDataset",
 )
 _BATCH = ("BatchDataset", "BatchDatasetV2", "ParallelBatchDataset")
-# Of the dtypes that `tf.gather` takes on a CPU.
+# The dtypes that `tf.gather` supports on a CPU.
 _NUMBERS = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 bfloat16 float16 float32 float64"
 _DTYPES = ("bool", "string", "complex64", "complex128", *_NUMBERS.split())
-# A graph with more is left alone: to take it apart and put it together would take a second.
+# A larger graph is not changed: importing and exporting it would take a second.
 _MAX_GRAPH_BYTES = 2**28
 
 
 def with_gathered_batches(graph_def: tf.compat.v1.GraphDef) -> Any:
-    """Return the `GraphDef` of a dataset that gathers its batches; the same where it has none."""
+    """Return a `GraphDef` that gathers batches of arrays; the same if it has no such batches."""
     kinds = {node.op for node in graph_def.node}
     may_have_some = "TensorSliceDataset" in kinds and not kinds.isdisjoint(_BATCH)
     if not may_have_some or graph_def.ByteSize() > _MAX_GRAPH_BYTES:
@@ -63,9 +64,10 @@ def with_gathered_batches(graph_def: tf.compat.v1.GraphDef) -> Any:
 
 
 def gather_batches(graph: tf.Graph) -> bool:
-    """Make `graph`, the default one, gather batches of arrays.
+    """Make `graph`, which must be the default one, gather batches of arrays.
 
-    Returns whether there are any.
+    Returns:
+        True if there are any such batches.
     """
     paths = [(op, _path_to_arrays(op)) for op in graph.get_operations() if op.type in _BATCH]
     for batch, path in paths:
@@ -75,11 +77,11 @@ def gather_batches(graph: tf.Graph) -> bool:
 
 
 def _path_to_arrays(batch: tf.Operation) -> list[Any]:
-    """Return the operations from `from_tensor_slices` to `batch`; none where others are there."""
+    """Return the operations from `from_tensor_slices` to `batch`; none if another kind is there."""
     path, op = [], batch.inputs[0].op
     while op.type in _KEEP_ELEMENTS:
         if "Shuffle" in op.type and len(op.outputs[0].consumers()) > 1:
-            return []  # of which each that reads it gets the next order
+            return []  # each of its readers gets the next order
         path.append(op)
         op = op.inputs[0].op
     is_source = op.type == "TensorSliceDataset" and not op.get_attr("is_files")
@@ -87,24 +89,25 @@ def _path_to_arrays(batch: tf.Operation) -> list[Any]:
 
 
 def _has_rows(array: tf.Tensor) -> bool:
-    """Return whether it is known how many rows an array has, and they can be gathered."""
+    """Return whether the number of rows of an array is known, and they can be gathered."""
     return array.dtype.name in _DTYPES and bool(array.shape.rank) and array.shape[0] is not None
 
 
 def _gathered(batch: tf.Operation, source: tf.Operation, *between: tf.Operation) -> tf.Tensor:
-    """Return what `batch` yields, as a dataset that gathers it from the arrays of `source`."""
+    """Return a dataset with the elements of `batch`, gathered from the arrays of `source`."""
     arrays = [*source.inputs]
     with tf.device(batch.device or None):
         variant = tf.data.experimental.to_variant(tf.data.Dataset.range(arrays[0].shape[0]))
         for op in between:
             variant = _of_numbers(op, variant, [])
-        # The rows of a batch, where each has as many.
+        # The number of rows of a batch, if all batches have the same number.
         shape = tf.TensorShape(batch.get_attr("output_shapes")[0])[:1]
         variant = _of_numbers(batch, variant, shape)
         specs = (tf.TensorSpec(array.shape, array.dtype) for array in arrays)
         rows = _rows_function(tf.TensorSpec(shape, tf.int64), tuple(specs), connected_devices())
         rows.add_to_graph(batch.graph)
-        # By one thread: to hand each of its small operations to another takes longer than to do it.
+        # In one thread: passing each small operation to another thread takes longer than running
+        # it.
         return tf.raw_ops.MapDataset(
             input_dataset=variant,
             other_arguments=arrays,
@@ -120,11 +123,11 @@ def _gathered(batch: tf.Operation, source: tf.Operation, *between: tf.Operation)
 def _rows_function(
     numbers: tf.TensorSpec, arrays: tuple[tf.TensorSpec, ...], connected: tuple[str, ...]
 ) -> Any:
-    """Return the function that gathers rows of arrays: one for each worker, and each call of `fit`.
+    """Return the function that gathers rows of arrays, the same for all workers and calls of `fit`.
 
     Args:
-        numbers: of the numbers of the rows.
-        arrays: of the arrays.
+        numbers: the spec of the numbers of the rows.
+        arrays: the specs of the arrays.
         connected: the `connected_devices()`.
     """
     del connected  # in the key of the cache only
@@ -145,7 +148,7 @@ def _rows_function(
 def _of_numbers(
     op: tf.Operation, variant: tf.Tensor, shape: tf.TensorShape | list[int]
 ) -> tf.Tensor:
-    """Add an operation like `op` for elements that are numbers, of a shape; return its output."""
+    """Add an operation like `op` for elements that are numbers, with `shape`; return its output."""
     types, shapes = tf.compat.v1.AttrValue(), tf.compat.v1.AttrValue()
     types.list.type.append(tf.int64.as_datatype_enum)
     shapes.list.shape.append(tf.TensorShape(shape).as_proto())
@@ -155,7 +158,7 @@ def _of_numbers(
 def _like(
     op: tf.Operation, inputs: Sequence[tf.Tensor], **changed: tf.compat.v1.AttrValue
 ) -> tf.Tensor:
-    """Add an operation like `op`, with other attributes in part; return its output."""
+    """Add an operation like `op`, with some attributes changed; return its output."""
     attributes = {name: value for name, value in op.node_def.attr.items() if name[0] != "_"}
     attributes |= changed
     (output,) = op.graph.create_op(op.type, inputs, [tf.variant], attrs=attributes).outputs
@@ -163,7 +166,7 @@ def _like(
 
 
 def _replace(op: tf.Operation, variant: tf.Tensor) -> None:
-    """Replace the dataset `op` by another one wherever it is read."""
+    """Replace the dataset `op` by another one in all operations that read it."""
     (before,) = op.outputs
     for consumer in before.consumers():
         for place, value in enumerate(consumer.inputs):

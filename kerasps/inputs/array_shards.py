@@ -1,9 +1,9 @@
-"""Shards of arrays: a worker cuts its examples out of them, in place of passing over the others.
+"""Shards of arrays: a worker slices its examples out of them, instead of skipping the others.
 
-`Dataset.shard` reads every element of its input and keeps one of `num_shards`. Where that input is
-`from_tensor_slices`, to pass over an element takes as long as to read it, some half a microsecond:
-with n workers, each works n times as long for an example of its own. The shard of an array is a
-slice with a step, which one operation makes.
+`Dataset.shard` reads every element of its input and keeps one of `num_shards`. If that input is
+`from_tensor_slices`, skipping an element takes as long as reading it, some half a microsecond: with
+n workers, each takes n times as long for an example. The shard of an array is a slice with a step,
+which one operation makes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 
-# Larger arrays stay as they are: each time that a dataset is opened, a slice takes time and memory.
+# Larger arrays are not sliced: each time a dataset is opened, a slice takes time and memory.
 MAX_BYTES = 2**26
-# What a string is taken for.
+# The assumed size of a string.
 _BYTES_OF_A_STRING = 32
 
 
 def cut_arrays(dataset: tf.data.Dataset) -> None:
-    """Make each `shard` of `from_tensor_slices` in a dataset read its own examples only.
+    """Make each `shard` of `from_tensor_slices` in a dataset read only its examples.
 
-    What it yields stays the same, in the same order. Call in the graph where it was made.
+    The dataset yields the same elements in the same order. Call in the graph where it was made.
     """
     for op in _operations(tf.data.experimental.to_variant(dataset).op):
         if op.type == "ShardDataset" and op.inputs[0].op.type == "TensorSliceDataset":
@@ -30,7 +30,7 @@ def cut_arrays(dataset: tf.data.Dataset) -> None:
 
 
 def _operations(op: tf.Operation) -> list[Any]:
-    """Return the operations that a dataset is made by."""
+    """Return the operation that makes a dataset, and all that it depends on."""
     found, pending = {op.name: op}, [op]
     while pending:
         for tensor in pending.pop().inputs:
@@ -53,7 +53,7 @@ def _cut(shard: tf.Operation) -> None:
         or sum(map(_num_bytes, arrays)) > MAX_BYTES
     ):
         return
-    # A slice would be made on a worker's GPU.
+    # Else a worker with a GPU would make the slice there.
     with tf.device(shard.device or None), tf.device("CPU:0"):
         piece = tf.raw_ops.TensorSliceDataset(
             components=[array[int(index) :: int(num_shards)] for array in arrays],
@@ -61,13 +61,13 @@ def _cut(shard: tf.Operation) -> None:
             is_files=False,
             metadata=slices.get_attr("metadata"),
         )
-        # The operation stays, since others follow from it: it keeps all of what is there.
+        # Keep the operation, since others depend on it, and make it keep all elements of the piece.
         for place, value in enumerate([piece, tf.constant(1, tf.int64), tf.constant(0, tf.int64)]):
             shard._update_input(place, value)
 
 
 def _num_bytes(array: tf.Tensor) -> float:
-    """Return the size of an array; infinite where it is not known, or nothing to be sliced."""
+    """Return the size of an array; infinite if it is unknown, or if it cannot be sliced."""
     if array.dtype == tf.variant or not array.shape.is_fully_defined():
         return math.inf
     bytes_each = _BYTES_OF_A_STRING if array.dtype == tf.string else array.dtype.size

@@ -1,6 +1,6 @@
 """`class_weight`: the weight of an example by its class, for arrays and for datasets.
 
-The rules are Keras's own, written again: its functions are private.
+The rules are those of Keras, written again because its functions are private.
 `tests/unit/test_keras_rules.py` compares the two.
 """
 
@@ -19,7 +19,7 @@ def sample_weights(y: object, class_weight: Mapping[int, float]) -> np.ndarray[A
 
     Args:
         y: classes, shape [examples] or [examples, 1], or one-hot vectors, [examples, classes].
-        class_weight: the weight of a class; 1 for those that are not in it.
+        class_weight: the weight of each class; classes that are not in it have weight 1.
     """
     classes = keras.ops.convert_to_numpy(y)
     if classes.ndim > 1:
@@ -31,10 +31,11 @@ def sample_weights(y: object, class_weight: Mapping[int, float]) -> np.ndarray[A
 
 
 def weighing(class_weight: Mapping[int, float]) -> Callable[..., tuple[Any, Any, Any]]:
-    """Return a function for `tf.data.Dataset.map` that gives batches their weights.
+    """Return a function for `tf.data.Dataset.map` that adds weights to batches.
 
     Args:
-        class_weight: the weight of a class; 1 for those up to the largest that are not in it.
+        class_weight: the weight of each class; classes below the largest that are not in it have
+            weight 1.
 
     Raises:
         ValueError: when mapped over elements that have a weight already, or several targets.
@@ -48,7 +49,7 @@ def weighing(class_weight: Mapping[int, float]) -> Callable[..., tuple[Any, Any,
         if sample_weight is not None:
             raise ValueError(
                 "Argument `class_weight` does not go with a dataset of (x, y, sample_weight). "
-                "Expected: elements (x, y). Received: a third entry. Leave one of the two out."
+                "Expected: elements (x, y). Received: a third entry. Leave out one of the two."
             )
         if keras.tree.is_nested(y):
             raise ValueError(
@@ -71,6 +72,6 @@ def _classes(y: tf.Tensor) -> tf.Tensor:
     def alone() -> tf.Tensor:
         return tf.cast(tf.round(tf.squeeze(y, axis=-1)), tf.int32)
 
-    if y.shape[-1] is None:  # whether these are one-hot vectors shows with each batch
+    if y.shape[-1] is None:  # each batch decides whether these are one-hot vectors
         return tf.cond(tf.shape(y)[-1] > 1, largest, alone)
     return largest() if y.shape[-1] > 1 else alone()

@@ -1,4 +1,4 @@
-"""`DatasetCreator`: a recipe by which each worker makes its own dataset."""
+"""`DatasetCreator`: a function with which each worker makes its dataset."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class DatasetCreator:
     """Wraps a function that makes the dataset of one worker.
 
     `fit` calls `dataset_fn` once per worker, in the coordinator's process. The pipeline runs on the
-    worker: nothing but the recipe crosses the network. An element of the dataset is a batch: `x`,
-    `(x, y)` or `(x, y, sample_weight)`.
+    worker: only its graph is sent, no data. An element of the dataset is a batch: `x`, `(x, y)` or
+    `(x, y, sample_weight)`.
 
     ```python
     x, y = np.ones((1000, 64)), np.ones(1000)
@@ -29,13 +29,13 @@ class DatasetCreator:
 
     Args:
         dataset_fn: a callable of a `tf.distribute.InputContext` that returns a batched
-            `tf.data.Dataset`. Its context holds `num_input_pipelines` (the number of workers) and
-            `input_pipeline_id` (this worker's index) as Python integers. Variables must not be
-            created in it. Give a `shuffle` in it a seed: the dataset of a worker that is lost is
-            made again, and read on where its results end.
-        input_options: a `tf.distribute.InputOptions`, as Keras 2 took it. Only
-            `experimental_fetch_to_device=False` changes what happens, and that is what a worker
-            does in any case: batches stay on its host until they are used. Default None.
+            `tf.data.Dataset`. Its context has `num_input_pipelines` (the number of workers) and
+            `input_pipeline_id` (this worker's index) as Python integers. It must not create
+            variables. Give each `shuffle` in it a seed: the dataset of a lost worker is made again,
+            and reading continues after its last result.
+        input_options: a `tf.distribute.InputOptions`, as in Keras 2. Only
+            `experimental_fetch_to_device=False` has an effect in TensorFlow, and workers always
+            behave so: batches stay on their host until they are used. Default None.
 
     Raises:
         TypeError: `dataset_fn` is not callable with one argument, or `input_options` is not a
@@ -53,7 +53,7 @@ class DatasetCreator:
             raise TypeError(
                 "Argument `dataset_fn` must be a callable that takes a "
                 "`tf.distribute.InputContext` and returns a `tf.data.Dataset`. Received: "
-                f"dataset_fn={dataset_fn!r}. Wrap a dataset that you have: `DatasetCreator(lambda "
+                f"dataset_fn={dataset_fn!r}. Wrap a dataset like this: `DatasetCreator(lambda "
                 "context: dataset)`."
             )
         _check_takes_context(dataset_fn)
@@ -67,14 +67,14 @@ class DatasetCreator:
 
     @property
     def input_options(self) -> tf.distribute.InputOptions | None:
-        """The `tf.distribute.InputOptions` that were given, or None."""
+        """The `tf.distribute.InputOptions` of the constructor, or None."""
         return self._input_options
 
     def __call__(self, input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         """Return the dataset of the worker that `input_context` describes.
 
         Raises:
-            TypeError: `dataset_fn` returned something else than a `tf.data.Dataset`.
+            TypeError: `dataset_fn` did not return a `tf.data.Dataset`.
         """
         try:
             dataset = self._dataset_fn(input_context)
@@ -100,7 +100,7 @@ class DatasetCreator:
 def _check_takes_context(dataset_fn: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(dataset_fn)
-    except (TypeError, ValueError):  # some of C code have none
+    except (TypeError, ValueError):  # some functions in C have no signature
         return
     try:
         signature.bind("context")
@@ -109,5 +109,5 @@ def _check_takes_context(dataset_fn: Callable[..., object]) -> None:
             "Argument `dataset_fn` cannot be called with one argument, its "
             "`tf.distribute.InputContext`. Expected: a function like `def dataset_fn(context)`. "
             f"Received: dataset_fn={dataset_fn!r}, with the parameters {signature} ({exc}). Bind "
-            "the others by `functools.partial`, or add the one."
+            "other parameters with `functools.partial`, or add the missing one."
         ) from None

@@ -1,4 +1,4 @@
-"""Turns datasets into graphs, which can travel to a worker."""
+"""Turns datasets into graphs, which can be sent to a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kerasps.errors import InputError
 
 
 def endless_input() -> InputError:
-    """Return the error of data that never end, where one pass over them was asked for."""
+    """Return the error for data that never end if one pass over them was requested."""
     return InputError(
         "The input never ends, so an epoch of it would not. Expected: `steps_per_epoch`, or a "
         "dataset that ends (`evaluate` and `predict`: `steps`; `validation_data`: "
@@ -22,7 +22,7 @@ def endless_input() -> InputError:
 
 
 class LivesHereError(InputError):
-    """A dataset uses something that this process alone has, and that cannot be sent."""
+    """Raised if a dataset uses an object that only this process has and that cannot be sent."""
 
 
 # TensorFlow's `ExternalStatePolicy.WARN`: tables and files stay out of the graph, with a warning.
@@ -33,7 +33,7 @@ def dataset_graph(dataset: tf.data.Dataset) -> Any:
     """Return the `GraphDef` that makes the dataset, without the devices it was made on.
 
     Raises:
-        LivesHereError: it uses something that has no name, such as an anonymous table.
+        LivesHereError: it uses an object without a name, such as an anonymous table.
     """
     try:
         serialized = tf.raw_ops.DatasetToGraphV2(
@@ -43,11 +43,11 @@ def dataset_graph(dataset: tf.data.Dataset) -> Any:
         )
     except tf.errors.FailedPreconditionError as exc:
         raise LivesHereError(
-            "The dataset uses something that lives in this process, where the workers cannot reach "
+            "The dataset uses an object that lives in this process, where the workers cannot reach "
             "it. Expected: datasets whose functions use variables, layers and tables with names. "
-            f"Received: {exc.message.partition(' [Op:')[0]} Leave `experimental_is_anonymous` out "
-            "where a table is made, or pass the dataset itself instead of a `DatasetCreator`: it "
-            "is then read here, and its batches are sent to the workers."
+            f"Received: {exc.message.partition(' [Op:')[0]} Make tables without "
+            "`experimental_is_anonymous`, or pass the dataset itself instead of a "
+            "`DatasetCreator`: then this process reads it, and sends its batches to the workers."
         ) from exc
     return tf.compat.v1.GraphDef.FromString(serialized.numpy())
 
@@ -55,13 +55,13 @@ def dataset_graph(dataset: tf.data.Dataset) -> Any:
 def python_calls(graph_def: tf.compat.v1.GraphDef) -> list[str]:
     """Return the kinds of operations in a `GraphDef` that call Python functions.
 
-    These live in this process, and no other can call them.
+    Only this process can call these functions.
     """
     return sorted({node.op for node in _nodes(graph_def) if "PyFunc" in node.op})
 
 
 def has_loops(graph_def: tf.compat.v1.GraphDef) -> bool:
-    """Return whether a `GraphDef` has a `tf.while_loop`, in whatever function of it."""
+    """Return whether a `GraphDef` has a `tf.while_loop`, in any of its functions."""
     return any(node.op in ("While", "StatelessWhile") for node in _nodes(graph_def))
 
 
@@ -77,7 +77,7 @@ def name_of(source: str) -> str:
 
 
 def upstream(nodes: Iterable[tf.compat.v1.NodeDef], names: Iterable[str]) -> set[str]:
-    """Return `names`, and the names of all nodes that they follow from."""
+    """Return `names`, and the names of all nodes that they depend on."""
     inputs = {node.name: [name_of(source) for source in node.input] for node in nodes}
     found: set[str] = set()
     pending = list(names)
@@ -90,7 +90,7 @@ def upstream(nodes: Iterable[tf.compat.v1.NodeDef], names: Iterable[str]) -> set
 
 
 def reject_python_calls(graph_def: tf.compat.v1.GraphDef) -> None:
-    """Raise `InputError` where the graph of a `dataset_fn` calls Python functions."""
+    """Raise `InputError` if the graph of a `dataset_fn` calls Python functions."""
     calls = python_calls(graph_def)
     if not calls:
         return
@@ -99,7 +99,7 @@ def reject_python_calls(graph_def: tf.compat.v1.GraphDef) -> None:
         "`py_function`, `numpy_function`), which live in this process, where the workers cannot "
         f"reach them. Expected: a pipeline of TensorFlow operations. Received: {', '.join(calls)}. "
         "Write it with TensorFlow operations, or pass the dataset itself instead of a "
-        "`DatasetCreator`: it is then read here, and its batches are sent to the workers."
+        "`DatasetCreator`: then this process reads it, and sends its batches to the workers."
     )
 
 
@@ -108,7 +108,7 @@ def as_graph(
 ) -> Callable[[tf.Tensor], tf.data.Dataset]:
     """Return a function that makes the same dataset in any graph, also on another task.
 
-    A dataset lives where it was made; its graph can travel.
+    A dataset stays on the task where it was made; its graph can be sent.
 
     Args:
         dataset: the dataset.
@@ -124,7 +124,7 @@ def as_graph(
         copy = tf.data.experimental.from_variant(variant, element_spec)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             return copy
-        # The graph alone does not know its length.
+        # The graph does not contain the length.
         return copy.apply(tf.data.experimental.assert_cardinality(cardinality))
 
     return make
@@ -133,21 +133,21 @@ def as_graph(
 def options_of(dataset: tf.data.Dataset) -> tf.data.Options:
     """Return the dataset's options, without TensorFlow's warning about graphs."""
     with warnings.catch_warnings():
-        # In a graph, TensorFlow knows what Python code has set, and warns that there may be more.
+        # In a graph, TensorFlow knows only the options that Python code set, and warns about that.
         warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
         return dataset.options()
 
 
 @tf.autograph.experimental.do_not_convert
 def quickly_deleted(dataset: tf.data.Dataset) -> Any:
-    """Turn tf.data's tuning off, unless the dataset's options turn it on.
+    """Turn off tf.data's tuning, unless the dataset's options turn it on.
 
-    What is no `tf.data.Dataset`, such as a distributed one, it returns as it is.
+    Return an object that is not a `tf.data.Dataset`, such as a distributed one, unchanged.
 
-    The thread that tunes an iterator wakes up ever more rarely, in the end once a minute. Whoever
-    deletes the iterator may wait for that (on a machine with nothing else to do the thread is told
-    in time, on a busy one every other time it is not), and so does everything that is sent to its
-    task afterwards. Without tuning, AUTOTUNE means a thread per core.
+    The thread that tunes an iterator wakes up at growing intervals, up to a minute. Deleting the
+    iterator may wait for that, and with it everything that is sent to its task afterwards. On an
+    idle machine the thread is notified in time; on a busy one, every other time it is not. Without
+    tuning, AUTOTUNE means a thread per core.
     """
     if isinstance(dataset, tf.data.Dataset) and options_of(dataset).autotune.enabled is None:
         options = tf.data.Options()
@@ -166,11 +166,11 @@ def makes_quickly_deleted(dataset_fn: Callable[..., object]) -> Callable[..., An
 
 
 def per_worker_dataset(dataset_or_fn: object) -> Any:
-    """Return what is to be given to `create_per_worker_dataset`: workers delete its iterators soon.
+    """Return an argument for `create_per_worker_dataset` whose iterators are quickly deleted.
 
     Args:
-        dataset_or_fn: a dataset, or a function that makes one. Of one that was traced already, the
-            result is a tensor, which does not show its options: it is left alone.
+        dataset_or_fn: a dataset, or a function that makes one. A function that was traced already
+            is not changed: its result is a tensor, which does not show its options.
     """
     if isinstance(dataset_or_fn, tf.types.experimental.ConcreteFunction):
         return dataset_or_fn

@@ -1,13 +1,14 @@
-"""Gives a dataset one order on all workers: writes into its graph what it leaves to chance.
+"""Gives a dataset the same order on all workers, by fixing the random choices in its graph.
 
 Workers that read a whole dataset, each keeping its split of the batches, must agree on the order of
-its elements. A `shuffle` without a seed gives each its own. So does a pipeline that need not be
-deterministic. So does a memory cache or a seed generator: a graph names it after one of this
-process, and on a worker that may be someone else's.
+its elements. With a `shuffle` without a seed, each worker has another order. The same happens with
+a pipeline that need not be deterministic. It also happens with a memory cache or a seed generator:
+the graph refers to a resource of this process by name, and on a worker that name may belong to
+another dataset.
 
-All this is written as constants into the graph, with holes for the seeds, which differ from pass to
-pass. Numbers that a map function draws at random stay random. Where they decide which examples
-there are (a `filter` that draws), nothing in a graph can make workers agree.
+This module writes these choices as constants into the graph, with holes for the seeds, which differ
+from pass to pass. Numbers that a map function draws at random stay random. If such numbers select
+examples (a `filter` that draws), nothing in a graph can make workers agree.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import tensorflow as tf
 
 from kerasps.inputs.dataset_graphs import name_of, upstream
 
-# The places of the seeds among the inputs of the operations that have some. `RandomDataset` gives
-# the same numbers in each pass unless an attribute (`_VARIES`) says otherwise.
+# The places of the seeds among the inputs of operations with seeds. `RandomDataset` gives the same
+# numbers in each pass unless an attribute (`_VARIES`) says otherwise.
 _SEED_INPUTS = {
     "ShuffleDataset": (2, 3),
     "ShuffleDatasetV3": (2, 3),
@@ -43,16 +44,16 @@ _CYCLE_INPUTS = {
     "ParallelInterleaveDatasetV3": -3,
     "ParallelInterleaveDatasetV4": -5,
 }
-# The attributes that say whether each pass has an order of its own.
+# The attributes that say whether each pass has another order.
 _VARIES = ("reshuffle_each_iteration", "rerandomize_each_iteration")
-# Operations on elements, whatever is in them: what comes out has its place whatever was drawn at
-# random for it.
+# Operations that do not look into elements: the places of their elements do not depend on numbers
+# drawn at random.
 _KEEP_PLACES = re.compile(
     "(Map|MapAndBatch|Scan|Batch|PaddedBatch|DenseToSparseBatch|DenseToRaggedBatch|Rebatch|Window|"
     "Prefetch|Shuffle|ShuffleAndRepeat|Repeat|Take|Skip|Shard|Zip|Concatenate|Cache|Options|"
     "AssertCardinality|AssertNext|Model|Finalize|MaxIntraOpParallelism|PrivateThreadPool)"
 )
-# Operations that give something else at each call begin so.
+# The beginnings of the names of operations whose results differ from call to call.
 _DRAWS = (
     "Random",
     "Rng",
@@ -64,12 +65,12 @@ _DRAWS = (
     "Assign",
 )
 _NO_DRAWS = ("StatefulPartitionedCall", "RandomIndexShuffle")
-# Resources of this process that a graph mentions, and a name that is on no task: so each dataset
-# makes its own.
+# Resources of this process that a graph refers to, and a name that no task has: with it, each
+# dataset makes a new resource.
 _OWN_RESOURCES = ("SeedGenerator", "MemoryCache")
 _NO_RESOURCE = "kerasps: none"
 # The seeds of shuffles that have none and keep their order. They are the same in all datasets of
-# this process: of one that was shuffled and then split by `take` and `skip`, no example is in both.
+# this process: if a dataset is shuffled and then split by `take` and `skip`, no example is in both.
 _process_seeds = (secrets.randbits(62) + 1, secrets.randbits(62) + 1)
 
 
@@ -78,9 +79,9 @@ class _Hole:
     """A place in a serialized graph for a pair of seeds.
 
     Args:
-        markers: random bytes that stand in the graph where the seeds are to be.
-        seeds: the seeds of the dataset itself, zeros where it has none.
-        varies: True where each pass has other seeds.
+        markers: random bytes in the graph at the places of the seeds.
+        seeds: the seeds that the user gave, zeros if there are none.
+        varies: whether each pass has other seeds.
     """
 
     markers: tuple[bytes, bytes]
@@ -90,32 +91,31 @@ class _Hole:
 
 @dataclass
 class _History:
-    """The passes over a dataset object that was read before."""
+    """The history of the passes over a dataset object."""
 
     passes: int = 0
 
     @functools.cached_property
     def entropy(self) -> int:
-        """The number that its passes are shuffled by where it has no seeds.
+        """The number from which the seeds of its passes are made, if it has no seeds.
 
-        Drawn from Keras, so that `keras.utils.set_random_seed` makes it reproducible.
+        It is drawn from Keras, so that `keras.utils.set_random_seed` makes it reproducible.
         """
         return int(keras.random.randint((), 0, 2**31 - 1))
 
 
-# By the user's own object: a new dataset object begins with its first pass, as in plain Keras.
+# By the user's object: a new dataset object begins with its first pass, as in plain Keras.
 _histories: weakref.WeakKeyDictionary[Any, _History] = weakref.WeakKeyDictionary()
 
 
 class OrderedGraph:
-    """The graph of a dataset whose elements come in the same order wherever it is made.
+    """The graph of a dataset, changed so that its elements have the same order on every worker.
 
-    Each pass over it has seeds of its own, which are filled into the graph.
+    Each pass over it has different seeds, which are filled into the graph.
 
     Args:
         graph_def: the `GraphDef`, which is changed.
-        origin: the object that it comes from, a dataset or a `DatasetCreator`. The passes over it
-            are counted.
+        origin: the dataset or `DatasetCreator` that it was made from, whose passes are counted.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef, origin: object) -> None:
@@ -126,8 +126,8 @@ class OrderedGraph:
                 _make_deterministic(node)
         _limit_parallel_calls(graph_def.node)
         serialized = graph_def.SerializeToString()
-        # The text of the graph between the holes. Seeds have a fixed length, so that putting them
-        # in changes no length that the format writes before a field.
+        # The text of the graph between the holes. Seeds have a fixed length, so inserting them
+        # changes no length that the format writes before a field.
         self._texts = []
         for marker in (marker for hole in self._holes for marker in hole.markers):
             text, serialized = serialized.split(marker)
@@ -140,7 +140,7 @@ class OrderedGraph:
         return tf.TensorSpec([len(self._texts) - 1], tf.string)
 
     def next_key(self, epoch: int) -> tf.Tensor:
-        """Return the seeds of a new pass, for `fill`; the next call returns others."""
+        """Return the seeds of a new pass, for `fill`; each call returns different seeds."""
         del epoch
         number = self._history.passes
         self._history.passes += 1
@@ -150,16 +150,16 @@ class OrderedGraph:
         return tf.constant(seeds, tf.string, [len(seeds)])
 
     def state(self) -> dict[str, Any]:
-        """Return what the seeds of the next passes follow from, in values that JSON can hold."""
+        """Return the state that determines the next seeds, in values that JSON can hold."""
         return {
             "passes": self._history.passes,
-            # Not drawn where no pass has needed it.
+            # None if no pass has needed it: then it is not drawn.
             "entropy": vars(self._history).get("entropy"),
             "kept": [*_process_seeds],
         }
 
     def restore(self, state: dict[str, Any], *, passes_to_repeat: int) -> None:
-        """Go on as the graph whose `state` this is, `passes_to_repeat` passes before it."""
+        """Continue from `state`, but repeat the last `passes_to_repeat` passes before it first."""
         global _process_seeds
         first, second = state["kept"]
         _process_seeds = int(first), int(second)
@@ -172,8 +172,7 @@ class OrderedGraph:
             return hole.seeds if any(hole.seeds) else _process_seeds
         if not any(hole.seeds):
             return _mixed(self._history.entropy, number)
-        # The first pass is in the order that the dataset itself begins with, so one worker reads
-        # what plain Keras reads.
+        # The first pass uses the dataset's seeds, so one worker reads the same as plain Keras.
         return _mixed(*hole.seeds, number) if number else hole.seeds
 
     def fill(self, seeds: tf.Tensor) -> tf.Tensor:
@@ -189,7 +188,7 @@ class OrderedGraph:
 
 
 def _mixed(*numbers: int) -> tuple[int, int]:
-    """Return two positive seeds that follow from `numbers`."""
+    """Return two positive seeds that depend on `numbers`."""
     entropy = [number % 2**64 for number in numbers]
     first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
     return int(first >> 2) + 1, int(second >> 2) + 1
@@ -214,8 +213,8 @@ def _make_deterministic(node: tf.compat.v1.NodeDef) -> None:
 def _limit_parallel_calls(nodes: Iterable[tf.compat.v1.NodeDef]) -> None:
     """Limit the parallel calls of each interleave to the length of its cycle.
 
-    TensorFlow refuses a graph in which more calls run in parallel than the cycle is long. Its own
-    graphs are such where a cycle is as long as this process has cores.
+    TensorFlow rejects a graph with more parallel calls than the cycle is long. TensorFlow makes
+    such graphs if a cycle is as long as this process has cores.
     """
     consts = {node.name: node for node in nodes if node.op == "Const"}
     for node in nodes:
@@ -238,7 +237,8 @@ def _make_holes(graph_def: tf.compat.v1.GraphDef) -> list[_Hole]:
     Returns:
         The holes, in the order of their markers in the serialized graph.
     """
-    # A cache keeps the elements in the order of the first pass, so its shuffles stay as they were.
+    # A cache keeps the elements in the order of the first pass, so the shuffles before it must not
+    # vary.
     cached = upstream(
         graph_def.node, [node.name for node in graph_def.node if node.op.startswith("CacheDataset")]
     )
@@ -250,11 +250,11 @@ def _make_holes(graph_def: tf.compat.v1.GraphDef) -> list[_Hole]:
             places = _SEED_INPUTS[node.op]
             given = [consts.get(name_of(node.input[place])) for place in places]
             if None in given:
-                continue  # they follow from elements, whose order is the same on all workers
+                continue  # the seeds depend on elements, whose order is the same on all workers
             seeds = [_int_value(const) for const in given if const is not None]
             varies = any(node.attr[name].b for name in _VARIES if name in node.attr)
-            # Random bytes, which are nowhere else in the graph, not even in a constant of the
-            # user's: the serialized graph is cut at them.
+            # Random bytes, which occur nowhere else in the graph, not even in a user's constant:
+            # the serialized graph is split at them.
             hole = _Hole(
                 (os.urandom(8), os.urandom(8)),
                 (seeds[0], seeds[1]),
@@ -272,7 +272,7 @@ def _make_holes(graph_def: tf.compat.v1.GraphDef) -> list[_Hole]:
 
 
 def leaves_order_open(graph_def: tf.compat.v1.GraphDef) -> bool:
-    """Return whether two readers may find different elements, or the same in different orders."""
+    """Return whether two readers may read different elements, or the same in different orders."""
     nodes = [node for nodes in _all_nodes(graph_def) for node in nodes]
     if any(
         "deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes
@@ -283,18 +283,18 @@ def leaves_order_open(graph_def: tf.compat.v1.GraphDef) -> bool:
     )
 
 
-# Choices at random
+# Random choices
 
 
 def random_choices(graph_def: tf.compat.v1.GraphDef) -> list[str]:
-    """Return the kinds of operations in a dataset's graph that choose examples at random."""
+    """Return the kinds of operations in a dataset's graph that select examples at random."""
     return sorted(_Draws(graph_def).choices)
 
 
 class _Draws:
     """Follows numbers drawn at random through the graph of a dataset.
 
-    `choices` are the kinds of operations whose elements these numbers decide on.
+    `choices` are the kinds of operations whose elements depend on these numbers.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
@@ -309,7 +309,7 @@ class _Draws:
         known: dict[str, bool] = {}
 
         def is_random(name: str) -> bool:
-            """Return whether the elements of this dataset may hold numbers drawn at random."""
+            """Return whether the elements of a dataset may contain numbers drawn at random."""
             node = nodes.get(name)
             if node is None or not _is_dataset(node):
                 return False
@@ -321,7 +321,7 @@ class _Draws:
             return known[name]
 
         for node in filter(_is_dataset, nodes.values()):
-            # Its first input, a dataset of numbers, says which of the others is next.
+            # The first input of such a dataset is one of numbers, which select the next input.
             sources = node.input[:1] if node.op.startswith("DirectedInterleave") else node.input
             decides = any(is_random(name_of(source)) for source in sources)
             decides = decides or any(
@@ -331,11 +331,12 @@ class _Draws:
                 self.choices.add(node.op)
 
     def _draws(self, function: str, *, within_datasets: bool = True) -> bool:
-        """Return whether a function draws.
+        """Return whether a function draws numbers at random.
 
         Args:
             function: its name.
-            within_datasets: also look at the functions of a dataset that it makes. Default True.
+            within_datasets: whether to include the functions of datasets that it makes. Default
+                True.
         """
         return any(
             _is_draw(node)

@@ -1,4 +1,4 @@
-"""An input that this process reads; its batches travel with the executions."""
+"""An input that this process reads; it sends the batches with the executions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kerasps.inputs.source import NextBatches, OpenDataset
 
 
 class FedInput:
-    """An input that this process reads; batches travel with executions, to any worker.
+    """An input that this process reads; it sends batches with executions, to any worker.
 
     Args:
-        dataset: what to read, batch by batch; a `tf.data.Dataset` that this process alone can read.
-        num_batches: how many batches one pass has, where that is known.
-        adapter: a data adapter of Keras that wants to be told of epochs.
-        reads_once: whether a second pass finds no more than what Keras keeps of a generator, its
-            first batch.
+        dataset: the batches, a `tf.data.Dataset` that only this process can read.
+        num_batches: the number of batches of one pass; None if it is unknown.
+        adapter: a data adapter of Keras whose epoch methods must be called.
+        reads_once: whether a second pass yields only the batch that Keras keeps of a generator, the
+            first one.
     """
 
     sends_batches = True
@@ -41,10 +41,10 @@ class FedInput:
         self._iterator: Iterator[Any] = iter(())
         self._taken = 0
         self._repeats = False
-        # The epochs that the adapter was told of since it was made.
+        # The number of epochs that the adapter was told about since it was made.
         self._epochs = 0
-        # Where the generators of `random` and NumPy stood when the pass began: an adapter that
-        # shuffles draws from them.
+        # The states of the generators of `random` and NumPy at the beginning of the pass: an
+        # adapter that shuffles draws from them.
         self._random_state = _random_state()
         self.num_batches = num_batches
 
@@ -83,7 +83,7 @@ class FedInput:
         _set_random_state(position["random_of_pass"])
         self._repeats = not must_end and self.num_batches is not None
         self._restart()
-        # There is no other way to a place in it than to read what comes before.
+        # The only way to a position is to read the batches before it.
         while self._taken < taken and next(self._iterator, None) is not None:
             self._taken += 1
 
@@ -93,7 +93,7 @@ class FedInput:
         _set_random_state(position["random"])
 
     def _tell_of_epochs(self, position: dict[str, Any]) -> None:
-        """Tell the adapter of epochs that were over: it may shuffle at the end of each."""
+        """Tell the adapter about past epochs: it may shuffle at the end of each."""
         for _ in range(int(position["epochs_over"]) - self._epochs):
             self.on_epoch_begin()
             self.on_epoch_end()
@@ -124,7 +124,7 @@ class FedInput:
 
 
 def _random_state() -> list[Any]:
-    """Return where the generators of `random` and NumPy stand, in values that JSON can hold."""
+    """Return the states of the generators of `random` and NumPy, in values that JSON can hold."""
     version, internal, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state(legacy=True)
     return [[version, list(internal), gauss], [str(kind), [int(key) for key in keys], *rest]]
@@ -137,7 +137,7 @@ def _set_random_state(state: list[Any]) -> None:
 
 
 def _without_optionals(structure: object) -> Any:
-    """Put None for each optional, which is how Keras's adapters give a None in a batch."""
+    """Replace optionals by None: Keras's adapters represent a None in a batch by an optional."""
     optional = (tf.OptionalSpec, tf.experimental.Optional)
     return tf.nest.map_structure(
         lambda leaf: None if isinstance(leaf, optional) else leaf, structure

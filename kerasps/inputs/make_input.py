@@ -1,4 +1,4 @@
-"""Makes an `Input` of whatever `fit`, `evaluate` and `predict` are given."""
+"""Makes an `Input` of the data passed to `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from kerasps.inputs.pass_order import SeededOrder
 from kerasps.inputs.source import Input
 from kerasps.inputs.worker_input import WorkerInput
 
-# A function that travels to a worker holds the arrays, and TensorFlow's limit for a message is 2
-# GiB.
+# A function that is sent to a worker contains the arrays, and TensorFlow's limit for a message is
+# 2 GiB.
 MAX_ARRAY_BYTES = 2**31 - 2**20
 
-# Makes the dataset of a worker, given the worker's index and the key of the pass, a tensor.
+# Makes the dataset of a worker, given the worker's index and the key of the pass (a tensor).
 _MakeDataset = Callable[[int, tf.Tensor], tf.data.Dataset]
 
 
 class InputArguments(TypedDict, total=False):
-    """The arguments of `as_input` beside the data and the number of workers."""
+    """The arguments of `as_input` except the data and the number of workers."""
 
     y: object
     sample_weight: object
@@ -69,11 +69,13 @@ def as_input(
     Args:
         data: the method's `x`.
         num_workers: the number of workers that share it.
-        steps: the number of batches to use; None for one pass. They are the first ones, but of a
-            `DatasetCreator` for training or evaluation, whose batches have no order.
-        goes_on: the next `steps` go on where these ended, so that the input is not cut.
-        in_order: number the batches as one process would read them. A `DatasetCreator` then makes
-            one dataset, of which worker `w` takes the batches `i` with `i % num_workers == w`.
+        steps: the number of batches to use; None for one pass. They are the first batches, except
+            for a `DatasetCreator` in training or evaluation, whose batches have no order.
+        goes_on: whether the next `steps` continue where these ended, so that the input must not be
+            truncated.
+        in_order: whether to number the batches as one process would read them. A `DatasetCreator`
+            then makes one dataset, and worker `w` takes each batch `i` with
+            `i % num_workers == w`.
 
     Raises:
         InputError: kerasps cannot read this kind of input.
@@ -86,7 +88,7 @@ def as_input(
             data, num_workers, class_weight, steps, goes_on=goes_on, in_order=in_order
         )
     if isinstance(data, tf.data.Dataset):
-        # A `batch_size` is let pass, as Keras's own adapter does for a dataset.
+        # A `batch_size` is ignored, as in Keras's adapter for a dataset.
         _reject_beside_dataset(data, y=y, sample_weight=sample_weight)
         if steps is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
             raise endless_input()
@@ -113,8 +115,8 @@ def _reject_distributed(data: object) -> None:
     if isinstance(data, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
         raise InputError(
             "The dataset is distributed already, by a strategy. Expected: a plain "
-            "`tf.data.Dataset`, which is split over the workers here. Received: "
-            f"{type(data).__name__}. Pass the dataset as it was before "
+            "`tf.data.Dataset`, which kerasps splits over the workers. Received: "
+            f"{type(data).__name__}. Pass the dataset that you passed to "
             "`experimental_distribute_dataset`."
         )
 
@@ -123,8 +125,9 @@ def _reject_beside_dataset(data: object, **arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise InputError(
-                f"Argument `{name}` does not go with x={data!r}, whose batches hold it. Expected: "
-                f"None. Received: {name} of type {type(value).__name__}. Put it into the dataset."
+                f"Argument `{name}` does not go with x={data!r}, whose batches contain it. "
+                f"Expected: None. Received: {name} of type {type(value).__name__}. Put it into the "
+                "dataset."
             )
 
 
@@ -132,7 +135,7 @@ def _reject_empty(num_batches: int | None, data: object) -> None:
     if num_batches == 0:
         raise InputError(
             "The input is empty. Expected: at least one batch. Received: x of type "
-            f"{type(data).__name__} without any. Look at what selects the examples."
+            f"{type(data).__name__} without any. Check the code that selects the examples."
         )
 
 
@@ -163,7 +166,7 @@ def _from_creator(
     if steps is None and worker_input.never_ends:
         raise endless_input()
     if in_order and worker_input.leaves_order_open:
-        # Made in this process, once: its graph goes to all workers, with one order.
+        # Made once, in this process: its graph is sent to all workers, with one order.
         dataset = data(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
         return _from_whole(data, dataset if limit is None else dataset.take(limit), num_workers)
     return worker_input
@@ -173,7 +176,7 @@ def _from_whole(given: object, dataset: tf.data.Dataset, num_workers: int) -> In
     """Return the input of a dataset that all workers read, each keeping its split of the batches.
 
     Args:
-        given: the object that the user gave. The passes over it are counted.
+        given: the user's object, whose passes are counted.
         dataset: the dataset that was made of it.
     """
     cardinality = int(dataset.cardinality())
@@ -193,7 +196,7 @@ def _from_whole(given: object, dataset: tf.data.Dataset, num_workers: int) -> In
     if choices:
         _warn_of_feeding(
             f"The dataset draws numbers at random by which {', '.join(choices)} decides on "
-            "examples, so two workers that read it would not find the same ones"
+            "examples, so two workers that read it would get different ones"
         )
         return FedInput(dataset, num_batches=num_batches)
     graph = OrderedGraph(with_gathered_batches(graph_def), given)
@@ -227,7 +230,7 @@ def _shared_creator(creator: DatasetCreator, num_workers: int, limit: int | None
 
 
 def _is_foreign_loader(data: object) -> bool:
-    """Return whether `data` is a loader of PyTorch or Grain, which Keras takes too."""
+    """Return whether `data` is a loader of PyTorch or Grain, which Keras accepts too."""
     return bool(
         _compat.data_adapters.is_torch_dataloader(data)
         or _compat.data_adapters.is_grain_dataset(data)
@@ -238,8 +241,8 @@ def _from_adapter(
     data: object, y: object, sample_weight: object, class_weight: object, shuffle: object
 ) -> FedInput:
     with warnings.catch_warnings():
-        # `fit` shuffles by default; Keras warns that it does not shuffle a generator only where
-        # that was asked for.
+        # `shuffle` is True by default in `fit`. Keras warns that it does not shuffle a generator
+        # only if the user passed the argument.
         warnings.filterwarnings("ignore", message="`shuffle=True` was passed")
         adapter = _compat.data_adapters.get_data_adapter(
             data, y, sample_weight=sample_weight, class_weight=class_weight, shuffle=bool(shuffle)
@@ -257,9 +260,9 @@ def _from_adapter(
 
 def _warn_of_feeding(why: str) -> None:
     warnings.warn(
-        f"{why}: every batch is read here and sent to a worker, so reading does not get faster "
-        "with more workers, and the data pass through this machine's network. To read on the "
-        "workers, use a `kerasps.DatasetCreator`.",
+        f"{why}: this process reads every batch and sends it to a worker, so reading does not get "
+        "faster with more workers, and the data pass through this machine's network. To read on "
+        "the workers, use a `kerasps.DatasetCreator`.",
         stacklevel=2,
     )
 
@@ -270,17 +273,22 @@ def _warn_of_feeding(why: str) -> None:
 def _array_weights(
     y: object, sample_weight: object, class_weight: Mapping[int, float] | None
 ) -> object:
-    """Return the weights of the examples in arrays, None where neither kind is given.
+    """Return the weights of the examples in arrays, None if neither kind is given.
 
-    Raises InputError where both are given, or `class_weight` without `y`.
+    Raises:
+        InputError: both are given, or `class_weight` without `y`.
     """
     if class_weight is None:
         return sample_weight
     if sample_weight is not None:
-        raise InputError("Give `class_weight` or `sample_weight`. Received: both.")
+        raise InputError(
+            "`class_weight` does not go with `sample_weight`. Expected: one of them. Received: "
+            "both. Leave out one of the two."
+        )
     if y is None:
         raise InputError(
-            "`class_weight` gives examples weights by their y. Expected: y. Received: y=None."
+            "`class_weight` gives examples weights by their y. Expected: y. Received: y=None. Pass "
+            "y, or use `sample_weight`."
         )
     return sample_weights(y, class_weight)
 
@@ -295,7 +303,7 @@ def _from_arrays(
 ) -> WorkerInput:
     check_arrays(x=arrays[0], y=arrays[1], sample_weight=arrays[2])
     x, y, sample_weight = keras.tree.map_structure(_as_array, arrays)
-    # A dataset takes a list for one tensor, and a tuple for several.
+    # A dataset treats a list as one tensor, and a tuple as several.
     batch = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     lengths = [int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves]
@@ -310,13 +318,13 @@ def _from_arrays(
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         raise InputError(
             "The input is empty. Expected: at least one example. Received: arrays of shape "
-            f"{shapes}. Look at what selects the examples."
+            f"{shapes}. Check the code that selects the examples."
         )
     if num_bytes >= MAX_ARRAY_BYTES:
         raise InputError(
-            "Arrays are sent to each worker as a whole. Expected: less than 2 GiB, which is "
-            f"TensorFlow's limit. Received: {length} examples, {num_bytes:,} bytes. Read larger "
-            "data in a `kerasps.DatasetCreator`."
+            "The arrays are too large: each worker gets all of them. Expected: less than 2 GiB, "
+            f"which is TensorFlow's limit. Received: {length} examples, {num_bytes:,} bytes. Read "
+            "larger data in a `kerasps.DatasetCreator`."
         )
     # As in Keras, steps without a batch size divide the examples.
     batch_size = batch_size or (-(-length // steps) if steps else 32)
@@ -324,12 +332,12 @@ def _from_arrays(
     num_batches = num_batches if limit is None else min(limit, num_batches)
 
     def make(worker: int, key: tf.Tensor) -> tf.data.Dataset:
-        # Every worker works out the same order of the epoch, and takes its split of the batches.
+        # Every worker computes the same order of the epoch, and takes its split of the batches.
         def rows_of(number: tf.Tensor) -> Any:
             begin = number * batch_size
             index = tf.range(begin, tf.minimum(begin + batch_size, length))
             if shuffle:
-                # Of a batch at a time: one by one it would take longer than a small step.
+                # For a batch at a time: one by one it would take longer than a small step.
                 last = tf.constant(length - 1, tf.int64)
                 index = tf.random.experimental.index_shuffle(index, key, last)
             return keras.tree.map_structure(lambda array: _rows(array, index), batch)
@@ -344,14 +352,14 @@ def _rows(array: object, index: tf.Tensor) -> Any:
         return None
     if not isinstance(array, tf.SparseTensor):
         return tf.gather(array, index)
-    # As a ragged tensor of entries per row, whose rows can be gathered.
+    # Convert to a ragged tensor of entries per row, whose rows can be gathered.
     splits = tf.RaggedTensor.from_value_rowids(
         tf.range(tf.size(array.values)), array.indices[:, 0], array.dense_shape[0]
     )
     entries = tf.gather(splits, index)
     inner = tf.gather(array.indices[:, 1:], entries.values)
     indices = tf.concat([tf.cast(entries.value_rowids(), tf.int64)[:, None], inner], 1)
-    # A layer asks for the number of columns when the step is traced, so they are constants.
+    # A layer reads the number of columns when the step is traced, so it must be constant.
     shape = tf.concat(
         [tf.size(index, tf.int64)[None], tf.constant(array.shape[1:].as_list(), tf.int64)], 0
     )
@@ -361,7 +369,7 @@ def _rows(array: object, index: tf.Tensor) -> Any:
 def _as_array(value: Any) -> Any:
     if value is None or isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
         return value
-    if hasattr(value, "tocoo"):  # of SciPy
+    if hasattr(value, "tocoo"):  # a sparse matrix of SciPy
         value = value.tocoo()
         indices = np.stack([value.row, value.col], axis=1).astype(np.int64)
         return tf.sparse.reorder(tf.SparseTensor(indices, _in_floatx(value.data), value.shape))
@@ -370,7 +378,7 @@ def _as_array(value: Any) -> Any:
         given = array
         with contextlib.suppress(ValueError):  # rows of different lengths
             array = np.asarray(array.tolist())
-        # NumPy makes strings of missing values that lie among strings.
+        # NumPy converts missing values among strings to strings.
         if array.dtype.kind in "US" and not is_of_strings(given):
             array = given
     check_array(array)

@@ -1,6 +1,6 @@
 """The order of a pass over the data: its key, and the source of the next keys.
 
-All workers are given the key of a pass, so that they find the same elements in the same order.
+All workers get the key of a pass, so that they read the same elements in the same order.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class PassOrder(Protocol):
         """Return the key of a pass that begins with `epoch`. Call once per pass."""
 
     def state(self) -> dict[str, Any]:
-        """Return what the next keys follow from, in values that JSON can hold."""
+        """Return the state that determines the next keys, in values that JSON can hold."""
 
     def restore(self, state: dict[str, Any], *, passes_to_repeat: int) -> None:
-        """Go on as the order whose `state` this is.
+        """Continue from a state.
 
         Args:
-            state: what `state` returned, maybe in another process.
-            passes_to_repeat: how many of the last passes `next_key` is to give again.
+            state: the result of `state`, possibly of another process.
+            passes_to_repeat: the number of passes just before it whose keys `next_key` repeats.
         """
 
 
 class EpochOrder:
-    """The key of a pass is the number of its first epoch: what is read, is read in one order."""
+    """An order whose keys are the numbers of the passes' first epochs; data come in one order."""
 
     key_spec = tf.TensorSpec([], tf.int64)
 
@@ -45,14 +45,14 @@ class EpochOrder:
         return {}
 
     def restore(self, state: dict[str, Any], *, passes_to_repeat: int) -> None:
-        """Do nothing: there is nothing that a key follows from but the epoch."""
+        """Do nothing: a key depends only on the epoch."""
 
 
 class SeededOrder:
-    """The key of a pass is a seed and the number of its first epoch.
+    """An order whose keys are a seed and the number of the pass's first epoch.
 
     Args:
-        shuffled: whether there is a seed, drawn from Keras. Without one it is 0.
+        shuffled: whether to draw the seed from Keras, else it is 0.
     """
 
     key_spec = tf.TensorSpec([2], tf.int64)
@@ -77,7 +77,7 @@ def key_to_json(key: tf.Tensor) -> list[Any]:
 
 
 def key_from_json(values: list[Any], spec: tf.TensorSpec) -> tf.Tensor:
-    """Return the key that `key_to_json` was given."""
+    """Return the key that `key_to_json` converted."""
     if spec.dtype == tf.string:
         values = [bytes.fromhex(value) for value in values]
     return tf.reshape(tf.constant(values, spec.dtype), spec.shape)

@@ -1,4 +1,4 @@
-"""The interface of an input: to the loop, and to a worker that reads it."""
+"""The interface of an input, for the loop and for a worker that reads it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ class OpenDataset:
     """A split of the input, open on one worker.
 
     Args:
-        iterator: the iterator, alive on the worker for as long as this is; None where there is
-            nothing to read there, since batches travel with executions.
-        left: the batches that are left, where the dataset knows it; None where it does not, or
-            never ends.
-        is_checked: whether the data end at a point that only reading finds.
-        is_endless: whether it is known that they never end.
-        has_order: whether who opens the split again finds the same batches at the same places.
+        iterator: the iterator, alive on the worker for as long as this object; None if the worker
+            reads nothing, because batches are sent with executions.
+        left: the number of remaining batches; None if the dataset does not know it or never ends.
+        is_checked: whether only reading finds the end of the data.
+        is_endless: whether it is known that the data never end.
+        has_order: whether the split, opened again, has the same batches at the same places.
     """
 
     iterator: tf.data.Iterator | None
@@ -48,8 +47,8 @@ class NextBatches:
     """The data of the next execution.
 
     Args:
-        num_steps: its steps; 0 where the data have ended.
-        batches: where batches travel, one for each step; else None.
+        num_steps: the number of its steps; 0 if the data have ended.
+        batches: one batch for each step if batches are sent; else None.
         first_batch: the place in the input of the first of `batches`.
     """
 
@@ -61,9 +60,9 @@ class NextBatches:
 class Input(Protocol):
     """The data of a `fit`, `evaluate` or `predict`.
 
-    `num_batches` is the length of one pass in all, where it is known. `num_splits` is the number of
-    workers where each reads a split by itself, and 0 where batches travel with executions, which
-    `sends_batches` says too. `reads_once`: there is one pass over the data, and no second.
+    `num_batches` is the length of one whole pass, or None if that is unknown. `num_splits` is the
+    number of workers if each reads a split; it is 0 if batches are sent with executions, and then
+    `sends_batches` is True. If `reads_once` is True, the data allow one pass only.
     """
 
     num_batches: int | None
@@ -77,7 +76,7 @@ class Input(Protocol):
 
     @property
     def differences(self) -> str | None:
-        """In words, what batches workers get, where these have not the same shapes; else None."""
+        """The specs of the workers' batches, in words, if they differ; else None."""
 
     def start_pass(self, epoch: int, *, must_end: bool) -> None:
         """Begin a pass over the data, at the beginning of `epoch`.
@@ -88,22 +87,23 @@ class Input(Protocol):
         """
 
     def position(self, *, in_epoch: bool) -> dict[str, Any]:
-        """Return where this process stands in the input, in values that JSON can hold.
+        """Return this process's position in the input, in values that JSON can hold.
 
-        Call when nothing is in flight. It does not say how far workers have read their splits.
+        Call when nothing is in flight. The position does not include how far workers have read
+        their splits.
 
         Args:
-            in_epoch: whether the epoch that was begun last is to go on there.
+            in_epoch: whether the epoch that was begun last will continue from there.
         """
 
     def resume_pass(
         self, position: dict[str, Any], confirmed: Sequence[int], *, must_end: bool
     ) -> None:
-        """Go on in a pass that was begun before, maybe in another process.
+        """Continue a pass that was begun before, possibly in another process.
 
         Args:
-            position: what `position` returned.
-            confirmed: of each split, how many batches were counted.
+            position: the result of `position`.
+            confirmed: for each split, the number of batches that were counted.
             must_end: as for `start_pass`.
 
         Raises:
@@ -114,8 +114,8 @@ class Input(Protocol):
         """Make the next passes those that come after `position`.
 
         Args:
-            position: what `position` returned.
-            passes_to_repeat: how many of the last passes before it are to come once more.
+            position: the result of `position`.
+            passes_to_repeat: the number of passes just before it to repeat first.
 
         Raises:
             KeyError, TypeError, ValueError: it is the position of another kind of input.
@@ -125,13 +125,13 @@ class Input(Protocol):
         """Return the data of an execution of at most `num_steps` steps. Thread: `fit`'s."""
 
     def open(self, split: int | None, skip: int) -> OpenDataset:
-        """Open a split behind its first `skip` batches, on the current device.
+        """Open a split after its first `skip` batches, on the current device.
 
-        Thread: that of the worker's session. Where batches travel, `split` is None.
+        Thread: that of the worker's session. If batches are sent, `split` is None.
         """
 
     def on_epoch_begin(self) -> None:
-        """Note that an epoch begins."""
+        """Handle the beginning of an epoch."""
 
     def on_epoch_end(self) -> None:
-        """Note that an epoch has ended."""
+        """Handle the end of an epoch."""

@@ -1,4 +1,4 @@
-"""An input that workers read themselves, each its own split of the dataset."""
+"""An input that workers read, each a split of the dataset."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ from kerasps.runtime.fetching import fetch, sent
 from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
 from kerasps.variables import LookupTables, call_with
 
-# Operations after which a dataset ends where it did before; beside those that map, batch and
-# shuffle.
+# Operations that keep a dataset finite or endless, besides those that map, batch and shuffle.
 _KEEP_LENGTH = ("Identity", "OptionsDataset", "PrefetchDataset", "ShardDataset")
 
 
 class WorkerInput:
-    """An input in splits, which workers read themselves: first their own, then those of lost ones.
+    """An input in splits, which workers read: first their split, then those of lost workers.
 
     Args:
-        make_dataset: from (worker, key of the pass) to the worker's `tf.data.Dataset`; traced once
-            per worker.
+        make_dataset: returns the worker's `tf.data.Dataset`, given (worker, key of the pass);
+            traced once per worker.
         num_workers: the number of workers.
-        num_batches: how many batches one pass has in all, where that is known.
-        order: gives each pass its key, by which all workers know it. Default: the number of its
+        num_batches: the number of batches of one whole pass; None if it is unknown.
+        order: gives each pass its key, which all workers get. Default: the number of the pass's
             first epoch.
     """
 
@@ -64,7 +63,7 @@ class WorkerInput:
             for worker in range(num_workers)
         ]
         self._must_end = False
-        # By split: what a resumed pass has read of data that never end.
+        # For each split of data that never end: the batches that a resumed pass has read.
         self._endless_skips: dict[int, int] = {}
         self.num_batches = num_batches
         self.num_splits = num_workers
@@ -86,7 +85,7 @@ class WorkerInput:
 
         function = trace(functools.partial(make_dataset, worker))
         if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
-            # It uses a dataset that was made before, and lives here.
+            # It uses a dataset that was made before, in this process.
             made_before = make_dataset(worker, tf.zeros(self._key_spec.shape, self._key_spec.dtype))
             graph_def = dataset_graph(made_before)
             reject_python_calls(graph_def)
@@ -95,25 +94,25 @@ class WorkerInput:
         return function
 
     def reject_python_calls(self) -> None:
-        """Raise `InputError` where a worker's dataset calls Python functions of this process."""
+        """Raise `InputError` if a worker's dataset calls Python functions of this process."""
         for split in self._splits:
             reject_python_calls(split.function.graph.as_graph_def())
 
     @property
     def never_ends(self) -> bool:
-        """True if the graph of a worker's dataset shows that it never ends; no worker is asked."""
+        """True if the graph of a worker's dataset shows that it never ends; calls no worker."""
         return any(_repeats_for_ever(split.function.graph.outputs[0]) for split in self._splits)
 
     @functools.cached_property
     def leaves_order_open(self) -> bool:
-        """True if a dataset that is made twice may come in two orders."""
+        """True if a dataset that is made twice may have two orders."""
         return self._not_deterministic or any(
             leaves_order_open(split.function.graph.as_graph_def()) for split in self._splits[:1]
         )
 
     @property
     def differences(self) -> str | None:
-        """In words, what the workers' datasets yield where they differ; None where they do not."""
+        """The specs of the workers' datasets, in words, if they differ; else None."""
         if all(spec == self._element_specs[0] for spec in self._element_specs):
             return None
         return ", ".join(
@@ -131,7 +130,7 @@ class WorkerInput:
                 raise InputError(
                     "The workers' datasets must yield batches of one structure, dtype and rank. "
                     f"Received: {spec} on worker 0 and {rest} on the others. Make `dataset_fn` "
-                    "return the same on each worker."
+                    "return the same structure, dtypes and ranks on each worker."
                 )
             return merged
 
@@ -161,7 +160,7 @@ class WorkerInput:
         self._order.restore(position["order"], passes_to_repeat=0)
         self._key = key_from_json(position["key"], self._key_spec)
         self._must_end = must_end
-        # A dataset that comes in another order each time has no place to go back to.
+        # If the order differs each time, there is no position to resume from.
         is_ordered = not self.leaves_order_open
         self._endless_skips = dict(enumerate(confirmed)) if is_ordered else {}
 
@@ -174,17 +173,17 @@ class WorkerInput:
     def open(self, split: int | None, skip: int) -> OpenDataset:
         assert split is not None  # `num_splits` is not 0
         assert self._key is not None  # `start_pass` comes before
-        # Arrays are in it, and each pass of the optimizer would copy them. Nor does TensorFlow
-        # optimize what makes a dataset outside of functions.
+        # The graph contains arrays, which each pass of the optimizer would copy. TensorFlow does
+        # not optimize the making of datasets outside of functions either.
         with optimizing(GraphOptimizer.OFF):
             dataset, cardinality = self._splits[split].make(sent(self._key))
         cardinality = int(fetch([cardinality])[0])
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:
                 raise endless_input()
-            # One that a worker was lost in begins anew: its batches are as good as any other. One
-            # that is resumed goes on, as if nothing had been lost.
-            # It may be opened more than once before the first of its results comes back.
+            # After the loss of a worker, its split starts from the beginning: any batches will do.
+            # A resumed pass continues where it was. Compare `skip`, since a resumed split may be
+            # opened more than once before its first result.
             resumed = self._endless_skips.get(split, 0)
             dataset = dataset.skip(resumed) if resumed and skip == resumed else dataset
             return OpenDataset(iter(dataset), is_endless=True)
@@ -196,18 +195,18 @@ class WorkerInput:
         return OpenDataset(iter(dataset), left=cardinality - skip, has_order=has_order)
 
     def on_epoch_begin(self) -> None:
-        """Workers need no telling."""
+        """Do nothing: workers do not depend on epochs."""
 
     def on_epoch_end(self) -> None:
-        """Workers need no telling."""
+        """Do nothing: workers do not depend on epochs."""
 
 
 class _Split:
-    """Makes the dataset of one split, on whichever worker reads it.
+    """Makes the dataset of one split, on the worker that reads it.
 
     Args:
-        function: the concrete function, from the key of an epoch to the dataset and its
-            cardinality.
+        function: the concrete function that returns the dataset and its cardinality, given the key
+            of a pass.
         key_spec: the spec of the key.
     """
 
@@ -230,7 +229,7 @@ class _Split:
 
 
 def _repeats_for_ever(dataset: tf.Tensor) -> bool:
-    """Return whether a dataset in a graph is seen to repeat without end; the look may miss one."""
+    """Return whether a dataset in a graph repeats without end; some cases are not detected."""
     op = dataset.op
     while op.type in _KEEP_LENGTH or op.type.startswith(
         ("Map", "ParallelMap", "Batch", "ParallelBatch", "PaddedBatch", "Shuffle")

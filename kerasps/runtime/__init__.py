@@ -1,6 +1,6 @@
-"""TensorFlow's distributed runtime, as the package uses it: one way of doing each thing.
+"""Wraps TensorFlow's distributed runtime, with one way to do each thing.
 
-Contract: everything here calls a task, brings a value from one, or explains why that failed. It
-knows addresses and device names, and neither clusters nor models. A task's server imports some of
-these modules, so this door imports none: name the module that you need.
+Contract: the modules call a task, fetch a value from one, or explain why that failed. They know
+addresses and device names, but not clusters or models. A task's server imports some of these
+modules, so this `__init__` imports none: import the module that you need.
 """

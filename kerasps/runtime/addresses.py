@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# More than any index has; Python refuses to read a number of thousands.
+# More digits than any index has; Python refuses to parse a number of thousands of digits.
 MAX_DIGITS = 20
 
 

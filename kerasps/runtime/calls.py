@@ -1,8 +1,8 @@
-"""Calls of concrete functions in fewer words than TensorFlow takes.
+"""Calls concrete functions with flat arguments, without TensorFlow's argument checks.
 
-A concrete function checks and arranges its arguments by the structure that it was traced with. That
-is Python, and takes longer than all the rest of a call: 0.3 ms of 0.5 for the step of an execution.
-Here arguments are flat already, and as the function takes them.
+A concrete function checks and arranges its arguments by the structure that it was traced with. This
+is Python code, and takes longer than the rest of a call: 0.3 ms of 0.5 for the step of an
+execution. Here arguments are flat already, in the function's order.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def call_flat(
 
     Args:
         function: the `tf.types.experimental.ConcreteFunction`. No gradient tape may watch it.
-        tensors: its arguments, flat, of the dtypes that it takes.
+        tensors: its arguments, flat, with the dtypes of its signature.
     """
-    # A concrete function would add to an error of its graph where its operations were made. That is
-    # not known here, and `runtime.errors` takes it away.
+    # A concrete function would add the stack traces of its operations to an error of its graph.
+    # They are not known here, and `runtime.errors` removes them.
     outputs = _compat.eager_context().call_function(
         function.name, [*tensors, *function.captured_inputs], len(function.outputs)
     )
@@ -43,11 +43,10 @@ def call_flat(
 def call_apart(
     function: tf.types.experimental.ConcreteFunction, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Do as `call_flat`, apart from what is in flight.
+    """Call a concrete function as `call_flat` does, without the executions' cancellation manager.
 
-    That is without the cancellation manager of the executions in flight. Where a function that runs
-    here and on a task fails, for a lost worker, TensorFlow cancels everything that goes by the same
-    manager, now and later.
+    If a function that runs here and on a task fails because a worker is lost, TensorFlow cancels
+    all calls with the same manager, present and future ones.
     """
     context = _compat.eager_context()
     attributes = tuple(
@@ -63,11 +62,11 @@ def call_apart(
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """In this context, have this thread's operations wait for nothing that was sent before.
+    """In this context, this thread's operations do not wait for operations that were sent before.
 
-    They go through an executor of their own, each to its end. What fails here is an error here, and
-    nowhere else: other threads may have the executor from before, and one fails whatever comes
-    after an error.
+    They go through a separate executor, and each call returns when its operation is complete. An
+    error is raised only here: other threads may use the previous executor, and an executor fails
+    all operations after an error.
     """
     context = _compat.eager_context()
     before, executor = context.executor, _compat.new_executor(False)
@@ -84,18 +83,19 @@ def persist(
     *,
     when: Callable[[tf.errors.OpError], bool] = lambda error: True,
 ) -> _Returned:
-    """Call, and again where that ends in an error of TensorFlow's; return what it returns.
+    """Run a call, and retry it after errors of TensorFlow; return its result.
 
-    What this process deletes of a task that is gone leaves an error, which the next operation ends
-    in, whatever that is and wherever. So what must be done, and may be done twice, is tried again.
+    When this process deletes an object of an ended task, TensorFlow raises that error in the next
+    operation, whichever it is and on whatever task. So a call that must succeed, and may run twice,
+    is retried.
 
     Args:
-        call: what is to be done, on tasks that are there.
-        when: says of an error whether to call again.
+        call: the function to run, which uses tasks that are alive.
+        when: returns whether to retry after a given error.
 
     Raises:
-        tf.errors.OpError: it has failed three times in a row, or for another reason, or a ps is
-            lost.
+        tf.errors.OpError: the call failed three times, or with an error for which `when` returns
+            False, or a ps is lost.
     """
     for _ in range(_MAX_TRIES - 1):
         try:

@@ -1,4 +1,4 @@
-"""The strategy of this process: TensorFlow connects a process once, so there is one in its life."""
+"""The strategy of this process. TensorFlow connects a process once, so there is only one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Tasks(Protocol):
-    """The tasks of a cluster, as messages name them."""
+    """The tasks of a cluster, for messages."""
 
     @property
     def jobs(self) -> Mapping[str, tuple[str, ...]]:
@@ -20,7 +20,7 @@ class Tasks(Protocol):
 
 
 class ClusterHost(Protocol):
-    """The strategy as errors of lost tasks see it: its cluster, and who answers there."""
+    """The part of a strategy that errors of lost tasks use: its cluster and the state of its ps."""
 
     @property
     def description(self) -> Tasks:
@@ -35,16 +35,16 @@ class ClusterHost(Protocol):
         """The number of ps tasks."""
 
     def hangs(self, ps: int) -> bool:
-        """Return whether a ps counts as lost since it does not answer."""
+        """Return whether a ps counts as lost because it does not answer."""
 
 
 _strategy: Any = None
-# Says how the cluster of the strategy was closed, where, and by whom; None while it is open.
+# A clause that says what closed the cluster of the strategy, and where; None while it is open.
 _closed: str | None = None
 
 
 def remember_connected(strategy: tf.distribute.ParameterServerStrategy) -> None:
-    """Make `strategy` the one of this process. Call once it is connected to its cluster."""
+    """Make `strategy` that of this process. Call once it is connected to its cluster."""
     global _strategy
     _strategy = strategy
 
@@ -63,7 +63,7 @@ def connected_host() -> ClusterHost | None:
 
 
 def note_closed(how: str) -> None:
-    """Note that the strategy's cluster is closed on purpose. Call before its tasks end.
+    """Record that the strategy's cluster is closed on purpose. Call before its tasks end.
 
     Args:
         how: a clause that says what closed it, and where.
@@ -73,10 +73,10 @@ def note_closed(how: str) -> None:
 
 
 def closed_error(received: str = "a use of the cluster") -> ClusterClosedError | None:
-    """Return the error of a use of the closed cluster; None where no cluster was closed.
+    """Return the error for a use of the closed cluster; None if no cluster was closed.
 
     Args:
-        received: what was used.
+        received: the use, for the message.
     """
     if _closed is None:
         return None
@@ -85,16 +85,16 @@ def closed_error(received: str = "a use of the cluster") -> ClusterClosedError |
         f"gone: {_closed}. Expected: the strategy, its models and their variables in use while the "
         f"cluster is open. Received: {received} after that. Save the model before the cluster is "
         "closed, inside its `with` block; afterwards load the file outside of `strategy.scope()`, "
-        "and go on with plain Keras. TensorFlow connects a process once: to train on a cluster "
+        "and continue with plain Keras. TensorFlow connects a process once: to train on a cluster "
         "again, start another process (in a notebook, restart the kernel)."
     )
 
 
 def check_not_closed(received: str = "a use of the cluster") -> None:
-    """Raise `ClusterClosedError` where the cluster of this process is closed.
+    """Raise `ClusterClosedError` if the cluster of this process is closed.
 
     Args:
-        received: what is about to be used.
+        received: the use, for the message.
     """
     error = closed_error(received)
     if error is not None:

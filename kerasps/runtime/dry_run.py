@@ -1,8 +1,8 @@
-"""Stands in for the tasks of a cluster that is not there: a dry run, as `kerasps plan` does it.
+"""Replaces the tasks of a cluster that does not exist, for a dry run of `kerasps plan`.
 
-In a dry run, what names a ps or a worker runs in this process. A variable knows the ps that it
-would be on. One that is large gets no value and no memory: what a script holds is planned without
-holding it.
+In a dry run, operations on the device of a ps or a worker run in this process. A variable knows the
+ps that would hold it. A large variable gets no value and no memory, so that a plan needs less
+memory than the model.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import tensorflow as tf
 
 from kerasps.runtime.devices import COORDINATOR_CPU, ps_device
 
-# What is larger has no value in a dry run. Scripts that call a layer once, to build it, need the
+# A larger variable has no value in a dry run. Scripts that call a layer once, to build it, need the
 # values of smaller ones.
 VALUE_BYTES = 1 << 20
-# All values together have no more bytes: further variables have none.
+# The limit of all values together: variables beyond it have no value.
 ALL_VALUES_BYTES = 256 << 20
 
 
 class DryRun(threading.local):
-    """The dry run of this process.
+    """The state of the dry run of this process.
 
     Attributes:
-        is_active: whether there is one.
-        device: the device of the ps, which is not there, that this thread's operations are for;
-            None where they are for no ps.
+        is_active: whether this process is a dry run.
+        device: the device of the (missing) ps that this thread's operations are for; None if they
+            are for no ps.
     """
 
     is_active = False
@@ -38,11 +38,11 @@ class DryRun(threading.local):
 
     @classmethod
     def begin(cls) -> None:
-        """Make this process's a dry run, for good. Call before there is a strategy."""
+        """Make this process a dry run until it ends. Call before there is a strategy."""
         cls.is_active = True
 
     def leaves_out(self, shape: tf.TensorShape, dtype: tf.DType) -> bool:
-        """Return whether a new variable is left without a value. Call once for each."""
+        """Return whether a new variable gets no value. Call once for each variable."""
         if not self.is_active:
             return False
         num_bytes = int(math.prod(shape) * dtype.size)
@@ -56,11 +56,11 @@ DRY_RUN = DryRun()
 
 
 class HereInstead:
-    """The context of a device of an absent task: operations run in this process.
+    """The device context of a missing task, in which operations run in this process.
 
     Args:
-        device: the device of the ps that they are for; None for no ps.
-        context: TensorFlow's, of a device of this process.
+        device: the device of the ps that the operations are for; None for no ps.
+        context: TensorFlow's context of a device of this process.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class HereInstead:
 
 
 def here_instead(name: str) -> tuple[str, str | None] | None:
-    """Return the device of this process to use for a device, and the ps that it stands in for.
+    """Return the device of this process to use for a device, and the ps device that it replaces.
 
     Args:
-        name: the name of a device. Without a job it is one of the task at hand.
+        name: the name of a device. Without a job, it is a device of the current task.
 
     Returns:
-        None where the device is to be used that is named.
+        The device to use, and the device of the ps or None. None if `name` itself can be used.
     """
     spec = tf.DeviceSpec.from_string(name)
     if spec.job is None:

@@ -1,4 +1,4 @@
-"""Translates errors of TensorFlow's runtime: a lost ps, ids out of range, or the user's own."""
+"""Translates errors of TensorFlow's runtime: a lost ps, ids out of range, or a user's error."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from kerasps.runtime.grpc_options import hang_limit
 from kerasps.runtime.probe import Answer, ask_servers
 from kerasps.runtime.supervision import tell_supervisor
 
-# Begins the message of the error that ids out of range end in, on a worker.
+# The beginning of a worker's error message about ids out of range.
 OUT_OF_RANGE = "kerasps: ids out of range"
 
-# A server that is awake answers in a millisecond; one that swaps, in less than this.
+# A running server answers in a millisecond; one that swaps, in less than this.
 _ASK_S = 1.0
-# How gRPC names the task that an error came from.
+# The text with which gRPC names the task that an error came from.
 _FROM_TASK = "GRPC error information from remote target /job:"
 _FROM_PS = f"{_FROM_TASK}ps"
 
-# Between two questions whether a ps is there, and for the answer; how long a call to it may fail
-# once it answers: gRPC tries to connect again after two seconds.
+# The pause between two probes of a ps; the time limit of an answer; how long a call to a ps may
+# fail once it answers probes, because gRPC reconnects after two seconds.
 _PAUSE_S, _ANSWER_S, _RECONNECT_S = 0.1, 1.0, 5.0
 
-# How TensorFlow says that a task, or a device of one, is unknown to this process.
+# TensorFlow's texts for a task, or a device of one, that is unknown to this process.
 _OF_TASK = re.compile(r"/job:(worker|ps)\b|unknown device|contains an invalid device")
 
-# Attributes of an error: the worker that it comes from, and that its message tells the user so.
+# Attributes of an error: the worker that it comes from; True if its message names that worker.
 _WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
 
 
 def comes_from(error: BaseException, worker: int) -> None:
     """Mark an error of TensorFlow's runtime as raised on a worker.
 
-    Its own words may name any task.
+    Its message may name any task.
     """
     if isinstance(error, tf.errors.OpError):
         setattr(error, _WORKER, worker)
@@ -48,23 +48,23 @@ def comes_from(error: BaseException, worker: int) -> None:
 
 @contextlib.contextmanager
 def translated_errors(host: ClusterHost | None) -> Iterator[None]:
-    """In this context, raise errors of TensorFlow's runtime as what they mean to the user.
+    """In this context, translate errors of TensorFlow's runtime into errors for the user.
 
     Args:
-        host: of the strategy that is concerned; None where this process is connected to no cluster.
+        host: the host of the strategy; None if this process is connected to no cluster.
 
     Raises:
         ClusterClosedError: the cluster was closed.
         PSLostError: a ps is lost.
-        InputError: ids are out of range.
-        Exception: the error of the user's own code, with its own message, in other cases.
+        InputError: ids are out of range, or strings are used as numbers.
+        Exception: otherwise, the error of the user's code, with its message.
     """
     try:
         yield
     except KeraspsError:
         raise
     except Exception as exc:
-        # TensorFlow's coordinator wraps the error of a session in one of its own.
+        # TensorFlow's coordinator wraps the error of a session in another error.
         cause = getattr(exc, "original_exception", exc)
         _raise_if_closed(cause)
         if host is not None:
@@ -92,17 +92,17 @@ _TOO_SMALL = (
     "Map the ids into the range, or make the layer that looks them up larger (`input_dim` of an "
     "Embedding)."
 )
-# What a processor makes of NaN, of infinity, and of numbers that are too large, as an integer.
+# The integers into which a processor converts NaN, infinity and numbers that are too large.
 _OF_NAN = (-(2**31), -(2**63))
 _NO_NUMBER = (
-    "That is what NaN, infinity and numbers that are too large become as an integer: look for "
-    "missing values in the data, and give ids as integers."
+    "NaN, infinity and numbers that are too large become this integer: look for missing values in "
+    "the data, and pass ids as integers."
 )
 _CAST_OF_STRINGS = re.compile(r"Cast string to \w+ is not supported")
 
 
 def _raise_if_strings(error: BaseException) -> None:
-    """Raise `InputError` where a model has cast strings to numbers."""
+    """Raise `InputError` if a model has cast strings to numbers."""
     if not isinstance(error, tf.errors.UnimplementedError):
         return
     found = _CAST_OF_STRINGS.search(error.message)
@@ -111,7 +111,7 @@ def _raise_if_strings(error: BaseException) -> None:
         where = f", in operation {node[1]!r}" if node is not None else ""
         raise InputError(
             "The model got strings where it computes with numbers. Expected: numbers, or a layer "
-            "that makes numbers of strings first, such as `keras.layers.StringLookup` or "
+            "that converts strings to numbers first, such as `keras.layers.StringLookup` or "
             f"`TextVectorization`. Received: strings in x or y ({found[0]}{where}). Map them to "
             "numbers in the data, or begin the model with such a layer."
         ) from cleaned(error)
@@ -120,7 +120,7 @@ def _raise_if_strings(error: BaseException) -> None:
 class _NamingClosed:
     """A context that raises `ClusterClosedError` for errors about a task of a closed cluster.
 
-    A class and one instance, since functions enter it at each call: a generator costs more.
+    A class with one instance, because functions enter it at each call: a generator costs more.
     """
 
     def __enter__(self) -> None:
@@ -136,16 +136,16 @@ class _NamingClosed:
             _raise_if_closed(error, "a use of a variable")
 
 
-# For what may use the cluster and may be a plain process's: functions, and bare variables.
+# For code that may use the cluster or be local to this process: functions, and bare variables.
 naming_closed = _NamingClosed()
 
 
 class _NamingLostPS:
-    """A context that raises `PSLostError` for errors that a lost ps ends in, and no other error.
+    """A context that raises `PSLostError` for errors of calls to a lost ps, and no other error.
 
-    Where the cluster was closed, they are `ClusterClosedError`.
+    If the cluster was closed, it raises `ClusterClosedError`.
 
-    A class and one instance, since variables enter it at each access: a generator costs more.
+    A class with one instance, because variables enter it at each access: a generator costs more.
     """
 
     def __enter__(self) -> None:
@@ -163,14 +163,14 @@ class _NamingLostPS:
             _raise_if_ps_lost(host, error)
 
 
-# For variables, wherever they are read or written.
+# For all reads and writes of variables.
 naming_lost_ps = _NamingLostPS()
 
 
 def check_ps_of(host: ClusterHost | None) -> None:
-    """Raise `PSLostError` where a ps does not answer, `ClusterClosedError` for a closed cluster.
+    """Raise `PSLostError` if a ps does not answer, `ClusterClosedError` if the cluster is closed.
 
-    For an error whose cause somebody has swallowed, so that it does not say itself what it means.
+    Call after an error that does not name its cause, because other code dropped the cause.
     """
     check_not_closed()
     if host is None:
@@ -182,7 +182,7 @@ def check_ps_of(host: ClusterHost | None) -> None:
 
 
 def absent_ps_error(host: ClusterHost, ps: int) -> KeraspsError:
-    """Return the error of a ps that does not answer any more, as the membership has noticed."""
+    """Return the error for a ps that the membership has recorded as lost or hung."""
     closed = closed_error()
     if closed is not None:
         return closed
@@ -194,7 +194,7 @@ def absent_ps_error(host: ClusterHost, ps: int) -> KeraspsError:
 def _raise_if_ps_lost(host: ClusterHost, error: BaseException) -> None:
     lost = lost_ps(error)
     if lost is None or ps_is_there(host, lost):
-        return  # a call has failed though the ps is there, or names it for what else it was about
+        return  # the ps is alive: the call failed for another reason, or only mentions the ps
     cause = cleaned(error)
     if host.hangs(lost):
         raise absent_ps_error(host, lost) from cause
@@ -204,7 +204,7 @@ def _raise_if_ps_lost(host: ClusterHost, error: BaseException) -> None:
 
 
 def _is_silent(host: ClusterHost, ps: int) -> bool:
-    """Return whether a ps to which a call has failed may still be alive, and only not answer."""
+    """Return whether a ps to which a call failed does not answer, so that it may still be alive."""
     address = host.description.jobs["ps"][ps]
     return ask_servers({ps: address}, _ASK_S)[ps] is Answer.IS_SILENT
 
@@ -215,18 +215,18 @@ def _hung_ps_error(host: ClusterHost, ps: int, received: str) -> PSLostError:
         f"ps {ps} at {host.description.jobs['ps'][ps]} does not answer, and counts as lost, "
         f"with its variables. Expected: ps tasks that answer within {hang_limit():g} seconds "
         f"(KERASPS_HANG_TIMEOUT). Received: silence ({received}): its process is stopped, or the "
-        f"network swallows what is sent. {host.after_ps_loss}",
+        f"network drops packets. {host.after_ps_loss}",
         task_type="ps",
         task_index=ps,
     )
 
 
 def ps_is_there(host: ClusterHost, ps: int) -> bool:
-    """Return whether a ps is there and knows this process; ask it again until that is known.
+    """Return whether a ps is alive and knows this process; probe it until the answer is certain.
 
-    One that is silent may only be held up: it is asked until it counts as lost, for
-    KERASPS_HANG_TIMEOUT seconds (10). One that refuses connections, or was started anew, is not
-    there at once. Thread: any.
+    A silent ps may only be delayed: it is probed until it counts as lost, for KERASPS_HANG_TIMEOUT
+    seconds (10). For a ps that refuses connections, or was restarted, return False at once.
+    Thread: any.
     """
     device = f"/job:ps/replica:0/task:{ps}"
     address = host.description.jobs["ps"][ps]
@@ -259,7 +259,7 @@ def _raise_if_closed(error: BaseException, received: str = "a use of the cluster
 
 
 def _names_task(error: BaseException) -> bool:
-    """Return whether an error of TensorFlow's runtime is about a device that is not here."""
+    """Return whether an error of TensorFlow's runtime is about a device of another task."""
     return isinstance(error, tf.errors.OpError) and _OF_TASK.search(str(error)) is not None
 
 
@@ -274,15 +274,15 @@ def _lost_ps_error(host: ClusterHost, ps: int, received: str) -> PSLostError:
     )
 
 
-# What TensorFlow's runtime adds to an operation's own message: by way of which functions,
-# operations and calls it came.
+# The lines that TensorFlow's runtime adds to an operation's message: the functions, operations and
+# calls through which the error came.
 _WAY = re.compile(
     r"^(\s*\[\[|Additional GRPC error information|:[A-Z_]+:Error received from peer"
     r"|\s*Encountered when executing an operation)"
 )
 _FUNCTION = re.compile(r"\{\{function_node [^}]*\}\} ?")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
-# How some errors of functions begin: with where each operation was made, which is not known here.
+# The beginning of some errors of functions: the stack trace of each operation, unavailable here.
 _MADE_AT = re.compile(
     r"^Graph execution error:\n\n"
     r"(Detected at node .*\n(?:<stack traces unavailable>\n|(?:(?:  .*)?\n)+))*"
@@ -292,10 +292,10 @@ _NEXT_OF_SEVERAL = re.compile(r"^\s*\(\d+\) [A-Z_]+: |^\d+ successful operations
 
 
 def cleaned(error: object) -> Any:
-    """Return an error of TensorFlow's runtime with the operation's own message and name only.
+    """Return an error of TensorFlow's runtime with only the operation's message and name.
 
-    What TensorFlow adds of its way here, twenty lines mostly, is in the `__context__` of the
-    result. Any other error is returned as it is.
+    The lines that TensorFlow adds, usually twenty, stay in the `__context__` of the result. Return
+    any other error unchanged.
     """
     if not isinstance(error, tf.errors.OpError):
         return error
@@ -310,7 +310,7 @@ def cleaned(error: object) -> Any:
         kept.append(f"In operation '{node[1]}'.")
     try:
         told = type(error)(error.node_def, error.op, "\n".join(kept))
-    except TypeError:  # a class of its own
+    except TypeError:  # a subclass with another constructor
         return error
     for note in getattr(error, "__notes__", ()):
         told.add_note(note)
@@ -322,15 +322,15 @@ def cleaned(error: object) -> Any:
 
 
 def answers(device: str) -> bool:
-    """Return whether the task of `device` is there and knows this process.
+    """Return whether the task of `device` is alive and knows this process.
 
-    A task that was started anew does not know it.
+    A restarted task does not know this process.
     """
     return error_of(device) is None
 
 
 def error_of(device: str) -> tf.errors.OpError | None:
-    """Return the error that a call to the task of `device` ends in, None where all is well."""
+    """Call the task of `device` and return the error of the call, None if it succeeds."""
     try:
         with tf.init_scope(), tf.device(device):
             tf.identity(tf.constant(0)).numpy()
@@ -340,12 +340,12 @@ def error_of(device: str) -> tf.errors.OpError | None:
 
 
 def lost_ps(error: BaseException) -> int | None:
-    """Return the index of the ps that `error` says is lost, else None."""
+    """Return the index of the ps that is lost according to `error`, else None."""
     if not isinstance(error, tf.errors.OpError):
         return None
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
         return _task_of("ps", error)
-    # A ps that was lost and restarted between two calls knows none of its earlier variables.
+    # A ps that was lost and restarted between two calls does not know its earlier variables.
     text = str(error)
     came_back = isinstance(error, tf.errors.InvalidArgumentError) and (
         "unknown device" in text.lower()
@@ -355,7 +355,7 @@ def lost_ps(error: BaseException) -> int | None:
 
 
 def comes_from_worker(error: BaseException) -> bool:
-    """Return whether a call to a worker has ended in `error`, by its own words."""
+    """Return whether `error` is that of a call to a worker, according to its message."""
     return isinstance(error, tf.errors.OpError) and f"{_FROM_TASK}worker" in str(error)
 
 

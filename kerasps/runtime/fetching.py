@@ -1,9 +1,9 @@
-"""Brings values of other tasks to this process, and leaves nothing behind on them.
+"""Fetches values from other tasks, without leaving operations on them.
 
-When TensorFlow copies a tensor from another task by itself (`tensor.numpy()`), that task keeps an
+When TensorFlow implicitly copies a tensor from another task (`tensor.numpy()`), that task keeps an
 operation for it until the coordinator ends: some 3 kB for each copy. A training fetches five times
-a second. A function that is called with the tensor sends it with an operation of its own, which is
-the same each time.
+a second. A function that is called with the tensor sends it with its operation, which is the same
+each time.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
     """Return the values of `tensors`, which may be on any task.
 
     Raises:
-        tf.errors.OpError: a task that holds one of them is lost, or failed to make it.
+        tf.errors.OpError: a task that holds one of them is lost, or failed to compute it.
     """
     if not tensors:
         return []
-    # Neither where a tensor is nor what shape it has is asked here: until a task has made it, the
-    # answer is waited for with Python's lock held, so that one task that hangs stops every thread.
+    # Read neither the device nor the shape of a tensor here: until a task has computed it, the read
+    # waits with Python's lock held, so that one task that hangs would stop every thread.
     specs = tuple(tf.TensorSpec(None, tensor.dtype) for tensor in tensors)
     with tf.device(COORDINATOR_CPU):
         return [tensor.numpy() for tensor in call_apart(_function(specs), tensors)]
 
 
 def make_ready(dtypes: Sequence[tf.DType]) -> None:
-    """Trace what `fetch` needs for tensors of such dtypes, now and not when it is first called."""
+    """Trace the function that `fetch` needs for tensors of these dtypes, before its first call."""
     _function(tuple(tf.TensorSpec(None, dtype) for dtype in dtypes))
 
 
 def sent(tensors: object) -> Any:
-    """Return tensors of this process, sent to the current device, for a function to take there.
+    """Return tensors of this process, sent to the current device, as arguments of a function there.
 
-    TensorFlow may wait for ever for one that it sends for a call by itself, where it takes a worker
-    back meanwhile: a call of a function waits until its arguments have arrived, and what was on the
-    way then is never said to have. An operation does not wait for its arguments, and nor does a
-    function for one of a single element.
+    A call of a function waits until its arguments have arrived. If TensorFlow sends them implicitly
+    and reconnects a worker meanwhile, the arrival of arguments in flight is never reported, and the
+    call waits for ever. An operation does not wait for its arguments. A function does not wait for
+    an argument of one element.
 
     Args:
         tensors: a tensor, or a structure of tensors.
@@ -58,7 +58,7 @@ def sent(tensors: object) -> Any:
 
 
 def _function(specs: tuple[tf.TensorSpec, ...]) -> Any:
-    """Return the function for so many tensors of such dtypes; there are few."""
+    """Return the function that fetches tensors with these specs; there are few such functions."""
     with _LOCK:
         if specs not in _FUNCTIONS:
             with tf.init_scope():

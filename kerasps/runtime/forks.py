@@ -1,6 +1,6 @@
-"""Processes forked from one that is connected to a cluster.
+"""Detects processes that were forked from one that is connected to a cluster.
 
-A fork lacks TensorFlow's threads, so a call that it makes to a task would never end.
+A fork lacks TensorFlow's threads, so its calls to a task would never return.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _STATE = {"forked": False}
 
 
 def take_note_of_forks() -> None:
-    """Mark every process that is forked from this one, from here on, as a fork."""
+    """Mark every process that is forked from this one after this call as a fork."""
     os.register_at_fork(after_in_child=lambda: _STATE.update(forked=True))
 
 

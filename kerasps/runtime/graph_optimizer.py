@@ -1,8 +1,8 @@
-"""The choice of TensorFlow's graph optimizations (Grappler) for functions on tasks.
+"""Chooses TensorFlow's graph optimizations (Grappler) for functions on tasks.
 
-Each task optimizes a function before it runs it for the first time, and tens of thousands of
-operations take it a second. So it is spared what changes nothing: passes that are about GPUs, where
-there are none, and all of it where a function runs once.
+Each task optimizes a function before it runs it for the first time, which takes a second for tens
+of thousands of operations. So kerasps turns off useless passes: those for GPUs if there are none,
+and all of them for a function that runs once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kerasps import _compat
 class GraphOptimizer(enum.Enum):
     """The optimizations of a function's graph.
 
-    LEAN: all that may change how fast they are or, in the last bit, what they work out.
-    OFF: nothing.
+    LEAN: all passes that may change the speed or, in the last bit, the results.
+    OFF: none.
     """
 
     LEAN = enum.auto()
@@ -31,9 +31,9 @@ class GraphOptimizer(enum.Enum):
 
 @contextlib.contextmanager
 def optimizing(how: GraphOptimizer) -> Iterator[None]:
-    """In this context, functions that this thread calls, or calls in a graph, are optimized so.
+    """In this context, this thread's calls of functions, also in graphs, use these optimizations.
 
-    A function of which the first call was elsewhere is optimized anew.
+    A function whose first call had other optimizations is optimized again.
     """
     context = _compat.eager_context()
     before = context.function_call_options
@@ -49,13 +49,13 @@ def optimizing(how: GraphOptimizer) -> Iterator[None]:
 
 @functools.cache
 def _options(executor: str | None, config: bytes, how: GraphOptimizer, has_gpus: bool) -> Any:
-    """Return options of calls: those given, with what they leave open of the optimizer set."""
+    """Return the given options of calls, with the optimizer's unset options filled in."""
     proto = tf.compat.v1.ConfigProto.FromString(config)
     options = proto.graph_options.rewrite_options
     if how is GraphOptimizer.OFF:
         options.disable_meta_optimizer = True
     elif not has_gpus:
-        # Where operations of a GPU are to find their data, and how to get by with its memory.
+        # The passes that choose data layouts for a GPU, and that save its memory.
         if options.layout_optimizer == options.DEFAULT:
             options.layout_optimizer = options.OFF
         if options.memory_optimization == options.DEFAULT_MEM_OPT:

@@ -1,15 +1,15 @@
-"""Functions that a ps runs for this process: under its lock, and again where that fails.
+"""Functions that a ps runs for this process, under the ps's lock and with retries.
 
-The rules for such a function, which hold here for all:
+All such functions follow these rules:
 
-- It is traced once and called on its task's device, so nothing is left there when it is deleted.
-- It is called apart from the executions in flight: when a worker is lost, TensorFlow cancels what
-  goes by the same cancellation manager.
-- Its arguments are made on the coordinator. A tensor that is made elsewhere is waited for with
-  Python's lock held, behind what waits for workers.
-- It returns something, since a remote call that returns nothing is not waited for.
-- An error of the runtime may be about something that this process has deleted on a task that is
-  gone. So a call is made again (`persist`).
+- It is traced once and called on its task's device, so its deletion leaves nothing there.
+- It is called separately from the executions in flight: when a worker is lost, TensorFlow cancels
+  all calls with the same cancellation manager.
+- Its arguments are made on the coordinator. TensorFlow waits for a tensor of another task with
+  Python's lock held, after all calls that wait for workers.
+- It returns a value, because TensorFlow does not wait for a remote call that returns nothing.
+- An error of the runtime may come from an object that this process deleted on an ended task. So a
+  call is retried (`persist`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def with_stateful(work: Callable[[], _Returned]) -> tuple[_Returned, list[tf.Ope
     """Add the operations of `work` to the current graph.
 
     Returns:
-        What it returned, and those of its operations that change something, for others to wait for.
+        The result of `work`, and its stateful operations, for others to wait for.
     """
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
@@ -52,11 +52,11 @@ def under_lock(
     Args:
         mutex: the lock.
         work: adds the operations.
-        after: what is waited for before the lock is taken.
+        after: tensors and operations to wait for before taking the lock.
 
     Returns:
-        What `work` returned, and the operation that releases the lock, when all that changes
-        something is done.
+        The result of `work`, and the operation that releases the lock after all stateful
+        operations.
     """
     with tf.control_dependencies(after):
         lock = tf.raw_ops.MutexLock(mutex=mutex)
@@ -76,7 +76,7 @@ class OnPS:
     Args:
         device: the device of the ps.
         body: adds the operations, given a tensor for each spec; returns a tensor, or a list.
-        specs: those of its arguments.
+        specs: the specs of its arguments.
         mutex: the lock that it holds. Default: none.
     """
 
@@ -104,24 +104,24 @@ class OnPS:
 
     @property
     def dtypes(self) -> list[tf.DType]:
-        """The dtypes of what it returns."""
+        """The dtypes of its results."""
         return [output.dtype for output in self._function.outputs]
 
     def start(self, *arguments: object) -> list[tf.Tensor]:
-        """Call it; return tensors on the ps, which may not be there yet."""
+        """Call it; return tensors on the ps, which may still be in progress."""
         with tf.device(COORDINATOR_CPU):
             tensors = [
                 tf.constant(argument, spec.dtype)
                 for argument, spec in zip(arguments, self._specs, strict=True)
             ]
         with tf.device(self._device):
-            # A tensor of one element goes with the call.
+            # A tensor of one element is sent with the call.
             return call_apart(self._function, [sent(t) if t.shape.rank else t for t in tensors])
 
     def call(self, *arguments: object) -> list[np.ndarray]:
-        """Call it, again where that fails; return the values that it returned.
+        """Call it, with retries; return the values of its results.
 
-        For what may be done twice. Thread: any.
+        Use it for functions that may run twice. Thread: any.
 
         Raises:
             tf.errors.OpError: the ps is lost.
@@ -129,9 +129,9 @@ class OnPS:
         return call_on_each([self], *arguments)
 
     def take(self) -> list[np.ndarray]:
-        """Call it once; return the values that it returned. For what may not be done twice.
+        """Run it once; return the values of its results. Use it for functions that must run once.
 
-        A call that fails for the end of another task has done nothing. Thread: any.
+        A call that fails because another task ended has done nothing, and is retried. Thread: any.
 
         Raises:
             tf.errors.OpError: the ps is lost.
@@ -141,18 +141,18 @@ class OnPS:
 
 
 def make_ready(functions: Sequence[OnPS]) -> None:
-    """Trace what `call_on_each` needs for these functions, now and not when it is first called.
+    """Trace the functions that `call_on_each` needs for these functions, before its first call.
 
-    TensorFlow tells every task of a function that is traced, and keeps this process from all else
-    until each has replied. So nothing should be traced that is needed when a worker hangs.
+    TensorFlow registers every traced function with all tasks, and blocks this process until each
+    has replied. So functions that are needed when a worker hangs must be traced before.
     """
     fetching.make_ready([dtype for function in functions for dtype in function.dtypes])
 
 
 def call_on_each(functions: Sequence[OnPS], *arguments: object) -> list[np.ndarray]:
-    """Call functions side by side, with the same arguments; return their values, in their order.
+    """Call functions concurrently, with the same arguments; return their values, in their order.
 
-    All are called again where one fails. Thread: any.
+    If one fails, all are called again. Thread: any.
 
     Raises:
         tf.errors.OpError: a ps is lost.

@@ -1,4 +1,4 @@
-"""Asks, without TensorFlow, whether servers are at addresses, and whether they are awake."""
+"""Probes addresses, without TensorFlow, for servers that run and answer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kerasps.runtime.addresses import split_address
 
 _Task = TypeVar("_Task", bound=Hashable)
 
-# What a client of HTTP/2 begins with: the preface and an empty SETTINGS frame (RFC 9113, 3.4). A
-# server of gRPC begins with a SETTINGS frame of its own.
+# The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame (RFC 9113, 3.4). A
+# gRPC server begins with a SETTINGS frame too.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _FRAME_HEADER = 9
 _SETTINGS = 4
 
 
 class Answer(enum.Enum):
-    """The outcome of a question to an address."""
+    """The result of a probe of an address."""
 
     SERVES = "a server of gRPC answers"
     REFUSES = "connection refused"
@@ -33,21 +33,21 @@ class Answer(enum.Enum):
     IS_OTHER = "something else than a TensorFlow server answers"
 
 
-# How long a task has to answer. One that is there does so within a millisecond.
+# The time limit for an answer. A running task answers within a millisecond.
 ANSWER_S = 1.0
 
-# What holds of a host of several addresses, each with its answer. A refusal says that nobody is
-# there, so all must refuse.
+# The first of these that any address of a host gave is the answer of the host. A refusal means that
+# nobody listens, so it counts only if all addresses refuse.
 _BEST_FIRST = (Answer.SERVES, Answer.IS_OTHER, Answer.IS_SILENT, Answer.REFUSES)
-# A machine without IPv6 cannot ask there, which says nothing of the other machine.
+# Errors of a machine without IPv6, for example: they say nothing about the other machine.
 _NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def connection_error(address: str, timeout_s: float) -> OSError | None:
-    """Return the error that connecting to an address ends in, None where a server accepts.
+    """Return the error of an attempt to connect to an address, None if a server accepts.
 
-    A `ConnectionRefusedError` says that the machine is there, and that nobody listens. Any other
-    error leaves that open: the machine or the network between may be silent for a while.
+    A `ConnectionRefusedError` means that the machine runs and nobody listens. Any other error does
+    not tell: the machine or the network may be silent for a while.
 
     Args:
         address: the `"host:port"` to connect to.
@@ -65,26 +65,26 @@ def connection_error(address: str, timeout_s: float) -> OSError | None:
 
 
 def is_connected_to_itself(connection: socket.socket) -> bool:
-    """Return whether a socket talks to itself.
+    """Return whether a socket is connected to itself.
 
-    Linux picks the port that a connection leaves from. Where it happens to pick the very port that
-    is asked for, the socket is connected to itself, with no server anywhere.
+    Linux picks the local port of a connection. If it happens to pick the port that the socket
+    connects to, the socket is connected to itself, without a server.
     """
     return bool(connection.getsockname() == connection.getpeername())
 
 
 def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task, Answer]:
-    """Ask all addresses side by side whether a server of gRPC is there, and awake.
+    """Probe all addresses concurrently for a gRPC server that runs.
 
-    The kernel accepts connections for a process that is stopped. So each is sent the first words of
-    HTTP/2, which only a process that runs replies to. That costs a millisecond.
+    The kernel accepts connections for a stopped process. So this sends the first bytes of HTTP/2 to
+    each, to which only a running process replies. That costs a millisecond.
 
     Args:
         addresses: the `"host:port"` of each task.
         timeout_s: the time limit in seconds for all of them together.
 
     Returns:
-        What came of each. A host that cannot be found, or reached, is silent.
+        The answer of each. A host whose name is unknown, or that is unreachable, counts as silent.
     """
     # A name may have several addresses, and a server listens on one of them.
     answers: dict[_Task, list[Answer]] = {task: [] for task in addresses}
@@ -107,7 +107,7 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
                 if question.answer is not None:
                     answers[task].append(question.answer)
                 if question.answer is Answer.SERVES:
-                    # Whatever the host's other addresses said.
+                    # This decides, whatever the host's other addresses answer.
                     _RESOLVED[addresses[task]] = places[addresses[task]]
                     _RESOLVE_AT.pop(addresses[task], None)
                     _end_all(selector, task)
@@ -117,7 +117,7 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
             task, question = key.data
             question.end(selector)
             answers[task].append(Answer.IS_SILENT)
-            # A machine that is gone refuses nothing, and its name may be another's by now.
+            # A machine that was removed refuses nothing, and its name may belong to another now.
             _RESOLVE_AT.setdefault(addresses[task], 0.0)
     return {
         task: min(heard, key=_BEST_FIRST.index, default=Answer.IS_SILENT)
@@ -133,7 +133,7 @@ def _end_all(selector: selectors.BaseSelector, task: Hashable) -> None:
 
 
 class _Question:
-    """One connection on its way: from connecting to the first bytes of the reply."""
+    """One probe in progress: from connecting to the first bytes of the reply."""
 
     def __init__(self, address: str, place: tuple[Any, ...]) -> None:
         self.answer: Answer | None = None
@@ -145,7 +145,7 @@ class _Question:
             family, kind, protocol, _, name = place
             self.socket = socket.socket(family, kind, protocol)
             self.socket.setblocking(False)
-            # A connection that is reset leaves nothing behind, and there is one a second per task.
+            # Reset the connection on close, which leaves no state: there is one a second per task.
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._connect(name)
         except OSError as exc:
@@ -158,7 +158,7 @@ class _Question:
             raise OSError(code, os.strerror(code))
 
     def go_on(self, selector: selectors.BaseSelector) -> None:
-        """Do what can be done without waiting."""
+        """Advance the probe as far as possible without waiting."""
         assert self.socket is not None
         try:
             if not self._is_asked:
@@ -193,14 +193,14 @@ class _Question:
         chunk = self.socket.recv(_FRAME_HEADER)
         self._reply += chunk
         if len(self._reply) >= _FRAME_HEADER or not chunk:
-            # A process that ends closes what it had accepted, without a word.
+            # A process that ends closes accepted connections without a reply.
             is_server = self._reply[3:4] == bytes([_SETTINGS])
             nothing = Answer.IS_SILENT if not self._reply else Answer.IS_OTHER
             self.end(selector)
             self.answer = Answer.SERVES if is_server else nothing
 
     def _fail(self, error: OSError) -> None:
-        _RESOLVED.pop(self._address, None)  # it may be elsewhere by now
+        _RESOLVED.pop(self._address, None)  # the name may have another address by now
         self._close(None if error.errno in _NO_WAY else _meaning(error))
 
     def _close(self, answer: Answer | None) -> None:
@@ -210,17 +210,17 @@ class _Question:
             self.socket = None
 
 
-# Where addresses are, as the resolver of names said last. To ask it anew each time would have all
-# tasks wait where it is slow.
+# The last resolved socket addresses of each `"host:port"`. Resolving again each time would delay
+# the probes of all tasks if the resolver is slow.
 _RESOLVED: dict[str, list[tuple[Any, ...]]] = {}
-# From when on the name of a silent address is resolved again.
+# The time from which on the name of a silent address is resolved again.
 _RESOLVE_AT: dict[str, float] = {}
-# Seconds between two such questions. A resolver that is out of reach takes about as long to fail.
+# The pause between two such queries. An unreachable resolver takes about as long to fail.
 _RESOLVE_EVERY_S = 5.0
 
 
 def _resolved(address: str) -> list[tuple[Any, ...]]:
-    """Return the socket addresses of a host, none where it cannot be found."""
+    """Return the socket addresses of a host, none if its name cannot be resolved."""
     silent = address in _RESOLVE_AT
     if address in _RESOLVED and not (silent and time.monotonic() >= _RESOLVE_AT[address]):
         return _RESOLVED[address]
@@ -229,7 +229,7 @@ def _resolved(address: str) -> list[tuple[Any, ...]]:
     host, port = split_address(address)
     try:
         _RESOLVED[address] = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    except OSError:  # who was found once may be there again
+    except OSError:  # keep the last known addresses
         return _RESOLVED.get(address, [])
     return _RESOLVED[address]
 
@@ -243,10 +243,10 @@ def _meaning(error: OSError) -> Answer:
 
 
 def break_connections(address: str) -> int:
-    """Shut this process's connections to an address down; return how many there were.
+    """Shut down this process's connections to an address; return their number.
 
-    Calls that wait for a task which hangs end with that, in an error; nothing else ends them.
-    Linux alone lists a process's sockets; elsewhere none is found.
+    Calls that wait for a task which hangs then end with an error; nothing else ends them. Only
+    Linux lists a process's sockets; other systems have none to shut down.
     """
     try:
         names = os.listdir("/proc/self/fd")
@@ -267,7 +267,7 @@ def break_connections(address: str) -> int:
 
 
 def _is_same(peer: Any, name: Any) -> bool:
-    """Return whether two socket addresses are one; IPv4 may be written as IPv6."""
+    """Return whether two socket addresses are equal; IPv4 may be written as IPv6."""
     if not isinstance(peer, tuple) or peer[1] != name[1]:
         return False
     return bool(str(peer[0]).removeprefix("::ffff:") == str(name[0]).removeprefix("::ffff:"))

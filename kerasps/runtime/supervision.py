@@ -1,9 +1,9 @@
-"""The pipe from a script to its supervisor: which task is lost, or hangs.
+"""The pipe from a script to its supervisor, for notices of tasks that are lost or hang.
 
-A supervisor sees that a process ends. It does not see that a process hangs, nor why a script
-failed; the coordinator does. So `kerasps launch` gives its script the end of a pipe, and the
-coordinator tells it there. Where the tasks belong to a `LocalCluster` of this very process, that
-one is told instead.
+A supervisor sees that a process ends. It does not see that a process hangs, or why a script failed;
+the coordinator does. So `kerasps launch` passes one end of a pipe to its script, and the
+coordinator sends notices through it. If the tasks belong to a `LocalCluster` of this process, that
+cluster gets the notices instead.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from types import TracebackType
 from typing import Literal
 
 # "lost": an error about this task is about to be raised. "hung": it does not answer, and the script
-# may do without it. "absent": it was waited for at the start, and did not come in time.
+# may continue without it. "absent": the script waited for it at the start, and it did not answer in
+# time.
 What = Literal["lost", "hung", "absent"]
 _WHATS: dict[str, What] = {"lost": "lost", "hung": "hung", "absent": "absent"}
-# How often a worker that drives its own steps says that it waits for the chief.
+# How often a worker that drives its own steps reports that it waits for the chief.
 TELL_ABSENT_EVERY_S = 1.0
-# The pipe as "descriptor:inode:process", where the last is the supervisor's id. A process that the
-# script starts inherits the variable; it has another parent, and may have another file there.
+# The pipe as "descriptor:inode:process", where the last is the supervisor's process id. A process
+# that the script starts inherits the variable, but has another parent, and may have another file
+# under that descriptor.
 SUPERVISOR_FD = "KERASPS_SUPERVISOR_FD"
-# More than a script has to say between two looks of the launcher's.
+# More than a script writes between two reads of the launcher.
 _READ_BYTES = 64 * 1024
 
 
@@ -40,21 +42,21 @@ class Notice:
     time: float
 
 
-# The supervisor within this process, where there is one.
+# The supervisor within this process, if there is one.
 _supervisor_here: Callable[[Notice], None] | None = None
 
 
 def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
-    """Tell whoever started the tasks that one is lost or hangs. Does nothing without a supervisor.
+    """Tell the supervisor that a task is lost or hangs. Does nothing without a supervisor.
 
-    Never waits and never fails: it is called on the way to an error, or beside a training.
+    Never waits and never fails: it is called before an error is raised, or during a training.
     Thread: any.
 
     Args:
-        what: `"lost"` where an error about this task is about to be raised, so that a script that
-            fails has failed because of it. `"hung"` where the task does not answer: the supervisor
-            kills and restarts a worker; for a ps it restarts the run. `"absent"` where the task did
-            not come within the time that the script waits for it at its start.
+        what: `"lost"` if an error about this task is about to be raised, so that a script that
+            fails has failed because of it. `"hung"` if the task does not answer: the supervisor
+            kills and restarts a worker; for a ps it restarts the run. `"absent"` if the task did
+            not answer within the time that the script waits for it at its start.
         task_type: `"worker"` or `"ps"`.
         task_index: the index of the task in its job.
     """
@@ -65,7 +67,7 @@ def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
         return
     fd = _pipe_to_supervisor()
     if fd is not None:
-        # The pipe does not block: one that is full, or has lost its reader, is no reason to fail.
+        # The pipe does not block. Ignore the error of a full pipe, or of one without a reader.
         with contextlib.suppress(OSError):
             os.write(fd, f"{what} {task_type} {task_index} {notice.time!r}\n".encode())
 
@@ -74,21 +76,21 @@ def supervise_here(callback: Callable[[Notice], None]) -> None:
     """Send notices to a supervisor in this process.
 
     Args:
-        callback: called in the thread of whoever notices; it must neither wait nor fail.
+        callback: called in the thread that calls `tell_supervisor`; it must neither wait nor fail.
     """
     global _supervisor_here
     _supervisor_here = callback
 
 
 def supervise_no_more(callback: Callable[[Notice], None]) -> None:
-    """End what `supervise_here` began, where it was begun with this callback."""
+    """Undo `supervise_here`, if it was called with this callback last."""
     global _supervisor_here
     if _supervisor_here == callback:
         _supervisor_here = None
 
 
 def _pipe_to_supervisor() -> int | None:
-    """Return the descriptor of the pipe, None where this process has no supervisor."""
+    """Return the descriptor of the pipe, None if this process has no supervisor."""
     try:
         fd, inode, supervisor = (int(part) for part in os.environ[SUPERVISOR_FD].split(":"))
         status = os.fstat(fd)
@@ -97,7 +99,7 @@ def _pipe_to_supervisor() -> int | None:
     if os.getppid() != supervisor or not stat.S_ISFIFO(status.st_mode) or status.st_ino != inode:
         return None
     with contextlib.suppress(OSError):
-        # What this process starts from here on has no business there.
+        # Programs that this process starts later must not write there.
         os.set_inheritable(fd, False)
     return fd
 
@@ -117,7 +119,7 @@ class SupervisorPipe:
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
-        # Of the pipe's end, whoever holds it: the script must not wait for its supervisor.
+        # This applies to every process with this end: the script must not wait for its supervisor.
         os.set_blocking(self._write_fd, False)
         self._inode = os.fstat(self._write_fd).st_ino
         self._rest = b""
@@ -129,17 +131,17 @@ class SupervisorPipe:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variable by which the script finds the pipe."""
+        """The environment variable that tells the script about the pipe."""
         return {SUPERVISOR_FD: f"{self._write_fd}:{self._inode}:{os.getpid()}"}
 
     def has_been_passed(self) -> None:
-        """Close the script's end here. Call when the script has been started."""
+        """Close the script's end in this process. Call when the script has been started."""
         if self._write_fd >= 0:
             os.close(self._write_fd)
             self._write_fd = -1
 
     def read(self) -> list[Notice]:
-        """Return what the script has said since the last call. Does not wait."""
+        """Return the script's notices since the last call. Does not wait."""
         try:
             chunk = os.read(self._read_fd, _READ_BYTES)
         except BlockingIOError:
@@ -167,7 +169,7 @@ class SupervisorPipe:
 
 
 def _parsed(line: bytes) -> Notice | None:
-    """Return what a line of the pipe says, None for anything else: any program may write there."""
+    """Return the notice in a line of the pipe, None for other text: any program may write there."""
     try:
         what, task_type, index, when = line.decode().split(" ")
         notice = Notice(_WHATS[what], task_type, int(index), float(when))

@@ -1,8 +1,8 @@
-"""Variables on ps tasks: makes them, splits them into shards, reads, writes, moves, destroys them.
+"""Makes variables on ps tasks, splits them into shards, reads, writes, moves and destroys them.
 
 Contract: outside a step, a `ParameterServerVariable` is an ordinary `keras.Variable` whose storage
-is remote. Inside a step it resolves through the `Phase` of the current thread; who traces steps
-supplies the phase, and this wing knows none of them.
+is remote. Inside a step it resolves through the `Phase` of the current thread. The code that traces
+steps supplies the phase; this wing knows no class of phases.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Adopts what was made outside `strategy.scope()` into a training under it.
+"""Adopts variables, optimizers and models that were made outside `strategy.scope()`.
 
-Metrics and optimizers are mostly made by the caller, models often by a function, `clone_model` or
-`load_model`. To adopt a variable is to make it a `ParameterServerVariable` in place: the same
-object, with the same value, whose storage is where the strategy puts it. So whatever refers to it
-(layers, metrics, slots, closures) goes on as it is.
+Callers usually make metrics and optimizers outside it; a function, `clone_model` or `load_model`
+often makes models. Adopting a variable makes it a `ParameterServerVariable` in place: the same
+object, with the same value, in a storage that the strategy places. So the objects that refer to it
+(layers, metrics, slots, closures) need no change.
 
-State that can be reached from a model is adopted when the model is compiled under the strategy. So
-it is before each `fit`, `evaluate` and `predict`. State that only a step reaches, such as a loss's
-own or a global, is adopted when the trace touches it.
+State that can be reached from a model is adopted when the model is compiled under the strategy, and
+before each `fit`, `evaluate` and `predict`. State that only a step reaches, such as that of a loss
+or a global, is adopted when the trace touches it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from kerasps.variables.variable import ParameterServerVariable
 def strategy_of(model: keras.Model) -> Any:
     """Return the `ParameterServerStrategy` that trains `model`, else None.
 
-    It trains a model that was made or compiled under it, or is used under it. It also trains one
-    that holds another of its models, or a variable of it.
+    It trains a model that was made or compiled under it, or is used under it. It also trains a
+    model that contains another model or a variable of the strategy.
     """
     strategy = connected_strategy()
     if strategy is None:
@@ -42,7 +42,7 @@ def strategy_of(model: keras.Model) -> Any:
     is_current = tf.distribute.get_strategy() is strategy
     if model_strategy is not None and not is_current:
         return strategy if model_strategy is strategy else None
-    # The cheap questions first: a model's state can be thousands of variables.
+    # The cheap checks first: a model's state can be thousands of variables.
     is_trained = (
         is_current
         or any(m._distribute_strategy is strategy for m in _models_in(model))
@@ -52,7 +52,7 @@ def strategy_of(model: keras.Model) -> Any:
 
 
 def adopt_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
-    """Make a model one of `strategy`, with its optimizers, its metrics and the models in it."""
+    """Adopt a model into `strategy`, with its optimizers, its metrics and its inner models."""
     changed = False
     for inner in _models_in(model):
         changed |= inner._distribute_strategy is not strategy
@@ -62,16 +62,16 @@ def adopt_model(strategy: tf.distribute.Strategy, model: keras.Model) -> None:
     changed |= adopt_variables(strategy, _state_of(model))
     if changed:
         for inner in _models_in(model):
-            # What was traced before computes with the storages that the variables had then.
+            # Functions that were traced before use the previous storages of the variables.
             inner.train_function = inner.test_function = inner.predict_function = None
 
 
 def adopt_optimizer(
     strategy: tf.distribute.Strategy, optimizer: keras.optimizers.Optimizer
 ) -> None:
-    """Make an optimizer one of `strategy`, with its state.
+    """Adopt an optimizer into `strategy`, with its state.
 
-    `move_slots` brings its slots beside their variables before the next trace.
+    `move_slots` moves its slots beside their variables before the next trace.
     """
     optimizer._distribution_strategy = strategy
     adopt_variables(strategy, optimizer.variables)
@@ -81,14 +81,14 @@ def adopt_optimizer(
 
 
 def is_bare(variable: object) -> bool:
-    """Return whether `variable` is a `tf.Variable` on a ps, and none of Keras's."""
+    """Return whether `variable` is a `tf.Variable` on a ps and not a Keras variable."""
     return isinstance(variable, tf.Variable) and "/job:ps" in variable.device
 
 
 def keras_variable_of(variable: keras.Variable | tf.Variable) -> Any:
-    """Return the Keras variable whose storage a bare `tf.Variable` on a ps is; it is made once.
+    """Return the Keras variable whose storage is a bare `tf.Variable` on a ps; make it once.
 
-    Any other variable is returned as it is.
+    Return any other variable unchanged.
     """
     if not is_bare(variable):
         return variable
@@ -104,11 +104,11 @@ def keras_variable_of(variable: keras.Variable | tf.Variable) -> Any:
 def unsharded(
     gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], variables: Sequence[object]
 ) -> tuple[list[Any], list[Any]]:
-    """Return gradients and variables with TensorFlow's `ShardedVariable`s taken apart.
+    """Return gradients and variables with TensorFlow's `ShardedVariable`s split into their shards.
 
     Args:
         gradients: a gradient for each variable.
-        variables: what they are of.
+        variables: the variables.
     """
     parts: list[tuple[Any, Any]] = []
     for gradient, variable in zip(gradients, variables, strict=True):
@@ -122,7 +122,7 @@ def unsharded(
 def _shares(
     gradient: tf.Tensor | tf.IndexedSlices | None, variable: _compat.ShardedVariable
 ) -> list[Any]:
-    """Return the part of a gradient that is of each shard."""
+    """Return the parts of a gradient, one for each shard."""
     heights = [int(shard.shape[0]) for shard in variable.variables]
     if gradient is None:
         return [None] * len(heights)
@@ -143,17 +143,17 @@ def _shares(
 
 
 def adopt_variables(strategy: tf.distribute.Strategy, found: Iterable[object]) -> bool:
-    """Adopt those Keras variables that are not ours yet, and return whether there was one."""
-    # A list, and not a generator in `any`, which would stop at the first.
+    """Adopt the Keras variables that are not adopted yet; return True if there was one."""
+    # A list instead of a generator in `any`, which would stop at the first.
     adopted = [adopt_variable(strategy, v) for v in found if type(v) is not ParameterServerVariable]
     return any(adopted)
 
 
 def adopt_variable(strategy: tf.distribute.Strategy, variable: object) -> bool:
-    """Make a Keras variable a `ParameterServerVariable` with the same value, in place.
+    """Turn a Keras variable into a `ParameterServerVariable` with the same value, in place.
 
     Returns:
-        False where there was nothing to do: `variable` is ours already, or none of Keras's.
+        False if nothing changed: `variable` was adopted before, or is not a Keras variable.
 
     Raises:
         UnsupportedError: the variable belongs to another strategy.
@@ -163,13 +163,13 @@ def adopt_variable(strategy: tf.distribute.Strategy, variable: object) -> bool:
     value = variable._value
     if value is not None and not _is_plain(value):
         raise UnsupportedError(
-            f"The variable '{variable.path}' belongs to another strategy. Expected: one made under "
-            f"this strategy, or under none. Received: a {type(value).__name__}. Make it outside "
-            "the other strategy's scope."
+            f"The variable '{variable.path}' belongs to another strategy. Expected: a variable "
+            f"made under this strategy, or under none. Received: a {type(value).__name__}. Make it "
+            "outside the other strategy's scope."
         )
-    # The object stays what it is, for all that refer to it; only its class and storage change.
+    # The object stays the same for all references; only its class and storage change.
     variable.__class__ = _adopted_class(type(variable))
-    if value is not None:  # else it is about to be made, where the strategy says
+    if value is not None:  # else its storage is not made yet, and the strategy will place it
         with _current(strategy):
             variable.take_over(value)
     return True
@@ -179,20 +179,20 @@ def _adopted_class(cls: Any) -> Any:
     return ParameterServerVariable if cls is keras.Variable else _with_ours(cls)
 
 
-# A user's subclass keeps its methods, behind ours. One class for all of its variables, since code
-# that asks two of them for their type expects the same.
+# A user's subclass keeps its methods; those of `ParameterServerVariable` override them. Its
+# variables share one class, since code that compares their types expects the same type.
 @functools.cache
 def _with_ours(cls: Any) -> Any:
     return type(cls.__name__, (ParameterServerVariable, cls), {})
 
 
 def _is_plain(value: object) -> bool:
-    # Another strategy's variable is several, or a wrapper, and only that strategy may touch it.
+    # Another strategy's variable is several variables or a wrapper, which only that strategy uses.
     return isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues)
 
 
 def _current(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[Any]:
-    """In this context, have new variables belong to `strategy`, in a step or out of it."""
+    """In this context, make new variables belong to `strategy`, inside a step or outside."""
     if tf.distribute.get_strategy() is strategy:
         return contextlib.nullcontext()
     return creating_under(strategy)
@@ -205,11 +205,11 @@ def _models_in(model: keras.Model) -> list[keras.Model]:
 def _state_of(model: keras.Model) -> list[Any]:
     """Return the variables that can be reached from a model.
 
-    Those that only its step knows, such as a loss's own, are not among them.
+    Variables that only its step uses, such as those of a loss, are not included.
     """
     found = [*model.variables]
-    # A `compile` of the user's own may call Keras's before it makes the metrics that its property
-    # `metrics` lists.
+    # A user's `compile` may call Keras's before it makes the metrics that its property `metrics`
+    # lists.
     with contextlib.suppress(AttributeError):
         found += model.metrics_variables
     for optimizer in optimizers_of(model):

@@ -1,10 +1,11 @@
 """Metric and seed-generator states that the steps of custom loops keep on a ps.
 
 The states of metrics and seed generators are on the coordinator, which alone writes them (see
-`variable.py`). `fit` sends a worker what it draws from and gets back what it adds. A function that
-somebody else schedules brings nothing back but what it returns. So each such state that it touches
-has a stand-in on a ps: a metric's adds up there, under the lock of the push and as part of it; a
-generator's goes on there. Whoever looks at the state on the coordinator has it fetched first.
+`variable.py`). `fit` sends a worker its seeds and gets metric sums back. A function that the user
+schedules brings back only its return values. So each such state that it touches has a stand-in on a
+ps. A metric's stand-in adds up there, under the lock of the push and as part of it. A seed
+generator's stand-in advances there. A read of the state on the coordinator fetches the stand-in's
+value first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class AwayStates:
     """The stand-ins of the states of metrics and seed generators.
 
     Args:
-        mutex: returns the lock of a device, by the device's name.
+        mutex: returns the lock of a device, given the device's name.
     """
 
     def __init__(self, mutex: Callable[[str], tf.Tensor]) -> None:
@@ -37,11 +38,11 @@ class AwayStates:
         self._functions: dict[tuple[str, tuple[int, ...]], OnPS] = {}
 
     def state_of(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
-        """Return the stand-in of a metric's or a seed generator's state.
+        """Return the stand-in of a metric's or a seed generator's state; make it if there is none.
 
         Args:
             variable: the state on the coordinator.
-            device: the device of the ps that gets it, if there is none yet.
+            device: the device of the ps on which a new stand-in is made.
         """
         with self._lock:
             if variable.away is None:
@@ -52,7 +53,7 @@ class AwayStates:
 
     def _make(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
         value = variable.storage
-        # A metric's adds up from zero; a generator's goes on from where it is.
+        # A metric's stand-in starts at zero; a generator's starts at the generator's state.
         initial = value.read_value if is_seed_state(variable) else lambda: tf.zeros_like(value)
         with tf.init_scope(), entering(None), tf.device(device):
             storage = NamedVariable(
@@ -63,9 +64,9 @@ class AwayStates:
             )
 
     def bring_home(self, variable: ParameterServerVariable) -> None:
-        """Fetch the states that are on the same ps as that of `variable`, to the coordinator.
+        """Fetch to the coordinator all states that are on the same ps as that of `variable`.
 
-        All of one ps belong to the same point between two pushes. Thread: any.
+        All values of one ps are of the same instant, between two pushes. Thread: any.
         """
         assert variable.away is not None
         device = variable.away.device
@@ -81,7 +82,7 @@ class AwayStates:
                         home._value.assign_add(value)
 
     def _exchange(self, device: str, homes: Sequence[ParameterServerVariable]) -> OnPS:
-        """Return the function that returns what is on a ps, and sets metrics there to zero."""
+        """Return the function that reads the stand-ins on a ps and sets metrics' ones to zero."""
         key = device, tuple(id(home.away) for home in homes)
         if key not in self._functions:
             states = [home.away._value for home in homes if home.away is not None]
@@ -104,7 +105,7 @@ def _take(states: Sequence[tf.Variable], clears: Sequence[bool]) -> list[tf.Tens
 
 
 def drawn(mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int]) -> list[tf.Tensor]:
-    """Return what seed generators stand at, and move them on; on their ps, in a graph.
+    """Return the states of seed generators and advance them, in a graph that runs on their ps.
 
     Args:
         mutex: the lock of the ps.

@@ -1,8 +1,7 @@
-"""Reads and writes a variable in chunks of rows, so that nobody has to hold the whole of it.
+"""Reads and writes a variable in chunks of rows, so that no process has to hold the whole value.
 
 A chunk is a range of rows of the whole variable, in their order, whichever shards they are in. The
-bytes go from the tasks that hold them to the device that asks, or the other way round, and nowhere
-else.
+bytes go directly between the tasks that hold them and the device that reads or writes.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from numpy.typing import DTypeLike
 from kerasps.variables.pooled_rows import assign_rows, held_by
 from kerasps.variables.sharding import ShardedStorage, Sharding, shards_of
 
-# A chunk costs memory: a few of them on the coordinator, or on each ps. A table of 1 GB is 64
-# chunks, each of which takes a few calls; smaller ones would make saving a matter of round trips.
+# Chunks cost memory: the coordinator, or each ps, holds a few at a time. A table of 1 GB is 64
+# chunks of a few calls each. With smaller chunks, round trips would dominate the time of saving.
 CHUNK_BYTES = 16 << 20
 
 
 class StoredRows(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array in a file, of which a slice of rows can be read; any other use reads it whole.
+    """An array in a file. A slice of rows reads only these; any other use reads the whole array.
 
     Args:
-        dataset: a `h5py.Dataset`, or what can be sliced like one.
-        dtype: the dtype of its elements, which the file may not know (bfloat16).
+        dataset: a `h5py.Dataset`, or an object that can be sliced like one.
+        dtype: the dtype of its elements, which the file may not support (bfloat16).
     """
 
     def __init__(self, dataset: Any, dtype: DTypeLike) -> None:
@@ -47,7 +46,7 @@ class StoredRows(np.lib.mixins.NDArrayOperatorsMixin):
         return read if read.dtype == self.dtype else read.view(self.dtype)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # what is read from a file is a copy
+        del copy  # a value read from a file is a copy
         return np.asarray(self[:], dtype)
 
     def __array_ufunc__(
@@ -58,7 +57,7 @@ class StoredRows(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def row_bytes(storage: tf.Variable | ShardedStorage) -> int:
-    """Return the bytes of a row of a storage, at least 1 so that it can divide."""
+    """Return the bytes of a row of a storage, at least 1 so that callers can divide by it."""
     return max(1, int(math.prod(storage.shape[1:]) * storage.dtype.size))
 
 
@@ -68,10 +67,10 @@ def num_bytes(storage: tf.Variable | ShardedStorage) -> int:
 
 
 def chunks_of(storage: tf.Variable | ShardedStorage) -> list[range]:
-    """Return the chunks of a storage: ranges of rows, each of `CHUNK_BYTES` at most.
+    """Return the chunks of a storage: ranges of rows, each of at most `CHUNK_BYTES`.
 
-    A chunk has one row at least, and all are as equal as possible. There are as many of them as
-    shards, or a multiple. So chunks can be dealt out evenly to the ps that hold the shards.
+    A chunk has at least one row, and all are as equal as possible. Their number is that of the
+    shards, or a multiple of it, so that they can be distributed evenly to the ps of the shards.
     """
     num_rows, num_shards = int(storage.shape[0]), len(shards_of(storage))
     count = num_shards * math.ceil(num_bytes(storage) / num_shards / CHUNK_BYTES)
@@ -85,7 +84,7 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
     Args:
         storage: a `tf.Variable` or a `ShardedStorage`.
         rows: the rows of the chunk, with a step of 1.
-        device: the device for the result, None for the one at hand.
+        device: the device for the result, None for the current one.
     """
     sharding = _sharding_of(storage)
     values, own_rows = [], []
@@ -94,8 +93,8 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
         if len(places):
             holder, begin = held_by(shard)
             with tf.device(shard.device):
-                # Not `shard[...]`: that reads the variable first. Once an update by rows has set
-                # TensorFlow's mode of copies on reading, it would copy the whole shard.
+                # Not `shard[...]`, which reads the whole variable first. After an update by rows
+                # TensorFlow copies on read, so this would copy the whole shard.
                 value = tf.raw_ops.ResourceGather(
                     resource=holder.handle,
                     indices=tf.range(begin + places.start, begin + places.stop),
@@ -124,7 +123,7 @@ def write_rows(
         storage: a `tf.Variable` or a `ShardedStorage`.
         rows: the rows of the chunk, with a step of 1.
         value: their new value.
-        device: the device that `value` is on. It cuts the value up, so each ps gets its rows only.
+        device: the device of `value`. The value is sliced there, so each ps gets only its rows.
     """
     sharding = _sharding_of(storage)
     for index, shard in enumerate(shards_of(storage)):

@@ -1,4 +1,4 @@
-"""Creates the storage of a variable where the strategy says, whole or in shards."""
+"""Creates the storage of a variable, whole or in shards, on devices that the strategy chooses."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def create_storage(
     """Create the storage of a variable.
 
     Args:
-        initial_value: makes the whole initial value. It runs on the device that stores it, or on
-            the coordinator where the value is small.
-        initial_shard: makes the initial value of one shard, likewise.
+        initial_value: makes the whole initial value. It runs on the device that stores the value,
+            or on the coordinator if the value is small.
+        initial_shard: makes the initial value of one shard, on the same devices.
         shape: the shape of the whole variable.
         dtype: its dtype.
         trainable: as for `tf.Variable`.
         name: the name of the variable; a shard's is `<name>/part_<index>`, as in TensorFlow.
-        on_coordinator: store it whole on the coordinator, and not on ps.
+        on_coordinator: whether to store it whole on the coordinator instead of on ps.
 
     Raises:
         KeraspsError: this process was forked from a connected one.
@@ -79,7 +79,7 @@ class _New:
     """The properties that all shards of a new variable have in common.
 
     Attributes:
-        extended: where the strategy says what goes where.
+        extended: the `Extended` of the strategy, which chooses devices.
         dtype: the dtype.
         trainable: as for `tf.Variable`.
         is_table: whether it may share a storage with other tables.
@@ -98,7 +98,7 @@ class _New:
         name: str,
         beside: tf.Variable | PooledRows | None,
     ) -> tf.Variable | PooledRows:
-        """Create a shard, or a whole variable; as a slot, in the pool of what it is beside."""
+        """Create a shard, or a whole variable; create a slot in the pool of its table, if any."""
         pools, rows = self.extended.row_pools, None
         if self.is_table:
             target = device or self.extended.next_device(shape, self.dtype)
@@ -123,9 +123,9 @@ class _New:
         initial_value: Callable[[], object],
         name: str,
     ) -> tf.Variable:
-        """Create a variable with a storage that it shares with none."""
+        """Create a variable in a separate storage."""
         # The strategy is current already, in a step too, unless `creating_under` names another. No
-        # phase: an initializer that reads other variables means their values.
+        # phase: an initializer that reads other variables needs their stored values.
         strategy = creating_strategy()
         scope = contextlib.nullcontext if strategy is None else strategy.scope
         with tf.init_scope(), scope(), self.extended.placing(device), entering(None):
@@ -137,9 +137,9 @@ class _New:
 def create_copy(
     value: tf.Variable, create: Callable[[Callable[[], object], InitialShard], object]
 ) -> Any:
-    """Create a storage with the value that a `tf.Variable` has.
+    """Create a storage with the value of a `tf.Variable`.
 
-    A large value is copied in chunks, so that nobody holds it a second time.
+    Copy a large value in chunks, so that no process holds it twice.
 
     Args:
         value: the variable to copy.
@@ -149,7 +149,7 @@ def create_copy(
     if not shape or value.shape.num_elements() * value.dtype.size <= CHUNK_BYTES:
 
         def rows_of(sharding: Sharding, shard: int) -> tf.Tensor:
-            with tf.device(value.device):  # so that a ps is sent its own rows alone
+            with tf.device(value.device):  # slice here, so that each ps gets only its rows
                 return sharding.rows_in(value.read_value(), shard)
 
         return create(value.read_value, rows_of)

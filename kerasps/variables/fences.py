@@ -1,14 +1,14 @@
-"""Fences: what lets each push be applied once, whatever becomes of the worker that sent it.
+"""Fences: a ps applies each push once, also when the worker that sent it is lost.
 
 Each ps has a table of *lanes*. A worker sends its pushes in one lane, from when it is made ready
-for executions until it is lost; the ps counts, under its lock, those that it has applied. When the
-worker is lost, its lane is closed on every ps. From then on a push in that lane is refused, so one
-that is late, or of a worker that was only asleep, changes nothing; and the count says how many
-steps need not be applied again.
+for executions until it is lost. The ps counts the applied pushes of each lane, under its lock. When
+the worker is lost, kerasps closes its lane on every ps. From then on a ps refuses every push in
+that lane. So a late push, or one of a worker that was only suspended, changes nothing. The count
+says how many steps need not be applied again.
 
-There is room for some 4,000 lanes at a time. Who is done with one gives it back, and another takes
-its place: the one that was given back first. A push says which of all lanes of a place it is in, so
-one that comes when its lane was given back long ago is refused too.
+There is room for some 4,000 lanes at a time. When a lane is given back, a new lane reuses its
+place; the place that has been free longest is reused first. A lane's number differs from those of
+earlier lanes of its place, so a push in a lane that was given back long ago is refused too.
 
 The idea is that of fencing tokens (M. Kleppmann, "Designing Data-Intensive Applications", 2017,
 chapter 8).
@@ -39,7 +39,7 @@ from kerasps.variables.lane_table import (
 )
 from kerasps.variables.named import NamedVariable
 
-# The lane of steps that the coordinator does itself. Nobody can lose it.
+# The lane of steps that the coordinator runs. It is never closed.
 OPEN_LANE = 0
 
 
@@ -47,16 +47,16 @@ class Fences:
     """The lanes on the ps tasks of a strategy.
 
     Args:
-        mutex: returns the lock of a device, by the device's name.
-        num_lanes: how many lanes there are at a time, the open one among them.
+        mutex: returns the lock of a device, given the device's name.
+        num_lanes: the number of lanes at a time, `OPEN_LANE` included.
     """
 
     def __init__(self, mutex: Callable[[str], tf.Tensor], num_lanes: int = NUM_LANES) -> None:
         self._mutex = mutex
         self._lock = threading.Lock()
         self._collecting = threading.Lock()
-        # Changed without the lock, by calls that nothing can interrupt: lanes are given back in the
-        # middle of anything, where Python collects who held them.
+        # Changed without the lock, by atomic calls only: a lane may be given back at any instant,
+        # when Python collects the object that held it.
         self._free = deque(range(OPEN_LANE + 1, num_lanes))
         self._held: set[int] = set()
         self._tables: dict[str, NamedVariable] = {}
@@ -77,20 +77,21 @@ class Fences:
             return self._tables[device]
 
     def open_lane(self, devices: Sequence[str]) -> int:
-        """Return a lane that nobody has, in which no push was applied on any of `devices`.
+        """Return a free lane, in which no push was applied on any of `devices`.
 
-        Call `give_back` when nothing is pushed in it any more.
+        Call `give_back` when nothing more is pushed in it.
 
         Raises:
             KeraspsError: all lanes are in use.
             tf.errors.OpError: a ps is lost.
         """
-        # While all tasks answer. A lane is closed when a worker hangs.
+        # Trace now, while all tasks answer. A lane is closed when a worker hangs, and tracing would
+        # wait for that worker.
         calls = [self._calls_on(device) for device in devices]
         make_ready([call.close for call in calls])
         lane = self._take()
         self._held.add(lane)
-        if lane >= NUM_LANES:  # it takes the place of another
+        if lane >= NUM_LANES:  # it reuses the place of an earlier lane
             try:
                 call_on_each([call.open for call in calls], lane)
             except BaseException:
@@ -99,13 +100,13 @@ class Fences:
         return lane
 
     def give_back(self, lane: int) -> None:
-        """Free the place of this lane for another one. Nothing happens where it was given back.
+        """Free the place of this lane for another one. Do nothing if it was given back before.
 
-        What is pushed in it once the place was taken is refused. Thread: any.
+        Once another lane has the place, pushes in this lane are refused. Thread: any.
         """
         try:
             self._held.remove(lane)
-        except KeyError:  # another thread was first, it may be
+        except KeyError:  # given back before, perhaps by another thread
             return
         if lane + NUM_LANES < LANES_END:
             self._free.append(lane + NUM_LANES)
@@ -113,24 +114,24 @@ class Fences:
     def _take(self) -> int:
         with contextlib.suppress(IndexError):
             return self._free.popleft()
-        # One thread at a time: Python leaves a collection out where another thread has one run.
+        # One thread at a time: `gc.collect` does nothing while another thread runs a collection.
         with self._collecting, contextlib.suppress(IndexError):
             if not self._free:
-                # A training that was interrupted gives its lanes back when it is collected.
+                # An interrupted training gives its lanes back when Python collects it.
                 gc.collect()
             return self._free.popleft()
         raise KeraspsError(
-            "No lane is free for the updates of a worker, and without one they could not be "
-            "counted. Expected: a free lane; each `fit` that runs holds one for each worker, and "
-            "functions that are scheduled on the `ClusterCoordinator` hold two. Received: "
-            f"{len(self._held):,} lanes, all in use. Run fewer trainings at a time, or with fewer "
-            "workers; or start the script again, and with `BackupAndRestore` it goes on."
+            "No lane is free for the updates of a worker, so a ps cannot count them. Expected: a "
+            "free lane; each running `fit` uses one per worker, and functions that are scheduled "
+            f"on the `ClusterCoordinator` use two. Received: {len(self._held):,} lanes, all in "
+            "use. Run fewer trainings at a time, or use fewer workers; or restart the script, "
+            "which continues where it was if it uses `BackupAndRestore`."
         )
 
     def close_lane(self, lane: int, devices: Sequence[str]) -> tuple[int, ...]:
-        """Close a lane on `devices`, which refuse its pushes; return how many each has applied.
+        """Close a lane on `devices`, which then refuse its pushes; return how many each applied.
 
-        What is being applied is applied to its end first, and counts. Thread: any.
+        A push that is being applied is completed first, and counts. Thread: any.
 
         Raises:
             tf.errors.OpError: a ps is lost.
@@ -138,10 +139,10 @@ class Fences:
         return tuple(record.applied for record in self._close(lane, devices))
 
     def retire_lane(self, lane: int, devices: Sequence[str]) -> list[LaneRecord]:
-        """Close a lane and give it back; return what each of `devices` has noted of it.
+        """Close a lane and give it back; return the record that each of `devices` has of it.
 
         Raises:
-            tf.errors.OpError: a ps is lost. The lane is given back.
+            tf.errors.OpError: a ps is lost. The lane is given back nevertheless.
         """
         try:
             return self._close(lane, devices)
@@ -153,9 +154,9 @@ class Fences:
         return [LaneRecord.of(row) for row in call_on_each(closings, lane)]
 
     def records(self, lanes: Sequence[int], devices: Sequence[str]) -> list[list[LaneRecord]]:
-        """Return what each of `devices` has noted of each of `lanes`. Thread: any.
+        """Return the record that each of `devices` has of each of `lanes`. Thread: any.
 
-        What a ps has noted is of one instant.
+        All records of one ps are of the same instant.
 
         Raises:
             tf.errors.OpError: a ps is lost.
@@ -167,7 +168,16 @@ class Fences:
         return [[LaneRecord.of(row) for row in rows] for rows in found]
 
     def close_call(self, lane: int, number: int, devices: Sequence[str]) -> tuple[int, ...]:
-        """Do as `close_lane` for a lane of calls; return how many of one call were applied."""
+        """Close a lane of calls as `close_lane` does; return the applied pushes of one call.
+
+        Args:
+            lane: the lane.
+            number: the number of the call.
+            devices: the devices of the ps.
+
+        Returns:
+            How many pushes of that call each of `devices` applied.
+        """
         ends = [split_entry(entry) for entry in self.close_lane(lane, devices)]
         return tuple(count if last == number else 0 for last, count in ends)
 
@@ -180,7 +190,7 @@ class Fences:
 
 
 class _LaneCalls:
-    """The functions about lanes that one ps runs.
+    """The functions that one ps runs on its table of lanes.
 
     Args:
         device: the device of the ps.

@@ -1,16 +1,15 @@
-"""Flights: times in which steps run, each in a separate thread that no interrupt reaches.
+"""Flights: periods in which steps run, each in a separate thread that no interrupt reaches.
 
-Ctrl-C, and whatever a signal handler raises, comes up in the main thread, at any instant: also
-within an `except`, a `finally` or the `__exit__` of a lock that is written in Python. So the main
-thread is trusted with nothing that must be done. The thread of a `Flight` does it. It copies small
-variables to where they are fused, lets the steps run, waits until none does, and copies back.
+Python raises Ctrl-C, and the exceptions of signal handlers, in the main thread, at any instant:
+also within an `except`, a `finally` or the `__exit__` of a lock that is written in Python. So the
+main thread does no work that must be completed. The thread of a `Flight` does it. It copies small
+variables into fused storages, lets the steps run, waits until none is in flight, and copies back.
 
-A flight ends when its owner says so, and also when its owner is no longer there. The owner holds a
-`threading.Lock` in a `with` statement. Its `__exit__` is written in C, so that no interrupt cuts it
-in two, however the block ends.
+A flight ends when its owner calls `end`, or when the owner itself ends. The owner holds a
+`threading.Lock` in a `with` statement. The lock's `__exit__` is written in C, so no interrupt can
+split it, however the block ends.
 
-A thread that looks at a variable waits (`come_to_rest`) until the flights that are ending have
-landed.
+A thread that reads a variable waits (`come_to_rest`) until the flights that are ending have landed.
 """
 
 from __future__ import annotations
@@ -28,16 +27,15 @@ from kerasps.checks import time_limit
 from kerasps.errors import WorkerLostError
 from kerasps.runtime.supervision import tell_supervisor
 
-# How often a flight looks whether its owner is still there, and who waits for one whether it has
-# landed without telling. Neither is the ordinary way, which a queue tells at once.
+# How often a flight checks that its owner still exists, and a waiting thread checks that its flight
+# has not landed. Usually a queue reports either at once.
 _POLL_S = 0.1
-# An ordinary step is done by then, and a person at a prompt begins to wonder.
+# An ordinary step takes less, and a person at a prompt begins to wonder.
 _WARN_AFTER_S = 10.0
-# A lost worker that is restarted by a scheduler takes a minute or two; longer than this, someone
-# should look.
+# A scheduler restarts a lost worker within a minute or two; after this time, a person should look.
 _WORKER_TIMEOUT_S = 600.0
 
-# Those that run and those that are ending. A flight that has landed is in nobody's way.
+# The flights that run or are ending, without those that have landed.
 _in_flight: set[Flight] = set()
 
 
@@ -50,7 +48,7 @@ _STATE = _ThreadState()
 
 @contextlib.contextmanager
 def aboard() -> Iterator[None]:
-    """In this context, have this thread belong to a flight, so that it waits for none."""
+    """In this context, make this thread belong to a flight, so that it waits for no flight."""
     before, _STATE.is_aboard = _STATE.is_aboard, True
     try:
         yield
@@ -59,13 +57,13 @@ def aboard() -> Iterator[None]:
 
 
 def come_to_rest() -> None:
-    """Wait until no flight is ending. Values are in their variables then.
+    """Wait until no flight is ending. After that, values are in their variables.
 
     Thread: any. A thread of a flight does not wait.
 
     Raises:
-        WorkerLostError: a worker holds a step and has not answered for KERASPS_WORKER_TIMEOUT
-            seconds (600).
+        WorkerLostError: a worker has a step in progress and has not answered for
+            KERASPS_WORKER_TIMEOUT seconds (600).
     """
     if _in_flight and not _STATE.is_aboard:
         for flight in list(_in_flight):
@@ -74,9 +72,9 @@ def come_to_rest() -> None:
 
 
 def wait_for_flights(limit: float) -> None:
-    """Wait until no flight is in the air, for so many seconds at most. Call when all are to end.
+    """Wait until all flights have landed, for at most `limit` seconds. Call when all are ending.
 
-    Thread: any but those of flights.
+    Thread: any except those of flights.
     """
     deadline = time.monotonic() + limit
     for flight in list(_in_flight):
@@ -89,13 +87,14 @@ def worker_timeout() -> float:
 
 
 class Flight:
-    """A time in which steps run, in a separate thread.
+    """A period in which steps run, in a separate thread.
 
     Args:
-        owner: a lock that the owner holds for as long as it is there. Without it, no work begins.
-        work: called with this flight, in its thread. It brings values to where steps find them, and
-            returns when `is_over`, nothing runs any more, and the values are back.
-        holders: returns words that name who is still at work, for the message of a long wait.
+        owner: a lock that the owner holds for as long as it exists. If it is free, no work begins.
+        work: called with this flight, in its thread. It copies values to fused storages, and
+            returns when `is_over`, no step is in flight, and the values are copied back.
+        holders: returns words that name the workers with steps in progress, for the message of a
+            long wait.
     """
 
     def __init__(
@@ -105,8 +104,8 @@ class Flight:
         self._work = work
         self._holders = holders
         self._ended = False
-        # A put only wakes up who waits; the reason is asked anew each time. Queues written in C: an
-        # interrupt in the `__exit__` of a `Condition` leaves it locked.
+        # A put only wakes the waiting thread, which then checks the state. These queues are written
+        # in C: an interrupt in the `__exit__` of a `Condition` would leave it locked.
         self._for_flight: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._for_owner: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.has_landed = False
@@ -119,11 +118,11 @@ class Flight:
 
     @property
     def is_over(self) -> bool:
-        """True once nothing more may begin: the owner has said so, or has ended."""
+        """True once no more steps may begin: the owner called `end`, or has ended."""
         return self._ended or not self._owner.locked()
 
     def end(self) -> None:
-        """Allow nothing more to begin. The flight lands when nothing runs any more."""
+        """Allow no more steps to begin. The flight lands when no step is in flight."""
         self._ended = True
         self._for_flight.put(None)
 
@@ -133,8 +132,8 @@ class Flight:
         Thread: the flight's. `end` and `wake` wake it at once.
 
         Args:
-            look: called again and again.
-            has_failed: asked after each call of `look`.
+            look: called repeatedly.
+            has_failed: called after each call of `look`.
         """
         while not self.is_over:
             look()
@@ -144,19 +143,19 @@ class Flight:
                 self._for_flight.get(timeout=_POLL_S)
 
     def wake(self) -> None:
-        """Wake `wait_until_over`, which looks again."""
+        """Wake `wait_until_over`, which then calls `look` again."""
         self._for_flight.put(None)
 
     def wait(self, limit: float | None = None) -> bool:
         """Wait until the flight has landed.
 
-        Thread: any other than the flight's. Warns after 10 seconds, unless there is a limit.
+        Thread: any except the flight's. Warns after 10 seconds, unless there is a limit.
 
         Args:
             limit: the seconds to wait at most. Default None: the time that a worker may be silent.
 
         Returns:
-            Whether it has landed.
+            True if it has landed.
 
         Raises:
             WorkerLostError: without a limit, after KERASPS_WORKER_TIMEOUT seconds (600).
@@ -181,8 +180,8 @@ class Flight:
         with aboard():
             _in_flight.add(self)
             try:
-                # Asked after this flight is in the set. An owner that is gone by now and touches
-                # variables either waits for this flight, or came before it did anything.
+                # Check after adding this flight to the set. If the owner has ended by now, a read
+                # of variables either waits for this flight, or precedes all of its work.
                 if self._owner.locked():
                     self.result = self._work(self)
             except BaseException as exc:
@@ -195,13 +194,13 @@ class Flight:
     def _waiting_text(self, waited: float, timeout: float) -> str:
         return (
             f"Steps that were sent before are not done after {waited:.0f} s: {self._holders()}. "
-            "Until they are, what they change cannot be used. Expected: an answer within "
-            f"{timeout:.0f} s. Let the process go on if it was stopped (SIGCONT), or restart the "
-            "worker; set KERASPS_WORKER_TIMEOUT to wait longer."
+            "Until they are done, the variables that they change cannot be used. Expected: an "
+            f"answer within {timeout:.0f} s. Continue the worker's process if it was stopped "
+            "(SIGCONT), or restart the worker; set KERASPS_WORKER_TIMEOUT to wait longer."
         )
 
 
 def _start_thread(run: Callable[[], None]) -> None:
-    # `Thread.start` waits at a `Condition` until the thread runs. An interrupt there would leave
-    # the thread waiting for ever.
+    # `Thread.start` waits on a `Condition` until the thread runs. An interrupt there would make the
+    # thread wait for ever.
     _thread.start_new_thread(run, ())

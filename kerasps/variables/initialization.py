@@ -1,8 +1,7 @@
 """Makes initial values of some rows of a variable, without the other rows.
 
-A ps that holds a shard of a variable makes the values of its rows and of no others. They are those
-that the whole variable would have had: Keras's initializers draw from generators that are based on
-a counter, and such a generator starts anywhere.
+A ps that holds a shard of a variable makes only the values of its rows. They equal those of the
+whole variable: Keras's initializers draw from counter-based generators, which can start anywhere.
 """
 
 from __future__ import annotations
@@ -21,38 +20,37 @@ import tensorflow as tf
 from kerasps.runtime.devices import connected_devices
 from kerasps.variables.keras_random import drawn_seed, fans
 
-# Whole values larger than this are worth a warning: beside the shard itself, they fill the memory
-# of a small ps.
+# Warn about whole values larger than this: with the shard, they fill the memory of a small ps.
 LARGE_VALUE_BYTES = 1_000_000_000
 
-# Random values are made in chunks of so many bytes. Processor time was the same within a tenth from
-# 1 MB to 64 MB (2 million rows of 32 values, together or every other row); the memory beside the
-# shard is two to five times this.
+# The size of the chunks in which random values are made. Processor time was the same within a tenth
+# from 1 MB to 64 MB (2 million rows of 32 values, contiguous or every other row). The memory used
+# beyond the shard is two to five times this.
 CHUNK_BYTES = 8 << 20
 
-# The numbers that TensorFlow's kernels take from Philox (`random_distributions.h`,
-# `random_op_cpu.h`). One count of the counter gives four numbers of 32 bits. A normal that is
-# truncated draws again up to a limit, so 256 numbers are reserved for each of its values.
+# The amounts of numbers that TensorFlow's kernels take from Philox (`random_distributions.h`,
+# `random_op_cpu.h`). One count of the counter gives four numbers of 32 bits. A truncated normal
+# draws again up to a limit, so 256 numbers are reserved for each of its values.
 _NUMBERS_PER_COUNT = 4
 _NUMBERS_PER_TRUNCATED_NORMAL = 256
 _VALUES_PER_GROUP = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 2}
 
 
 class RowInitializer:
-    """Makes some rows of `initializer(shape, dtype=dtype)`, on the device that is current.
+    """Makes some rows of `initializer(shape, dtype=dtype)`, on the current device.
 
-    Made once for a variable, on the coordinator, then called once for each shard under the device
+    Create one per variable, on the coordinator, then call it once for each shard under the device
     of its ps. All shards together are one draw of the initializer: a `keras.random.SeedGenerator`
-    moves on once, as for a variable that is whole.
+    advances once, as for a whole variable.
 
-    Some initializers make their rows alone, bit for bit those of the whole: `Zeros`, `Ones`,
+    Some initializers make only the wanted rows, bit for bit those of the whole: `Zeros`, `Ones`,
     `Constant`, `RandomNormal`, `RandomUniform`, `TruncatedNormal`, `VarianceScaling` and the
     classes derived from it (Glorot, He, LeCun). The fans are those of the whole shape.
 
     Any other initializer makes the whole value for each shard, and all but the shard's rows are
-    dropped. So does a class derived from one of these with a `__call__` of its own. Such an
-    initializer must return the same value each time. Where its attribute `seed` is a
-    `SeedGenerator`, it is given the seeds of the first time again.
+    dropped. So does a derived class that overrides `__call__`. Such an initializer must return the
+    same value each time. If its attribute `seed` is a `SeedGenerator`, each call gets the same
+    seeds again.
 
     ```python
     make_rows = RowInitializer(keras.initializers.GlorotUniform(seed=1), (1000, 16), "float32")
@@ -96,7 +94,7 @@ class RowInitializer:
 
     @property
     def is_exact_by_rows(self) -> bool:
-        """True where rows are made alone; else each call makes the whole and drops the rest."""
+        """True if a call makes only its rows; else it makes the whole value and drops the rest."""
         return self._is_exact_by_rows
 
     def __call__(self, rows: range) -> tf.Tensor:
@@ -115,7 +113,7 @@ class RowInitializer:
             raise ValueError(
                 "Argument `rows` must name rows of the variable, in ascending order. Expected: a "
                 f"range within range({self._shape[0]}) with a step of 1 or more. Received: "
-                f"rows={rows!r}. Leave out rows that are not there."
+                f"rows={rows!r}. Leave out rows that do not exist."
             )
         return self._make_rows(rows)
 
@@ -130,7 +128,7 @@ _MakeRows = Callable[[range], tf.Tensor]
 
 
 def _calls(initializer: object, cls: type) -> bool:
-    """Return whether `initializer(...)` runs the very `__call__` of `cls`, and no override."""
+    """Return whether `initializer(...)` runs the `__call__` of `cls` and not an override."""
     return bool(type(initializer).__call__ is cls.__call__)
 
 
@@ -146,7 +144,7 @@ def _constant(
         return None
     value = keras.ops.cast(initializer.value, dtype)
     if not _broadcasts(value.shape, shape):
-        return None  # the whole value then says what is wrong
+        return None  # making the whole value then raises Keras's error
     by_row = len(value.shape) == len(shape) and value.shape[0] == shape[0]
 
     def make_rows(rows: range) -> tf.Tensor:
@@ -183,13 +181,13 @@ def _random(
         return None
     seed = drawn_seed(initializer.seed)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    # Three small arrays, and not a dozen scalars: each goes to the ps separately.
+    # Three small arrays instead of a dozen scalars: each is sent to the ps separately.
     start = tf.concat([key, counter], 0).numpy()
     scale_and_shift = tf.stack([distribution.scale, distribution.shift]).numpy()
     row_size = math.prod(shape[1:])
 
     def make_rows(rows: range) -> tf.Tensor:
-        # Of every n-th row, the n - 1 between are drawn too: the generator goes through them.
+        # For every n-th row, the n - 1 rows between are drawn too: the generator passes them.
         generated_row_bytes = max(1, row_size * tf.as_dtype(dtype).size) * rows.step
         rows_per_chunk = max(1, CHUNK_BYTES // generated_row_bytes)
         layout = tf.constant([rows.start, rows.step, len(rows), row_size, rows_per_chunk], tf.int64)
@@ -203,9 +201,9 @@ def _random(
 def _distribution(
     initializer: keras.initializers.Initializer, shape: tuple[int, ...], dtype: str
 ) -> _Distribution | None:
-    # Each number becomes a tensor in the way of Keras's `random.uniform` and
-    # `tf.random.stateless_normal`: they round differently (`tf.cast` goes through float32), and the
-    # values are to be the same bit for bit.
+    # Convert each number to a tensor as Keras's `random.uniform` and `tf.random.stateless_normal`
+    # do. They round differently (`tf.cast` goes through float32), and the values must be the same
+    # bit for bit.
     if _calls(initializer, keras.initializers.RandomUniform):
         return _uniform(initializer.minval, initializer.maxval, dtype)
     if _calls(initializer, keras.initializers.RandomNormal):
@@ -214,7 +212,7 @@ def _distribution(
         return _normal("TruncatedNormal", initializer.mean, initializer.stddev, dtype)
     if not _calls(initializer, keras.initializers.VarianceScaling):
         return None
-    # Not in every version of Keras that is supported, and None unless given.
+    # Some supported versions of Keras do not have these; they are None unless given.
     axes = {name: getattr(initializer, name, None) for name in ("input_axes", "output_axes")}
     fan_in, fan_out = fans(
         shape, **{name: value for name, value in axes.items() if value is not None}
@@ -246,9 +244,9 @@ def _normal(kind: str, mean: float, stddev: float, dtype: str) -> _Distribution 
 
 
 def _scalars(distribution: _Distribution) -> _Distribution | None:
-    """Return `distribution`, None where its mean or limits are arrays.
+    """Return `distribution`, or None if its mean or limits are arrays.
 
-    Keras broadcasts these, so they may differ from row to row.
+    Keras broadcasts arrays, so their values may differ from row to row.
     """
     return (
         distribution
@@ -258,10 +256,10 @@ def _scalars(distribution: _Distribution) -> _Distribution | None:
 
 
 def _value_source(kind: str, dtype: str) -> Callable[..., tf.Tensor]:
-    """Return a function that draws values of a distribution from any place of their sequence on.
+    """Return a function that draws values of a distribution, from any place in their sequence on.
 
-    The function takes the place and the number of the values (both int64 scalars), and the key and
-    the counter of the sequence (uint64, shape `[3]`). It returns a vector of `dtype`.
+    The function takes the place and the number of values (both int64 scalars), and the key and the
+    counter of the sequence (uint64, shape `[3]`). It returns a vector of `dtype`.
     """
     draw = {
         "Uniform": tf.raw_ops.StatelessRandomUniformV2,
@@ -276,7 +274,7 @@ def _value_source(kind: str, dtype: str) -> Callable[..., tf.Tensor]:
     )
 
     def values_from(index: tf.Tensor, size: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-        # The counter has 128 bits in two halves; where the lower one wraps around, one is carried.
+        # The counter has 128 bits in two halves; if the lower one wraps around, carry one.
         low, high = start[1], start[2]
         moved = low + tf.cast(index // group * counts_per_group, tf.uint64)
         counter = tf.stack([moved, high + tf.cast(moved < low, tf.uint64)])
@@ -297,9 +295,9 @@ def _value_source(kind: str, dtype: str) -> Callable[..., tf.Tensor]:
 def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
     """Return a function that makes rows of a distribution in chunks, for every shape and device.
 
-    It is a graph, whose loop writes each chunk into the result in place: beside the result there
-    are a few chunks. One operation at a time would hold the result three times, and with the `mod`
-    layout all rows between the shard's own.
+    It is a graph, whose loop writes each chunk into the result in place: memory holds the result
+    and a few chunks. Separate operations would hold the result three times, and with the `mod`
+    layout also all rows between the shard's rows.
     """
     del connected  # in the key of the cache only
     values_from = _value_source(kind, dtype)
@@ -319,7 +317,7 @@ def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
             return until, result
 
         result = tf.raw_ops.Empty(shape=tf.cast([num_rows, row_size], tf.int32), dtype=dtype)
-        # One chunk at a time, or several would be in memory.
+        # One iteration at a time, else several chunks would be in memory.
         _, result = tf.while_loop(
             lambda done, _: done < num_rows,
             write_chunk,
@@ -334,7 +332,7 @@ def _generator(kind: str, dtype: str, connected: tuple[str, ...]) -> Any:
         tf.TensorSpec([3], tf.uint64),
         tf.TensorSpec([2], dtype),
     ]
-    # Traced for no device in particular, so that one graph serves every ps.
+    # Traced without a device, so that one graph serves every ps.
     with tf.init_scope(), tf.device(None):
         return tf.function(
             generate, autograph=False, input_signature=signature
@@ -346,15 +344,16 @@ def _sliced(
 ) -> _MakeRows:
     """Return a maker of rows that makes the whole value in each call and drops the rest.
 
-    Warns above 1 GB.
+    Warn if the whole value has more than 1 GB.
     """
     num_bytes = math.prod(shape) * tf.as_dtype(dtype).size
     if num_bytes > LARGE_VALUE_BYTES:
         warnings.warn(
             "Each ps that holds a shard of this variable makes the whole initial value of "
             f"{num_bytes:,} bytes, and then drops the rows of the other shards. Expected: one of "
-            f"Keras's initializers, whose rows can be made alone. Received: {_name(initializer)} "
-            f"for shape {shape} and dtype {dtype}. Use `keras.initializers.VarianceScaling`, "
+            "Keras's initializers, which can make some rows only. Received: "
+            f"{_name(initializer)} for shape {shape} and dtype {dtype}. Use "
+            "`keras.initializers.VarianceScaling`, "
             "`RandomNormal`, `RandomUniform` or another built-in initializer, or give each ps "
             "that much memory.",
             stacklevel=3,
@@ -372,11 +371,10 @@ def _sliced(
         if tuple(whole.shape) != shape:
             raise ValueError(
                 f"The initializer {_name(initializer)} returned a value of another shape than the "
-                f"variable's. Expected: {shape}. Received: {tuple(whole.shape)}. Let it return the "
-                "shape that it is called with."
+                f"variable's. Expected: {shape}. Received: {tuple(whole.shape)}. Make it return "
+                "the shape that it is called with."
             )
-        # A slice could share the memory of the whole value, and keep it for as long as the variable
-        # lives.
+        # A slice could share the memory of the whole value, and keep it while the variable exists.
         return tf.gather(whole, tf.range(rows.start, rows.stop, rows.step))
 
     return make_rows
@@ -387,11 +385,10 @@ def _name(initializer: object) -> str:
 
 
 class _ReplayedSeeds(keras.random.SeedGenerator):
-    """Gives the seeds of a `SeedGenerator`, and after `rewind` the same ones again."""
+    """Returns the seeds of a `SeedGenerator`, and after `rewind` the same ones again."""
 
     def __init__(self, generator: keras.random.SeedGenerator) -> None:
-        # Without `super().__init__()`, which would make a variable: the state is that of
-        # `generator`.
+        # No `super().__init__()`, which would make a variable: the state is in `generator`.
         self._generator = generator
         self._drawn: list[tf.Tensor] = []
         self._num_given = 0

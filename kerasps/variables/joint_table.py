@@ -1,10 +1,10 @@
-"""The table of joints of one ps: which workers take part, and who has come to the one that is open.
+"""The table of joints of one ps: its members, and those that have pushed to the open joint.
 
-A *joint* is one synchronous update: each worker that takes part comes to it with one push. The ps
-buffers the pushes; the one that completes the joint applies the mean. Joints are numbered.
-Workers are counted here; `step/phases/joints.py` holds the buffered pushes.
+A *joint* is one synchronous update: each member, which is a worker that takes part, sends it one
+push. The ps buffers the pushes; the push that completes the joint applies the mean. Joints are
+numbered. This module counts workers; `step/phases/joints.py` holds the buffered pushes.
 
-The table is one int64 vector: the state of the joint, and behind it an entry for each lane.
+The table is one int64 vector: the state of the open joint, then an entry for each lane.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import tensorflow as tf
 from kerasps.variables.fences import OPEN_LANE
 from kerasps.variables.lane_table import NUM_LANES, place_of
 
-# The entry of a lane: 0 where it takes no part; 1 where it does and has come to no joint yet; else
-# the number of the last joint that it has come to, and 2 more.
+# The entry of a lane: 0 if it is not a member; 1 if it is one and has pushed to no joint yet; else
+# the number of the last joint that it pushed to, plus 2.
 _OUT, _NEW, _CAME = 0, 1, 2
 _NUM_COUNTS = 4
 JOINT_TABLE_SIZE = _NUM_COUNTS + NUM_LANES
 
-# Who waits for a joint takes a token from one of so many queues in turn. A token that is left over
-# is found by a later joint, whose waiter looks again; so there must be more than one.
+# A worker that waits for a joint takes a token from one of so many queues, which joints use in
+# turn. A waiter of a later joint may take a leftover token; it then checks again and waits on. So
+# there must be more than one queue.
 _NUM_GATES = 4
 
 
@@ -32,10 +33,10 @@ class JointState(NamedTuple):
     """The state of the open joint of a ps: int64 scalars.
 
     Attributes:
-        number: its number: how many were completed before.
-        members: how many workers take part.
-        arrived: how many of them have come to it.
-        contributions: how many pushes were buffered, those of workers that left included.
+        number: its number, which is the number of joints completed before.
+        members: the number of workers that take part.
+        arrived: the number of members that have pushed to it, or are excused from it.
+        contributions: the number of buffered pushes, those of workers that left included.
     """
 
     number: tf.Tensor
@@ -44,22 +45,22 @@ class JointState(NamedTuple):
     contributions: tf.Tensor
 
     def is_complete(self, num_backups: int) -> tf.Tensor:
-        """Return whether all have come that are waited for, and somebody has."""
+        """Return whether at most `num_backups` members are missing and one push has come."""
         has_any = self.arrived + self.contributions > 0
         return tf.logical_and(has_any, self.members - self.arrived <= num_backups)
 
     def next(self) -> JointState:
-        """Return the state when this joint is completed."""
+        """Return the state after this joint is completed."""
         zero = tf.zeros([], tf.int64)
         return JointState(self.number + 1, self.members, zero, zero)
 
 
 class Member(NamedTuple):
-    """The view of a table from one lane: the state, and the lane's entry.
+    """The state of the open joint, and the entry of one lane in the table.
 
     Attributes:
         state: the state of the open joint.
-        entry: what the table has of the lane.
+        entry: the lane's entry.
     """
 
     state: JointState
@@ -67,7 +68,7 @@ class Member(NamedTuple):
 
     @classmethod
     def read(cls, table: tf.Tensor, lane: tf.Tensor) -> Member:
-        """Look up a lane. Call on the ps, with its lock held."""
+        """Read the entry of a lane. Call on the ps, with its lock held."""
         places = tf.stack(_places(lane))
         *counts, entry = tf.unstack(
             tf.raw_ops.ResourceGather(resource=table, indices=places, dtype=tf.int64)
@@ -75,7 +76,7 @@ class Member(NamedTuple):
         return cls(JointState(*counts), entry)
 
     def write(self, table: tf.Tensor, lane: tf.Tensor) -> None:
-        """Write it back. Call on the ps, with its lock held."""
+        """Write state and entry to the table. Call on the ps, with its lock held."""
         tf.raw_ops.ResourceScatterUpdate(
             resource=table,
             indices=tf.stack(_places(lane)),
@@ -84,23 +85,28 @@ class Member(NamedTuple):
 
     @property
     def takes_part(self) -> tf.Tensor:
-        """True if the lane takes part."""
+        """True if the lane is a member."""
         return self.entry != _OUT
 
     @property
     def has_come(self) -> tf.Tensor:
-        """True if the lane has come to the open joint."""
+        """True if the lane has pushed to the open joint, or is excused from it."""
         return tf.equal(self.entry, self.state.number + _CAME)
 
     def is_due(self, lane: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        """Return whether a push of the lane for the joint `number` is for the open one."""
-        # The coordinator's own steps run while no worker takes part.
+        """Return whether the open joint accepts a push of the lane for the joint `number`."""
+        # Steps of the coordinator run while no worker is a member.
         is_known = tf.logical_or(self.takes_part, tf.equal(lane, OPEN_LANE))
         is_open = tf.logical_and(tf.equal(number, self.state.number), ~self.has_come)
         return tf.logical_and(is_known, is_open)
 
     def come(self, is_due: tf.Tensor, contributes: tf.Tensor) -> Member:
-        """Return what there is after a push has come, where it is due, and brings something."""
+        """Return the member after a push.
+
+        Args:
+            is_due: whether the open joint accepts the push.
+            contributes: whether the push was buffered.
+        """
         state = self.state._replace(
             arrived=self.state.arrived + tf.cast(is_due, tf.int64),
             contributions=self.state.contributions + tf.cast(contributes, tf.int64),
@@ -109,13 +115,13 @@ class Member(NamedTuple):
         return Member(state, tf.where(comes, self.state.number + _CAME, self.entry))
 
     def admitted(self) -> Member:
-        """Return what there is when the lane takes part: the open joint waits for it."""
+        """Return the member after the lane was admitted: the open joint waits for it."""
         is_new = tf.cast(~self.takes_part, tf.int64)
         state = self.state._replace(members=self.state.members + is_new)
         return Member(state, tf.maximum(self.entry, _NEW))
 
     def excused(self, number: tf.Tensor) -> Member:
-        """Return what there is when the lane takes part from joint `number` on, and not before."""
+        """Return the member after it was excused from the joints before `number`."""
         is_early = tf.logical_and(self.state.number < number, ~self.has_come)
         is_alone = tf.logical_and(
             tf.equal(self.state.members, 1), tf.equal(self.state.contributions, 0)
@@ -129,7 +135,7 @@ class Member(NamedTuple):
         return Member(state, tf.where(waits, self.state.number + _CAME, self.entry))
 
     def departed(self) -> Member:
-        """Return what there is when the lane takes part no more; what it has brought stays."""
+        """Return the member after the lane left; its buffered pushes stay."""
         state = self.state._replace(
             members=self.state.members - tf.cast(self.takes_part, tf.int64),
             arrived=self.state.arrived - tf.cast(self.has_come, tf.int64),
@@ -154,7 +160,8 @@ def release(name: str, number: tf.Tensor, num_tokens: tf.Tensor) -> None:
     Args:
         name: the name of the joints of the ps.
         number: the number of the joint.
-        num_tokens: at least as many as wait. Who finds one too many looks again, and waits on.
+        num_tokens: at least the number of workers that wait. A later waiter that takes a surplus
+            token checks again, and waits on.
     """
     tokens = tf.zeros([num_tokens], tf.bool)
 
@@ -167,7 +174,7 @@ def release(name: str, number: tf.Tensor, num_tokens: tf.Tensor) -> None:
 def wait_for(name: str, table: tf.Tensor, number: tf.Tensor) -> None:
     """Wait until the joint `number` is completed. Call on the ps, without the lock.
 
-    No thread of the ps waits.
+    The wait blocks no thread of the ps.
     """
 
     def dequeue(gate: int) -> Callable[[], None]:

@@ -1,6 +1,6 @@
 """The seed and the scale that Keras's random initializers compute before they draw.
 
-The rules are Keras's own, written again: its functions are private.
+The rules are those of Keras, written again because its functions are private.
 `tests/unit/test_keras_rules.py` compares the two.
 """
 
@@ -18,7 +18,7 @@ def drawn_seed(seed: object) -> tf.Tensor:
 
     Args:
         seed: the `seed` of a Keras initializer, an integer or a `keras.random.SeedGenerator`, which
-            moves on.
+            advances.
 
     Returns:
         An int32 tensor of shape [2].
@@ -37,12 +37,12 @@ def fans(
     input_axes: Sequence[int] | None = None,
     output_axes: Sequence[int] | None = None,
 ) -> tuple[int, int]:
-    """Return how many units a weight of `shape` connects from and to: fan in and fan out.
+    """Return the fan in and the fan out of a weight: the numbers of units that it connects.
 
     Args:
         shape: the shape of the whole variable.
         input_axes: the axes of the input units. Default: by the rank, as for Keras's layers.
-        output_axes: the axes of the output units. Both are given, or neither counts.
+        output_axes: the axes of the output units. Both are used, or neither if one is None.
     """
     if input_axes is not None and output_axes is not None:
         return (
@@ -52,6 +52,6 @@ def fans(
     if len(shape) < 2:
         size = shape[0] if shape else 1
         return size, size
-    # Of a convolution, each unit sees its whole receptive field.
+    # Each unit of a convolution sees its whole receptive field.
     field = math.prod(shape[:-2])
     return shape[-2] * field, shape[-1] * field

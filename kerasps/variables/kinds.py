@@ -1,17 +1,17 @@
-"""Kinds of variables, told by what Keras names and marks."""
+"""Recognises kinds of variables by the names and marks that Keras gives them."""
 
 from __future__ import annotations
 
 import keras
 
-# The name that `keras.layers.Embedding` gives its weight. That of a Dense layer is read whole.
+# The name that `keras.layers.Embedding` gives its weight; steps read other weights whole.
 TABLE_NAME = "embeddings"
 
 
 def is_metric_state(variable: keras.Variable) -> bool:
     """Return whether `variable` is the state of a metric.
 
-    Keras marks these, and these alone, as synchronized on read.
+    Keras marks only these as synchronized on read.
     """
     return bool(variable.synchronization == "on_read")
 
@@ -19,7 +19,7 @@ def is_metric_state(variable: keras.Variable) -> bool:
 def is_seed_state(variable: keras.Variable) -> bool:
     """Return whether `variable` is the state of a `keras.random.SeedGenerator`.
 
-    That is two integers, the seed and a counter.
+    It is two integers, the seed and a counter.
     """
     return bool(variable.name == "seed_generator_state" and tuple(variable.shape) == (2,))
 

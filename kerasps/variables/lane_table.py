@@ -1,10 +1,10 @@
-"""The table of lanes of one ps: what was applied in each, how stale it was, and the ps's clock.
+"""The table of lanes of one ps: the applied pushes of each, their staleness, and the ps's clock.
 
-The *clock* of a ps is the number of pushes that it has applied. A pull brings it, and the push that
-follows has it again. The difference is the *staleness* of the push: how many others were applied
-since the worker began to look.
+The *clock* of a ps is the number of pushes that it has applied. A pull returns the clock, and the
+push that follows sends it back. The *staleness* of the push is the difference from the current
+clock: the number of other pushes that were applied since the pull.
 
-The table is one int64 vector, so that a push looks once into it and adds once to it.
+The table is one int64 vector, so that a push reads it once and adds to it once.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-# So many lanes have a place in the table, which takes 1.2 MB of a ps. A power of two.
+# The number of lanes that have a place in the table, a power of two. The table takes 1.2 MB on a
+# ps.
 NUM_LANES = 4096
-# A lane is an int32 number: its place, and above that the number of lanes that had the place
-# before. So a push says which of them it is in.
+# A lane is an int32 number: the lower bits are its place, the higher bits the number of lanes that
+# had the place before. So lanes that reuse a place differ.
 LANES_END = 2**31
-# What a push that is not to be applied has in place of its lane.
+# The lane of a push that must not be applied.
 NO_LANE = -1
-# What a push in a closed lane ends in.
+# The error of a push in a closed lane.
 REFUSED = "kerasps: a push was refused, since its worker was given up"
-# A staleness is counted as it is up to one less than this, and together with larger ones from there
-# on: 0 to 30, and 31 or more.
+# The number of bins in which stalenesses are counted: one for each of 0 to 30, one for 31 or more.
 NUM_BINS = 32
 
-# Where the pushes in a lane are of numbered calls, those of the last call alone are counted, in so
-# many bits, and the number of that call stands above them.
+# If the pushes in a lane belong to numbered calls, only those of the last call are counted, in so
+# many lower bits; the higher bits are the number of that call.
 _BITS_OF_COUNT = 32
-# Where the numbers of a lane are, behind its first: how many pushes were applied; the sum of their
-# staleness; the largest; the lane that has the place (closed, -1 less that); how many pushes there
-# were of each staleness.
+# The offsets of a lane's numbers: the number of applied pushes; the sum of their staleness; the
+# largest staleness; the lane that has the place (-1 minus that if closed); the bins, which count
+# pushes by staleness.
 _APPLIED, _TOTAL, _LARGEST, _LANE, _BINS = 0, 1, 2, 3, 4
 _WIDTH = _BINS + NUM_BINS
 _CLOCK = NUM_LANES * _WIDTH
@@ -45,10 +45,10 @@ class LaneRecord:
     """The record that a ps keeps of the pushes in one lane.
 
     Attributes:
-        applied: how many were applied; of numbered calls, see `split_entry`.
+        applied: the number of applied pushes; for numbered calls, see `split_entry`.
         total: the sum of their staleness.
-        largest: the largest.
-        counts: of each staleness, how many pushes had it; the last entry counts larger ones too.
+        largest: the largest staleness.
+        counts: the number of pushes by staleness; the last entry includes larger ones.
     """
 
     applied: int
@@ -58,13 +58,13 @@ class LaneRecord:
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> LaneRecord:
-        """Return what `read_lanes` or `close` has read of one lane."""
+        """Return the record of the numbers that `read_lanes` or `close` returned for one lane."""
         applied, total, largest = (int(numbers[i]) for i in (_APPLIED, _TOTAL, _LARGEST))
         return cls(applied, total, largest, numbers[_BINS:])
 
 
 def new_table() -> tf.Tensor:
-    """Return a table in which nothing was applied, and the first lane of each place is open."""
+    """Return an initial table: no push is applied, and the first lane of each place is open."""
     places = tf.range(NUM_LANES, dtype=tf.int64)[:, None]
     rows = tf.pad(places, [[0, 0], [_LANE, _WIDTH - _LANE - 1]])
     return tf.pad(tf.reshape(rows, [-1]), [[0, TABLE_SIZE - _CLOCK]])
@@ -91,14 +91,14 @@ def read_clock(table: tf.Tensor) -> tf.Tensor:
 
 
 def read_lanes(table: tf.Tensor, lanes: tf.Tensor) -> tf.Tensor:
-    """Return what there is of some lanes, all at one instant. Call on the ps.
+    """Return the numbers of some lanes, all at the same instant. Call on the ps.
 
     Args:
         table: the handle of the table.
         lanes: the lanes, an int32 vector.
 
     Returns:
-        Per lane the numbers of a `LaneRecord`; zeros for one whose place another has by now.
+        The numbers of a `LaneRecord` for each lane; zeros for a lane whose place was reused.
     """
     places = place_of(lanes)[:, None] * _WIDTH + tf.range(_WIDTH)[None]
     rows = tf.raw_ops.ResourceGather(resource=table, indices=places, dtype=tf.int64)
@@ -106,7 +106,7 @@ def read_lanes(table: tf.Tensor, lanes: tf.Tensor) -> tf.Tensor:
 
 
 def _is_of(held: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
-    """Return whether what a place has noted is of a lane, open or closed."""
+    """Return whether a place, given its number at `_LANE`, belongs to a lane, open or closed."""
     lane = tf.cast(lane, tf.int64)
     return tf.logical_or(tf.equal(held, lane), tf.equal(held, -1 - lane))
 
@@ -115,7 +115,7 @@ def split_entry(applied: int) -> tuple[int, int]:
     """Return the number of the last call in a lane, and how many of its pushes were applied.
 
     Args:
-        applied: that of a `LaneRecord`.
+        applied: the `applied` of a `LaneRecord`.
     """
     return applied >> _BITS_OF_COUNT, applied & (2**_BITS_OF_COUNT - 1)
 
@@ -127,14 +127,14 @@ def apply_in_lane(
     apply: Callable[[], None],
     number: tf.Tensor | None = None,
 ) -> None:
-    """Apply a push and count it; fail where its lane is closed. Call on its ps, with the lock held.
+    """Apply a push and count it; fail if its lane is closed. Call on its ps, with the lock held.
 
     Args:
         table: the handle of the ps's table.
         lane: the lane, an int32 scalar.
-        clock: what the clock was when the worker pulled; None where it has pulled nothing here.
+        clock: the clock at the worker's pull; None if it pulled nothing from this ps.
         apply: adds the operations that apply the push.
-        number: the number of the call that the push is of, an int32 scalar from 1 on.
+        number: the number of the call that the push belongs to, an int32 scalar of at least 1.
     """
     first, one = place_of(lane) * _WIDTH, tf.constant(1, tf.int64)
     places = [first, first + _LARGEST, first + _LANE, tf.constant(_CLOCK)]
@@ -172,14 +172,14 @@ def apply_if_in_lane(
     apply: Callable[[], None],
     number: tf.Tensor | None = None,
 ) -> None:
-    """Do as `apply_in_lane`, or nothing where `lane` is `NO_LANE`."""
+    """Run `apply_in_lane`, or nothing if `lane` is `NO_LANE`."""
     tf.cond(lane == NO_LANE, lambda: None, lambda: apply_in_lane(table, lane, clock, apply, number))
 
 
 def close(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
     """Close a lane; return the numbers of its `LaneRecord`. Call with the lock held.
 
-    It may be called again. Of a lane whose place another has by now, they are zeros.
+    It may be called again. For a lane whose place was reused, it returns zeros.
     """
     first = place_of(lane) * _WIDTH
     row = tf.raw_ops.ResourceGather(
@@ -198,7 +198,7 @@ def close(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
 def open_anew(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
     """Give a lane the place of an earlier one; return 0. Call with the lock held.
 
-    It may be called again, as long as nothing was pushed in the lane.
+    It may be called again, until the first push in the lane.
     """
     row = tf.one_hot(_LANE, _WIDTH, tf.cast(lane, tf.int64), tf.zeros([], tf.int64), dtype=tf.int64)
     update = tf.raw_ops.ResourceScatterUpdate(

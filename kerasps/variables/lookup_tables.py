@@ -1,14 +1,14 @@
-"""Copies lookup tables that a step or a dataset asks to each worker, which asks its own copy.
+"""Copies lookup tables that a step or a dataset uses to each worker, which uses its copy.
 
 The table of a `StringLookup`, an `IntegerLookup` or a `TextVectorization` (a
-`tf.lookup.StaticHashTable`) lives in the process that made it. A function that captured it would
-ask that process for each batch. So the graph that a worker runs has a table with a name in place of
-the captured one. Before it runs there, the worker's table is filled: once, unless the worker came
-back empty. The content of a table travels by itself and not in graphs, so a large vocabulary makes
-no graph larger.
+`tf.lookup.StaticHashTable`) is in the process that made it. A function that captured it would call
+that process for each batch. So the graph that a worker runs has a table with a name in place of the
+captured one. Before the graph runs there, kerasps fills the worker's table: once, and again if the
+worker restarted. It sends the content of a table separately and not in graphs, so a large
+vocabulary makes no graph larger.
 
-A table that can change (`tf.lookup.experimental.MutableHashTable`, `DenseHashTable`) stays one for
-all, where it was made.
+A table that can change (`tf.lookup.experimental.MutableHashTable`, `DenseHashTable`) is not copied:
+all workers use it where it was made.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kerasps.variables.names import CALLS, NAMES
 
 _Dtypes = tuple[tf.DType, tf.DType]
 
-# By the `id` of the object that a lookup table ends with, as long as that is there.
+# By the `id` of the object that owns a lookup table, for as long as that object exists.
 _OF_ORIGINALS: dict[int, _Copies] = {}
 
 
 class LookupTables:
-    """The lookup tables that a function captured and of which workers have copies.
+    """The lookup tables that a function captured and that workers have copies of.
 
     Args:
         function: the concrete function, as it was traced.
@@ -49,7 +49,7 @@ class LookupTables:
         ]
         if not finds:
             return
-        # Tables that can change have their look-ups bound to the task where they are.
+        # The operations on tables that can change name the device of the table's task.
         dtypes = {_dtypes(node) for node in finds} - {
             _dtypes(node) for node in finds if "/job:" in node.device
         }
@@ -69,7 +69,7 @@ class LookupTables:
 
     @property
     def are_current(self) -> bool:
-        """True where no table has been replaced; a layer makes a new one when it is adapted."""
+        """True if no table was replaced; a layer makes a new table when it is adapted."""
         return all(owner() is not None for owner in self._owners)
 
     def handles(self) -> dict[int, tf.Tensor]:
@@ -82,7 +82,7 @@ class LookupTables:
         Call before a graph with `handles` runs there.
         """
         if self._tables:
-            # One call for the sizes of all: a worker that has them needs no other.
+            # One call returns the sizes of all: a worker that has them needs no further call.
             for (original, copies), size in zip(
                 self._tables.values(), fetch([self._sizes()])[0], strict=True
             ):
@@ -101,8 +101,8 @@ class LookupTables:
 class _Copies:
     """The copies of one lookup table, under one name on every worker.
 
-    They are destroyed when this object is collected. The name is given to another table then,
-    unless a copy may be left: it must not be met again.
+    They are destroyed when Python collects this object. Another table then reuses the name, unless
+    a copy may still exist: no table may find an old copy under its name.
 
     Args:
         keys: the keys in the table, which do not change.
@@ -118,7 +118,7 @@ class _Copies:
         weakref.finalize(self, _destroy_all, self._on_devices, kind, self._name).atexit = False
 
     def table(self) -> tf.Tensor:
-        """Return the table on the device at hand, empty where it is new."""
+        """Return the table on the current device; a new table is empty."""
         return tf.raw_ops.HashTableV2(
             container="",
             shared_name=self._name,
@@ -127,7 +127,7 @@ class _Copies:
         )
 
     def fill(self, original: tf.Tensor) -> None:
-        """Fill the table on the device at hand with the content of `original`."""
+        """Fill the table on the current device with the content of `original`."""
         keys, values = _contents(original, (self._key_dtype, self._value_dtype))
         table = self.table()
         self._on_devices[table.device] = table
@@ -135,20 +135,21 @@ class _Copies:
 
 
 def _copies_of(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None:
-    """Return the copies of the lookup table that a handle is of.
+    """Return the copies of the lookup table that a handle refers to.
 
     Args:
         handle: the handle of any resource.
         dtypes: pairs of dtypes of keys and values that it may have.
 
     Returns:
-        The copies, None where the resource is no table, or one that may change.
+        The copies; None if the resource is not a table, or is a table that may change.
 
     Raises:
         InputError: the table has no contents yet.
     """
-    # All functions that captured the table share the copies. A step graph that is kept has handles
-    # of tables that are gone, so it is the original that holds them, and whoever fills them.
+    # All functions that captured the table share the copies. A cached step graph keeps handles of
+    # tables that no longer exist. So the original keeps the copies alive, and the objects that
+    # fill them.
     copies: _Copies | None = handle.copies() if hasattr(handle, "copies") else None
     if copies is None:
         copies = _make_copies(handle, dtypes)
@@ -172,21 +173,21 @@ def _make_copies(handle: tf.Tensor, dtypes: Iterable[_Dtypes]) -> _Copies | None
         return None
     if isinstance(owner, tf.lookup.StaticHashTable):
         dtypes = [(owner.key_dtype, owner.value_dtype)]
-    # Where the owner is not known, neither are the dtypes. The table is asked for its contents with
-    # each pair, and any other resource answers with an error.
+    # If the owner is not known, neither are the dtypes. Try to read the contents with each pair;
+    # for a resource that is not a table this raises an error.
     for candidate in dtypes:
         try:
             with tf.init_scope():
                 keys, values = _contents(handle, candidate)
         except (tf.errors.FailedPreconditionError, tf.errors.AbortedError) as exc:
             raise InputError(
-                "A lookup table that is asked for a batch has no contents. Expected: a "
-                "vocabulary. Received: a table that was never filled. Call `adapt` or "
-                "`set_vocabulary` on each lookup layer first, or give it a `vocabulary`."
+                "A lookup table that a batch needs has no contents. Expected: a vocabulary. "
+                "Received: a table that was never filled. Call `adapt` or `set_vocabulary` on "
+                "each lookup layer first, or pass it a `vocabulary`."
             ) from exc
         except tf.errors.OpError:
             continue  # another kind of resource, or other dtypes
-        # An empty copy could not be told from one that is to be filled.
+        # No copy of an empty table: it would look like one that is not filled yet.
         return (
             _Copies(keys, values)
             if keys.shape.rank == values.shape.rank == 1 and keys.shape[0]

@@ -1,9 +1,9 @@
-"""Variables with a name on their task, by which the graph of an execution looks them up.
+"""Variables with a name on their task, by which the graph of an execution finds them.
 
-TensorFlow's own variables are anonymous: whatever reads one must be sent its handle. A call from
-the coordinator to a worker to a ps would carry one handle per variable and slot. Each handle costs
-all three some 15 microseconds per call. Ours have a name on their task, so an execution carries
-none: its graph looks them up where they are.
+TensorFlow's variables are anonymous: code that reads one needs its handle. A call from the
+coordinator to a worker to a ps would send one handle per variable and slot. Each handle costs all
+three some 15 microseconds per call. A `NamedVariable` has a name on its task, so an execution sends
+no handles: its graph finds the variables on their tasks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kerasps.variables.names import CALLS, NAMES
 
 _Returned = TypeVar("_Returned")
 
-# An initializer has up to a dozen operations, and each is a round trip where it is made on a ps: 4
-# ms in all on one machine. To make a value here and send it takes less up to some megabytes there,
-# and with a gigabit a second up to this.
+# An initializer has up to a dozen operations, and on a ps each is a round trip: 4 ms in all on one
+# machine. Making a value here and sending it takes less, up to some megabytes on one machine, and
+# up to this size with a gigabit a second.
 _SENT_BYTES = 256 << 10
 
 
@@ -65,8 +65,8 @@ class NamedVariable(_compat.ResourceVariable):
                     dtype=dtype, shape=shape, container="", shared_name=shared_name
                 )
             )
-            # TensorFlow's variables know their names by these two. The latter is never given again,
-            # not even to a variable that gets the name of another on its task.
+            # TensorFlow's variables read their names from these two. The second is never reused,
+            # not even by a variable that reuses another's name on its task.
             handle._name, handle._unique_id = f"{name}:0", uuid.uuid4().hex
             _compat.set_handle_data(handle, _compat.create_handle_data(shape, dtype))
             super().__init__(trainable=trainable, shape=shape, dtype=dtype, handle=handle)
@@ -76,13 +76,13 @@ class NamedVariable(_compat.ResourceVariable):
                 value = make_initial(initial_value, shape, dtype)
                 assign = super().assign
                 on_own_task(lambda: assign(value, read_value=False))
-            # A graph captures handles and not variables, and is asked for the variables later.
+            # A graph captures handles, but later code needs the variables of these handles.
             handle.named_variable = weakref.ref(self)
             self._own(kind)
 
     @property
     def device(self) -> str:
-        """The device that holds it; in a dry run, the one that would."""
+        """The device that holds it; in a dry run, the device that would hold it."""
         return self._absent_device or str(super().device)
 
     @property
@@ -97,22 +97,22 @@ class NamedVariable(_compat.ResourceVariable):
         return self.takes_values
 
     def _own(self, kind: Hashable) -> None:
-        # Not when this process ends: TensorFlow then takes all of the process's resources off the
-        # tasks, and some of these may be gone already.
+        # Not when this process ends: TensorFlow then removes all of the process's resources from
+        # the tasks, and some tasks may have ended already.
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
 
 
 def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -> _Returned:
-    """Call what goes to the task of a variable alone.
+    """Run a call that involves the task of a variable and no other task.
 
-    An error that a worker has sent is of something else then, which was left behind when the worker
-    was lost, and what was called has not begun (see `persist`). In a session's thread it says that
-    its worker is lost.
+    An error that comes from a worker then belongs to an earlier operation on a lost worker. So
+    `call` has not begun, and is retried (see `persist`). In a session's thread such an error means
+    that the session's worker is lost.
 
     Args:
-        call: what to do.
-        is_repeatable: whether it may be done twice: it is called again where the connection to the
-            task broke, and the task is there.
+        call: the function to run.
+        is_repeatable: whether it may run twice: it is retried if the connection to the task broke
+            and the task is alive.
 
     Raises:
         PSLostError: that task is lost.
@@ -124,10 +124,10 @@ def on_own_task(call: Callable[[], _Returned], *, is_repeatable: bool = False) -
 def make_initial(
     initial_value: Callable[[], _Returned], shape: tf.TensorShape, dtype: tf.DType
 ) -> _Returned:
-    """Make the initial value of a variable on the current device, or here where it is small.
+    """Make the initial value of a variable on the current device, or a small one in this process.
 
     Args:
-        initial_value: makes it.
+        initial_value: a function that returns it.
         shape: its shape, fully defined.
         dtype: its dtype.
 
@@ -158,7 +158,7 @@ def _wrapped(method: Callable[..., object]) -> None:
     setattr(NamedVariable, method.__name__, named)
 
 
-# Whatever reads or writes a variable ends in one of these.
+# Every read and write of a variable ends in one of these.
 for _method in (
     NamedVariable._read_variable_op,
     NamedVariable.numpy,
@@ -172,11 +172,11 @@ for _method in (
 
 
 def plain_variable(*, use_resource: bool = True, **kwargs: object) -> tf.Variable:
-    """Make the `tf.Variable` that there is without a strategy, on the current device.
+    """Make the `tf.Variable` that TensorFlow makes without a strategy, on the current device.
 
-    No variable creator is asked, whichever are active.
+    Active variable creators are not called.
     """
-    # A strategy's creator adds the argument, and there is no other kind of variable any more.
+    # A strategy's creator adds the argument; TensorFlow has no other kind of variable any more.
     del use_resource
     return _compat.ResourceVariable(**kwargs)
 
@@ -185,8 +185,8 @@ class Lookup:
     """Finds variables, and the locks of their tasks, by name, in the graph of an execution.
 
     Args:
-        captures: captured handles, some of them more than once. Those of variables with a name are
-            looked up.
+        captures: captured handles, possibly with repetitions. The handles of variables with a name
+            are found by that name.
         mutex: returns the handle of the lock of a device, given the device's name.
     """
 
@@ -203,13 +203,13 @@ class Lookup:
         self._keys = {device: [id(mutex(device)), *stored] for device, stored in by_device.items()}
 
     def __call__(self) -> dict[int, tf.Tensor]:
-        """Return the handles in the current graph, by the `id` of the handles they stand for."""
+        """Return the handles in the current graph, by the `id` of the handles they replace."""
         handles: dict[int, tf.Tensor] = {}
         for device, function in self._functions.items():
-            # TensorFlow has calls without a resource among their arguments wait for each other,
-            # across machines. A resource that nothing else uses keeps the look-ups of several tasks
-            # apart. It is the worker's, so that no task waits for another to give it; where there
-            # is one task only, it is that task's.
+            # In TensorFlow, calls without a resource argument wait for each other, across machines.
+            # A resource that nothing else uses lets the calls to several tasks run at the same
+            # time. It is on the worker, so that no task waits for another task to send it. With
+            # one task only, it is on that task.
             with tf.device(device if len(self._functions) == 1 else None):
                 token = tf.raw_ops.VarHandleOp(
                     dtype=tf.bool, shape=[], container="", shared_name=f"token of {device}"
@@ -249,9 +249,9 @@ def call_with(
 
     Args:
         handles: the handles of the current graph, by the `id` of the captured handle that each
-            stands for. A captured handle that is not in it is used itself.
+            replaces. A captured handle that is not among these keys is not replaced.
         function: the `tf.types.experimental.ConcreteFunction`.
-        captures: its `captured_inputs`, as they were when it was traced.
+        captures: its `captured_inputs` at the time of its trace.
         args: its arguments.
     """
     function.set_external_captures([handles.get(id(captured), captured) for captured in captures])
@@ -264,9 +264,9 @@ def mutex_name(device: str) -> str:
 
 
 def anonymous_handle(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-    """Return the handle of a variable that each execution of the current graph has for itself.
+    """Return the handle of a variable that each execution of the current graph creates separately.
 
-    It is freed when the execution ends.
+    TensorFlow frees it when the execution ends.
     """
     return tf.raw_ops.VarHandleOp(
         dtype=dtype, shape=shape, container="", shared_name=_compat.anonymous_name()
@@ -274,7 +274,7 @@ def anonymous_handle(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
 
 
 def _destroy(handle: tf.Tensor, kind: Hashable, shared_name: str) -> None:
-    # A destruction that was not waited for may still be on its way to the task, and would hit a new
+    # If nobody waited for the destruction, it may still be in flight, and would destroy a new
     # variable of that name.
     if destroy(handle) and CALLS.are_waited_for:
         NAMES.give_back(kind, shared_name)
@@ -283,12 +283,12 @@ def _destroy(handle: tf.Tensor, kind: Hashable, shared_name: str) -> None:
 def destroy(handle: tf.Tensor) -> bool:
     """Free the resource of a handle on its task, and return whether the task has done so.
 
-    Thread: any, at any instant. Python calls this when it collects an object, which may be in the
-    middle of TensorFlow building a graph.
+    Thread: any, at any instant. Python calls this when it collects an object, possibly while
+    TensorFlow builds a graph.
     """
-    if is_fork():  # whose parent still has the resource
+    if is_fork():  # the parent process still uses the resource
         return False
-    # The task may be gone, and the resource with it. ValueError: TensorFlow's words for a handle
+    # The task may have ended, and the resource with it. TensorFlow raises ValueError for a handle
     # that was never made.
     with (
         contextlib.suppress(tf.errors.OpError, ValueError),

@@ -1,4 +1,4 @@
-"""Names of resources on tasks. A name is given again when its resource is destroyed."""
+"""Names of resources on tasks. A name is reused after its resource is destroyed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Hashable
 
 
 class Names:
-    """Gives names to resources, and gives them again when the resources are gone.
+    """Gives names to resources, and reuses names whose resources were destroyed.
 
-    A program that asks for the same kinds in the same order is given the same names.
+    A program that claims names for the same kinds in the same order gets the same names again.
     """
 
     def __init__(self) -> None:
-        # Reentrant: Python may collect a variable, and give back its name, in the middle of
-        # anything.
+        # Reentrant: Python may collect a variable, and give back its name, at any instant, also
+        # while this thread holds the lock.
         self._lock = threading.RLock()
         self._prefix = self._new_prefix()
         self._generation = 0
@@ -42,8 +42,9 @@ class Names:
         with self._lock:
             free = self._free.get(kind)
             if free:
-                # The lowest, so that a model like the last one gets the last one's names in order,
-                # whichever order Python collected them in, and finds the graphs that have them.
+                # The lowest, so that a model like the last one gets the same names in the same
+                # order, in whatever order Python collected them. So cached graphs with these names
+                # are reused.
                 return heapq.heappop(free)[1]
             return f"{self._prefix}{next(self._numbers)}"
 
@@ -56,10 +57,10 @@ class Names:
                 )
 
     def retire(self) -> None:
-        """Give none of the names again that were given until now.
+        """Reuse none of the names that were given until now.
 
         Call when a worker was lost, or steps in flight were given up: a step that uses the names
-        may still be on its way.
+        may still be in flight.
         """
         with self._lock:
             self._prefix = self._new_prefix()
@@ -71,7 +72,7 @@ NAMES = Names()
 
 
 class _Calls(threading.local):
-    """State of the current thread: whether a call to a task has been done when it returns."""
+    """State of the current thread: True if a call to a task is complete when it returns."""
 
     are_waited_for = True
 

@@ -1,7 +1,7 @@
-"""Partitioners: say into how many shards a variable is split.
+"""Partitioners, which choose the number of shards of a variable.
 
 They are those of `tf.distribute.experimental.partitioners`, with limits that follow the number of
-ps and leave small variables whole. The sizes are TensorFlow's own arithmetic.
+ps and leave small variables whole. TensorFlow's code computes the sizes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from kerasps.checks import count
 
 _tensorflow = tf.distribute.experimental.partitioners
 
-# An estimate: 64 KiB take 50 microseconds over a network of 10 Gbit/s. A shard more is a read and
-# an update more in each step, which cost a worker and a ps about as much. Below that, splitting
-# costs more than it spreads. Biases, normalization layers and kernels below 128 × 128 stay whole.
+# An estimate: 64 KiB take 50 microseconds over a network of 10 Gbit/s. One more shard means one
+# more read and update in each step, which cost a worker and a ps about as much. For a smaller
+# variable, splitting costs more than it saves. Biases, normalization layers and kernels below
+# 128 × 128 stay whole.
 DEFAULT_MIN_BYTES = 64 << 10
 
 
@@ -29,7 +30,7 @@ class FixedShardsPartitioner(tf.distribute.experimental.partitioners.Partitioner
 
     Args:
         num_shards: the number of shards.
-        min_bytes: variables of fewer bytes stay whole. Defaults to 64 KiB; with 0 it is
+        min_bytes: variables of fewer bytes stay whole. Defaults to 64 KiB; with 0 it behaves as
             TensorFlow's partitioner.
 
     Raises:
@@ -41,7 +42,7 @@ class FixedShardsPartitioner(tf.distribute.experimental.partitioners.Partitioner
 
     def __init__(self, num_shards: int, *, min_bytes: int = DEFAULT_MIN_BYTES) -> None:
         self._num_shards = _integer(
-            "num_shards", num_shards, 1, "Pass the number of shards that a variable is split into."
+            "num_shards", num_shards, 1, "Pass the number of shards of each variable."
         )
         self._min_bytes = _integer(
             "min_bytes", min_bytes, 0, "Pass 0 to split variables of every size."
@@ -54,7 +55,7 @@ class FixedShardsPartitioner(tf.distribute.experimental.partitioners.Partitioner
 
     @property
     def min_bytes(self) -> int:
-        """The bytes below which a variable stays whole."""
+        """The number of bytes below which a variable stays whole."""
         return self._min_bytes
 
     def for_num_ps(self, num_ps: int) -> FixedShardsPartitioner:
@@ -77,8 +78,8 @@ class FixedShardsPartitioner(tf.distribute.experimental.partitioners.Partitioner
 class MinSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
     """Splits a variable into as many shards as `min_shard_bytes` and `max_shards` allow.
 
-    A shard has a row at least.
-    The limit is one shard per ps, where TensorFlow's default, 1, never splits anything.
+    Each shard has at least one row. By default there is at most one shard per ps; TensorFlow's
+    default, 1, splits nothing.
 
     ```python
     partitioner = kerasps.MinSizePartitioner(min_shard_bytes=256 << 10).for_num_ps(4)
@@ -87,9 +88,9 @@ class MinSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
     ```
 
     Args:
-        min_shard_bytes: the least bytes of a shard. Defaults to 256 KiB.
-        max_shards: the most shards of a variable. Defaults to one per ps, which the strategy fills
-            in (`for_num_ps`).
+        min_shard_bytes: the smallest size of a shard. Defaults to 256 KiB.
+        max_shards: the largest number of shards of a variable. Defaults to one per ps, which the
+            strategy fills in (`for_num_ps`).
 
     Raises:
         TypeError: an argument is not an integer.
@@ -100,24 +101,24 @@ class MinSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
 
     def __init__(self, min_shard_bytes: int = 256 << 10, max_shards: int | None = None) -> None:
         self._min_shard_bytes = _integer(
-            "min_shard_bytes", min_shard_bytes, 1, "Pass the least bytes of a shard."
+            "min_shard_bytes", min_shard_bytes, 1, "Pass the smallest size of a shard in bytes."
         )
         self._max_shards = _max_shards(max_shards, "Pass None for one shard per ps.")
 
     @property
     def min_shard_bytes(self) -> int:
-        """The least bytes of a shard."""
+        """The smallest size of a shard, in bytes."""
         return self._min_shard_bytes
 
     @property
     def max_shards(self) -> int | None:
-        """The most shards of a variable; None for one per ps."""
+        """The largest number of shards of a variable; None for one per ps."""
         return self._max_shards
 
     def for_num_ps(self, num_ps: int) -> MinSizePartitioner:
         """Return the partitioner to use on a cluster with `num_ps` ps.
 
-        It is this one where it has a limit of shards, else a copy with the limit `num_ps`.
+        It is this one if it has a limit of shards, else a copy with the limit `num_ps`.
         """
         num_ps = _integer("num_ps", num_ps, 1, "Pass the number of ps of the cluster.")
         return (
@@ -131,9 +132,9 @@ class MinSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
         shape = _known(shape)
         if self._max_shards is None:
             raise ValueError(
-                "The number of ps, which is the most shards of a variable, is not known. "
-                "Expected: a partitioner with `max_shards`, or one that `for_num_ps(num_ps)` "
-                f"returned, as a `kerasps.ParameterServerStrategy` uses. Received: {self!r}. Pass "
+                "The number of ps, which limits the number of shards, is not known. Expected: a "
+                "partitioner with `max_shards`, or one that `for_num_ps(num_ps)` returned, which "
+                f"`kerasps.ParameterServerStrategy` calls. Received: {self!r}. Pass "
                 "`max_shards`."
             )
         if not _can_split(shape, axis):
@@ -151,7 +152,7 @@ class MinSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
 class MaxSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
     """Splits a variable into as few shards as `max_shard_bytes` allows.
 
-    A shard has a row at least, however many bytes that has.
+    Each shard has at least one row, of whatever size.
 
     ```python
     partitioner = kerasps.MaxSizePartitioner(max_shard_bytes=64 << 20)
@@ -160,9 +161,9 @@ class MaxSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
     ```
 
     Args:
-        max_shard_bytes: the most bytes of a shard.
-        max_shards: the most shards of a variable, which goes before `max_shard_bytes`. Defaults to
-            no limit, which may be more shards than there are ps.
+        max_shard_bytes: the largest size of a shard.
+        max_shards: the largest number of shards of a variable; it overrides `max_shard_bytes`.
+            Defaults to no limit; then there may be more shards than ps.
 
     Raises:
         TypeError: an argument is not an integer.
@@ -173,18 +174,18 @@ class MaxSizePartitioner(tf.distribute.experimental.partitioners.Partitioner):
 
     def __init__(self, max_shard_bytes: int, max_shards: int | None = None) -> None:
         self._max_shard_bytes = _integer(
-            "max_shard_bytes", max_shard_bytes, 1, "Pass the most bytes of a shard."
+            "max_shard_bytes", max_shard_bytes, 1, "Pass the largest size of a shard in bytes."
         )
         self._max_shards = _max_shards(max_shards, "Pass None for no limit.")
 
     @property
     def max_shard_bytes(self) -> int:
-        """The most bytes of a shard."""
+        """The largest size of a shard, in bytes."""
         return self._max_shard_bytes
 
     @property
     def max_shards(self) -> int | None:
-        """The most shards of a variable; None for no limit."""
+        """The largest number of shards of a variable; None for no limit."""
         return self._max_shards
 
     def for_num_ps(self, num_ps: int) -> MaxSizePartitioner:
@@ -233,7 +234,7 @@ def _known(shape: tf.TensorShape) -> tf.TensorShape:
 
 
 def _can_split(shape: tf.TensorShape, axis: int) -> bool:
-    """Return whether there is anything to split.
+    """Return whether a variable of this shape can be split.
 
     Scalars have no axis, and TensorFlow's partitioners fail on a size of 0.
 

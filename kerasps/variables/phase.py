@@ -1,7 +1,7 @@
 """The phase of a step through which variables resolve in the current thread.
 
-Outside a step a variable is its value on a ps. While a step is traced, the tracer enters a phase,
-and the variable is whatever that phase answers: a pulled tensor, rows of it, or the storage itself.
+Outside a step, a read of a variable returns its value on a ps. While a step is traced, the tracer
+enters a phase, and the phase answers the read: with a pulled tensor, rows of it, or the storage.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from kerasps.variables import flights
 
 
 class Phase(Protocol):
-    """Answers for variables during one phase of a training step.
+    """Answers reads and writes of variables during one phase of a training step.
 
-    Thread: the one that traces. A phase is entered by `entering`, for that thread only.
+    Thread: the one that traces. `entering` enters a phase, for that thread only.
     """
 
-    # True where a variable shows no constraint, because another phase applies it.
+    # True if a variable shows no constraint, because another phase applies it.
     hides_constraints: bool
 
     def read(self, variable: keras.Variable) -> Any:
         """Return the value of `variable`: a tensor or a `tf.Variable`."""
 
     def shape(self, variable: keras.Variable) -> tf.TensorShape:
-        """Return the shape that the result of `read` has, without reading."""
+        """Return the shape of the result of `read`, without reading."""
 
     def source(self, variable: keras.Variable) -> Any:
-        """Return what a GradientTape takes gradients with respect to, without reading."""
+        """Return the source for `GradientTape.gradient`, without reading the value."""
 
     def take(self, variable: keras.Variable, ids: tf.Tensor, *, from_end: bool) -> tf.Tensor:
         """Return the rows `ids` of `variable`, of shape `ids.shape + variable.shape[1:]`.
@@ -51,10 +51,10 @@ class Phase(Protocol):
     def regularizer(
         self, variable: keras.Variable, regularizer: keras.regularizers.Regularizer | None
     ) -> Any:
-        """Return the regularizer to show for `variable`, given its own, which may be None."""
+        """Return the regularizer to show for `variable`, given the variable's regularizer."""
 
 
-# Each thread traces by itself, and only the thread of a callback has something to do before access.
+# Each thread traces separately, and only the thread of a callback has a `before_access`.
 class _ThreadState(threading.local):
     phase: Phase | None = None
     is_outside_replica: bool = False
@@ -74,7 +74,7 @@ def current_phase() -> Phase | None:
 
 @contextlib.contextmanager
 def _holding(name: str, value: object) -> Iterator[None]:
-    """In this context, hold `value` as the thread's state of that name."""
+    """In this context, set the thread's state `name` to `value`."""
     previous = getattr(_STATE, name)
     setattr(_STATE, name, value)
     try:
@@ -84,30 +84,30 @@ def _holding(name: str, value: object) -> Iterator[None]:
 
 
 def entering(new_phase: Phase | None) -> contextlib.AbstractContextManager[None]:
-    """In this context, resolve variables through `new_phase` in this thread; None: to storages."""
+    """In this context, resolve this thread's variables through `new_phase`; None for storages."""
     return _holding("phase", new_phase)
 
 
 def as_replica(num_replicas: int) -> contextlib.AbstractContextManager[None]:
-    """In this context, this thread traces one of so many replicas of a step."""
+    """In this context, this thread traces one of `num_replicas` replicas of a step."""
     return _holding("num_replicas", num_replicas)
 
 
 def num_replicas() -> int:
-    """Return how many replicas the step has that this thread traces; 1 outside a step."""
+    """Return the number of replicas of the step that this thread traces; 1 outside a step."""
     return _STATE.num_replicas
 
 
 class OutsideReplicaError(Exception):
-    """Raised in the trace of a function: it does outside a replica what needs to be in one."""
+    """Raised in the trace of a function that does outside a replica what only a replica may do."""
 
-    ag_pass_through = True  # AutoGraph would raise an error of its own instead
+    ag_pass_through = True  # else AutoGraph would raise its error instead
 
 
 def outside_replica() -> contextlib.AbstractContextManager[None]:
-    """In this context, a function is traced to be scheduled.
+    """In this context, this thread traces a function that will be scheduled.
 
-    It raises `OutsideReplicaError` where it trains, and what it calls is a part of it.
+    The trace raises `OutsideReplicaError` where the function, or a function that it calls, trains.
     """
     return _holding("is_outside_replica", True)
 
@@ -120,7 +120,7 @@ def is_outside_replica() -> bool:
 def check_replica() -> None:
     """Raise `OutsideReplicaError` in the context of `outside_replica`, unless in a phase.
 
-    Call where something is done that pushes.
+    Call before an operation that needs a push.
     """
     if is_outside_replica():
         raise OutsideReplicaError
@@ -129,8 +129,8 @@ def check_replica() -> None:
 def before_access(call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """In this context, run `call` once, just before this thread first touches a variable.
 
-    `come_to_rest` counts as such. `fit` lets steps run on during a batch callback, and waits for
-    them in `call`, only where the callback needs them done.
+    A call of `come_to_rest` counts as touching one. `fit` lets steps continue during a batch
+    callback, and waits for them, in `call`, only if the callback needs their results.
     """
     return _holding("before_access", call)
 
@@ -138,16 +138,16 @@ def before_access(call: Callable[[], None]) -> contextlib.AbstractContextManager
 def come_to_rest() -> None:
     """Wait until no step is in flight, as far as this thread can know.
 
-    Within a batch callback on `fit`'s thread it suspends the loop. Elsewhere it waits for flights
-    that are ending, and returns at once where there are none.
+    Within a batch callback on `fit`'s thread it suspends the loop. In other threads it waits for
+    flights that are ending, and returns at once if there are none.
 
     Raises:
         KeraspsError: this process was forked from a connected one.
-        WorkerLostError: a worker holds a step and has not answered for KERASPS_WORKER_TIMEOUT
-            seconds (600).
+        WorkerLostError: a worker has a step in progress and has not answered for
+            KERASPS_WORKER_TIMEOUT seconds (600).
     """
     check_not_forked()
-    # Cleared first: what `call` does touches variables too.
+    # Cleared first: `call` touches variables too.
     call, _STATE.before_access = _STATE.before_access, None
     if call is not None:
         call()
@@ -155,19 +155,19 @@ def come_to_rest() -> None:
 
 
 def note_assignment() -> None:
-    """Note that this thread assigns to a variable, outside a step."""
+    """Count an assignment of this thread to a variable, outside a step."""
     _STATE.num_assignments += 1
 
 
 def num_assignments() -> int:
-    """Return how often this thread has assigned to variables, outside steps."""
+    """Return the number of assignments of this thread to variables, outside steps."""
     return _STATE.num_assignments
 
 
 def creating_under(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
-    """In this context, have new variables of this thread belong to `strategy`.
+    """In this context, make new variables of this thread belong to `strategy`.
 
-    It goes before the strategy that is current.
+    It overrides the current strategy.
     """
     return _holding("strategy", strategy)
 

@@ -1,4 +1,4 @@
-"""Chooses the ps of each new variable, keeps account of who holds which, and reports it."""
+"""Chooses the ps of each new variable, and reports which ps holds which variables."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from kerasps.runtime.devices import ps_device
 from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.words import text_table
 
-# A variable, or a shard of one, of up to so many bytes is small: to read or update it takes less
-# time than to start the operation.
+# A variable, or a shard of one, of up to so many bytes is small: reading or updating it takes less
+# time than starting the operation.
 SMALL_BYTES = 2**18
-# So many bytes of small variables go to one ps, one after the other. To move them in a step takes
-# about as long as the messages to one more ps.
+# Small variables of up to so many bytes together go to one ps, one after the other. Sending them in
+# a step takes about as long as the messages to one more ps.
 RUN_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class LookedUp:
-    """The variables that steps read by rows only, with those that they read whole for being small.
+    """The variables that steps use by rows only: tables, and small ones that are fetched whole.
 
     Args:
-        tables: the names of those of which rows are fetched.
-        small: the names of those that are fetched whole, since they are small.
+        tables: the names of those of which steps fetch rows.
+        small: the names of those that steps fetch whole, because they are small.
         table_bytes: the bytes of the tables.
         small_bytes: the bytes of the small ones.
     """
@@ -61,8 +61,8 @@ class TaskPlacement:
     Args:
         device: the name of the ps's device.
         num_variables: the number of variables on it; a shard counts as one.
-        num_bytes: their bytes.
-        names: their names, without order.
+        num_bytes: the bytes of all of them.
+        names: their names, in no order.
     """
 
     device: str
@@ -81,7 +81,7 @@ class Placement(Sequence[TaskPlacement]):
 
     Args:
         tasks: the variables of each ps.
-        looked_up: how steps read those that they look rows up in, as far as steps were traced.
+        looked_up: the variables that steps use by rows, as far as steps were traced.
 
     Attributes:
         looked_up: as given.
@@ -138,7 +138,8 @@ class Held:
         name: its name in messages.
         ps: the index of the ps.
         num_bytes: its size.
-        is_placed: whether the ledger chose the ps. Slots, for example, go beside their variables.
+        is_placed: whether the ledger chose the ps. It does not for a slot, which goes beside its
+            variable.
     """
 
     name: str
@@ -148,19 +149,19 @@ class Held:
 
 
 class PlacementLedger:
-    """Keeps account of the variables on each ps, and chooses the ps of each new one.
+    """Records the variables on each ps, and chooses the ps of each new one.
 
     A new variable goes to the ps with the fewest bytes. A small one goes to the ps of the variable
-    that was placed before it, until 1 MiB of small ones lie there in a row: a step sends each ps
-    that it needs a message, and a message costs the same however little is in it. A large variable
-    that follows small ones may join them, since these do not count for it.
+    that was placed before it, until 1 MiB of small ones follow each other there: a step sends a
+    message to each ps that it needs, and a small message costs as much as an empty one. The choice
+    for a large variable ignores the small ones right before it, so it may go to the same ps.
     """
 
     def __init__(self, num_ps: int) -> None:
         self._num_ps = num_ps
         # By the `id` of the variable, in the order in which they were made.
         self._held: dict[int, Held] = {}
-        # Of variables that steps look rows up in: whether they are small, name and bytes.
+        # For variables that steps use by rows: whether they are small, name and bytes.
         self._looked_up: dict[int, tuple[bool, str, int]] = {}
 
     def place(self, num_bytes: int) -> int:
@@ -176,9 +177,9 @@ class PlacementLedger:
         return weights.index(min(weights))
 
     def spread(self, num_shards: int) -> list[int]:
-        """Return the ps of each of `num_shards` shards of one variable, the lightest first.
+        """Return the ps of each of `num_shards` shards of a variable, the emptiest ps first.
 
-        They are as many different ps as there are.
+        Each ps gets one shard before any gets a second.
         """
         weights = self._weights()
         by_bytes = sorted(range(self._num_ps), key=weights.__getitem__)
@@ -189,9 +190,9 @@ class PlacementLedger:
 
         Args:
             variable: the variable. One that is on no ps does not count.
-            is_placed: whether `place` or `spread` has chosen its ps.
+            is_placed: whether `place` or `spread` chose its ps.
         """
-        # In a dry run, the ps that it would be on is not there.
+        # In a dry run, the ps that would hold it does not exist.
         spec = tf.DeviceSpec.from_string(DRY_RUN.device or variable.device)
         if spec.job == "ps":
             num_bytes = math.prod(variable.shape) * variable.dtype.size
@@ -199,13 +200,13 @@ class PlacementLedger:
             self._note(variable, held)
 
     def _note(self, variable: tf.Variable, held: Held) -> None:
-        # Not the variable itself, which would never be collected.
+        # No reference to the variable, else Python would never collect it.
         self._held[id(variable)] = held
         weakref.finalize(variable, self._held.pop, id(variable), None)
 
     def _for_choice(self) -> list[Held]:
-        """Return the variables that count where the next one goes, in the order of creation."""
-        return list(self._held.values())  # Python may collect one in the middle of a loop
+        """Return the variables that affect the next choice, in the order of creation."""
+        return list(self._held.values())  # a copy: Python may collect one during a loop
 
     def _weights(self) -> list[int]:
         """Return the bytes on each ps."""
@@ -217,7 +218,7 @@ class PlacementLedger:
     def _last_run(self) -> tuple[int | None, int]:
         """Return the ps that the last variable was placed on, and the bytes of its run.
 
-        The run is what was placed there in a row since the last large variable.
+        The run is the small variables that were placed there in a row since the last large one.
         """
         ps, run_bytes = None, 0
         for held in reversed(self._for_choice()):
@@ -231,7 +232,7 @@ class PlacementLedger:
         return ps, run_bytes
 
     def note_looked_up(self, variables: Iterable[Any], *, small: bool) -> None:
-        """Note that steps look rows up in Keras variables, and whether they are whole for that."""
+        """Record that steps use Keras variables by rows, and whether they fetch them whole."""
         for variable in variables:
             num_bytes = math.prod(variable.shape) * variable.storage.dtype.size
             if id(variable) not in self._looked_up:
@@ -239,7 +240,7 @@ class PlacementLedger:
             self._looked_up[id(variable)] = (small, variable.path, num_bytes)
 
     def placement(self) -> Placement:
-        """Return the account as it is now."""
+        """Return the current placement."""
         all_held: list[list[Held]] = [[] for _ in range(self._num_ps)]
         for held in list(self._held.values()):
             all_held[held.ps].append(held)

@@ -1,4 +1,4 @@
-"""The placement of variables: by bytes, small ones together, and a slot beside its variable."""
+"""Places variables on ps tasks: by bytes, small ones together, and a slot beside its variable."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ class _Placing(threading.local):
 
 
 class Extended(_compat.ParameterServerStrategyV2Extended):
-    """Place variables: by bytes (see `PlacementLedger`); a slot beside its variable.
+    """Places variables by bytes (see `PlacementLedger`), and a slot beside its variable.
 
-    TensorFlow's strategy asks this object where a new variable goes. Methods with an underscore
-    override its own; `_compat.check_overridden` sees that they exist there.
+    TensorFlow's strategy asks this object where to put a new variable. Methods with an underscore
+    override those of TensorFlow's class; `_compat.check_overridden` checks that they exist there.
 
     Args:
         strategy: the `ParameterServerStrategy` that this belongs to.
-        cluster_resolver: as its constructor got it.
+        cluster_resolver: the argument of its constructor.
         variable_partitioner: a callable that returns the number of shards per axis, or None.
         shard_layout: `"mod"` or `"div"`.
     """
 
-    # Whether small variables may lie in others while steps run: where one process drives the steps.
+    # True if small variables may be fused while steps run: if one process drives the steps.
     may_fuse = True
-    # What drives steps on these variables (`training.Host`); None until the strategy is connected.
+    # The host that drives steps on these variables (`training.Host`); None until the strategy is
+    # connected.
     host: object = None
-    # Those that tables are made in; None where each is stored separately.
+    # The pools in which new tables are made; None if each table is stored separately.
     row_pools: RowPools | None = None
-    # In which dtype new variables travel.
+    # The dtype in which new variables are sent.
     wire_rule = WireRule()
 
     @property
@@ -78,8 +79,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self._placing = _Placing()
         self._mutexes: dict[str, tf.Tensor] = {}
         self.fences = Fences(self.mutex)
-        # What functions of custom loops need, which the strategy supplies: the stand-ins of states
-        # (`AwayStates`), and what runs one that is being traced.
+        # For functions of custom loops, supplied by the strategy: the stand-ins of states
+        # (`AwayStates`), and the function that traces a replica's function.
         self.away: Any = None
         self.replica_runner: Callable[[Callable[..., Any], Any, Any], Any] | None = None
         self._new_variable: Callable[..., NamedVariable] = NamedVariable
@@ -88,7 +89,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     def placing(self, device: str | None) -> Iterator[None]:
         """In this context, create variables whole on `device`; None lets the ledger choose.
 
-        Thread: acts on this thread alone.
+        Thread: applies to the current thread only.
         """
         placing = self._placing
         before = placing.active, placing.device
@@ -99,12 +100,12 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             placing.active, placing.device = before
 
     def shards(self, shape: tuple[int, ...], dtype: tf.DType) -> tuple[Sharding, list[str]] | None:
-        """Return the sharding of a new variable and the device of each shard; None: it is whole.
+        """Return the sharding of a new variable and the device of each shard; None if it is whole.
 
-        A slot, which is made beside its variable, is sharded as that one is.
+        A slot, which is made beside its variable, is sharded like that variable.
 
         Raises:
-            ValueError: the partitioner splits another axis than the first.
+            ValueError: the partitioner splits an axis other than the first.
         """
         beside = self._placing.beside
         if beside is not None:
@@ -136,13 +137,13 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         return pools is not None and not is_beside and pools.takes(name, shape, dtype)
 
     def next_device(self, shape: Sequence[int], dtype: tf.DType) -> str:
-        """Return the device of the ps that the next variable goes to where nobody says which."""
+        """Return the device of the ps that the ledger chooses for the next variable."""
         return ps_device(self.ledger.place(math.prod(shape) * dtype.size))
 
     def shards_beside(self, shape: tuple[int, ...], count: int) -> Sequence[Any]:
-        """Return what each of `count` shards of a new variable is a slot of.
+        """Return, for each of `count` shards of a new variable, the shard that it is a slot of.
 
-        None for each where it is made beside nothing, or beside what has another shape.
+        The entries are None if the variable is made beside none, or beside one of another shape.
         """
         beside = self._placing.beside
         if beside is None or tuple(beside.shape) != shape:
@@ -155,8 +156,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     ) -> Iterator[None]:
         """In this context, create variables beside the given one.
 
-        Beside one in shards, those of its shape are in shards alike; beside one that is whole, all
-        are whole. Thread: acts on this thread alone.
+        Beside a sharded variable, new variables of its shape are sharded like it. Beside a whole
+        one, all are whole. Thread: applies to the current thread only.
         """
         is_sharded = isinstance(colocate_with_variable, ShardedStorage)
         placing = self._placing
@@ -198,13 +199,13 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         return False
 
     def _create_var_creator(self, next_creator: Callable[..., object], **kwargs: object) -> Any:
-        # TensorFlow wraps variables for caching and aggregation; pull and push do both.
+        # TensorFlow would wrap variables for caching and aggregation, which pull and push do here.
         return next_creator
 
     def _resource_creator_scope(self) -> list[Any]:
-        # TensorFlow would put a copy of each StaticHashTable that is made in the scope on each
-        # worker, for good, whether or not it asks. `lookup_tables` brings tables, made anywhere,
-        # where they are asked, and as long as they are there.
+        # TensorFlow would copy each StaticHashTable that is made in the scope to each worker, for
+        # ever, used or not. `lookup_tables` copies tables, made anywhere, only to workers that use
+        # them, and only while they exist.
         return []
 
     def _create_variable(self, next_creator: Callable[..., object], **kwargs: Any) -> Any:
@@ -212,7 +213,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         if not placing.active:
             _compat.check_not_keras_2(kwargs.get("name"))
             beside = kwargs.get("colocate_with")
-            # Where it is in shards, these are on as many different ps as there are.
+            # The order of ps for shards: each ps once before any gets a second shard.
             placing.order = itertools.cycle(self.ledger.spread(self._num_ps))
             return (
                 self._create_on(beside.device, next_creator, kwargs)
@@ -220,8 +221,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
                 else super()._create_variable(next_creator, **kwargs)
             )
         if placing.device == COORDINATOR_CPU:
-            # Without the next creator: where no strategy is current for a while, that is the
-            # default strategy's.
+            # Without `next_creator`: if no strategy is current at the moment, that is the default
+            # strategy's.
             return self._create_on(placing.device, plain_variable, kwargs)
         if placing.device is not None:
             device = placing.device
@@ -249,9 +250,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         )
 
     def before_steps(self, variables: Iterable[ParameterServerVariable]) -> None:
-        """Note that steps are about to use these `ParameterServerVariable`s.
+        """Take note that steps are about to use these `ParameterServerVariable`s.
 
-        One process makes variables here, and they have their values when they are made.
+        This class does nothing: one process makes variables, each with its initial value.
         """
 
     def _create_on(
@@ -270,8 +271,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     def _create_variable_round_robin(
         self, next_creator: Callable[..., object], **kwargs: object
     ) -> Any:
-        # TensorFlow's name for the method that picks a ps; in turn whatever the size there, by
-        # bytes here.
+        # TensorFlow's name for the method that picks a ps. TensorFlow takes them in turn whatever
+        # the size; kerasps goes by bytes.
         return self._create_on(ps_device(next(self._placing.order)), next_creator, kwargs)
 
     def _update(
@@ -282,15 +283,15 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         kwargs: Mapping[str, object],
         group: bool,
     ) -> Any:
-        # Keras applies weight decay through this; during a push the storage is at hand and needs no
-        # placing.
+        # Keras applies weight decay through this. A push runs on the ps of the storage already, so
+        # nothing needs placing.
         if group and not isinstance(var, ShardedStorage):
             return super()._update(var, fn, args, kwargs, group)
         return fn(var, *args, **kwargs)
 
 
 def _without_colocation() -> contextlib.AbstractContextManager[Any]:
-    """Leave the colocation scopes of a graph that is being built: they would go before a device."""
+    """Leave the colocation scopes of a graph that is being built, which override a device scope."""
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     graph: Any = tf.compat.v1.get_default_graph()
@@ -298,7 +299,7 @@ def _without_colocation() -> contextlib.AbstractContextManager[Any]:
 
 
 def _local(values: object) -> Any:
-    """Return arguments with each value of several replicas as that of the only one."""
+    """Return arguments with each per-replica value replaced by that of the only replica."""
     return tf.nest.map_structure(
         lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v, values
     )

@@ -1,4 +1,4 @@
-"""Rows of a storage that tables share, in the place of a variable for each table."""
+"""Rows of a storage that tables share, which replace a variable for each table."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
 
 
 class PooledRows(TensorLike):
-    """Some rows of a variable on a ps, in the place of a `tf.Variable` with these rows.
+    """Some rows of a variable on a ps, in place of a `tf.Variable` with these rows.
 
-    Whatever reads or writes it, by all rows or by some, sees no others. Indices count from its
-    first row; those out of its range are an error, as they are for a variable.
+    Reads and writes, of all rows or of some, affect no rows of other tables. Indices count from its
+    first row; an index out of its range is an error, as for a variable.
 
     Args:
         holder: the variable that holds them.
-        rows: which of its rows they are.
-        pool: what has made them; they keep it.
+        rows: their places in the holder.
+        pool: the pool that made them; they keep it alive.
         trainable: as for `tf.Variable`.
         name: the name in messages; need not be unique.
 
     Attributes:
         holder: as given.
-        begin: the first of its rows.
+        begin: the place of the first row in the holder.
         pool: as given.
-        takes_values: whether what this process assigns outside of steps is written.
-        watched: the holder twice more: some of these rows are read as from the one, all of them as
-            from the other. By these a GradientTape knows them from others.
+        takes_values: whether values that this process assigns outside of steps are written.
+        watched: two more variables with the holder's storage: reads of some rows go through the
+            first, reads of all rows through the second. A GradientTape tells these rows from those
+            of other tables by these variables.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PooledRows(TensorLike):
         self._by_rows, self._as_whole = self.watched
 
     def _make_view(self) -> tf.Variable:
-        """Return another variable that is the holder."""
+        """Return another variable with the holder's storage."""
         holder = self.holder
         with tf.device(self.device):
             handle = tf.raw_ops.VarHandleOp(
@@ -67,7 +68,7 @@ class PooledRows(TensorLike):
             )
         handle._name, handle._unique_id = self._name, self._unique_id
         _compat.set_handle_data(handle, _compat.create_handle_data(holder.shape, holder.dtype))
-        # A graph that captures it finds the holder by its name.
+        # A graph that captures the handle finds the holder by its name.
         handle.named_variable = weakref.ref(holder)
         return _compat.ResourceVariable(
             trainable=self.trainable, shape=holder.shape, dtype=holder.dtype, handle=handle
@@ -111,11 +112,11 @@ class PooledRows(TensorLike):
         )
 
     def _read(self, view: tf.Variable, places: tf.Tensor) -> tf.Tensor:
-        """Return rows of the holder, read as from one of `watched`."""
+        """Return rows of the holder, read through one of `watched`."""
         if tf.executing_eagerly():
             return view.sparse_read(places)
-        # A graph has operations on one handle wait for each other, and this is not that of what
-        # writes.
+        # In a graph, operations on one handle run in order, but writes use the holder's handle and
+        # not the view's. So use the holder's handle before and after the read.
         with tf.control_dependencies([self._touch()]):
             rows = view.sparse_read(places)
         with tf.control_dependencies([rows]):
@@ -139,7 +140,7 @@ class PooledRows(TensorLike):
             self._add(value)
             return self
         if self._adder is None:
-            # By itself, the operation finds no shape in a handle of another machine.
+            # Outside a function, the operation finds no shape in a handle of another machine.
             self._adder = tf.function(self._add, autograph=False)
         adder = self._adder
 
@@ -158,7 +159,7 @@ class PooledRows(TensorLike):
                 updates=value,
                 use_locking=True,
             )
-            # A remote call that returns nothing is not waited for.
+            # TensorFlow does not wait for a remote call that returns nothing.
             return tf.constant(0)
 
     def assign_sub(self, value: object, *unused: object, **unused_too: object) -> PooledRows:
@@ -174,7 +175,7 @@ class PooledRows(TensorLike):
         return self._scatter(tf.raw_ops.ResourceScatterSub, slices)
 
     def scatter_update(self, slices: tf.IndexedSlices) -> PooledRows:
-        """Put slices in the place of their rows."""
+        """Set rows to the values of slices."""
         return self._scatter(tf.raw_ops.ResourceScatterUpdate, slices)
 
     def _scatter(self, operation: Callable[..., object], slices: tf.IndexedSlices) -> PooledRows:
@@ -192,11 +193,11 @@ class PooledRows(TensorLike):
         by_rows: tf.Tensor | tf.IndexedSlices | None,
         as_whole: tf.Tensor | tf.IndexedSlices | None,
     ) -> Any:
-        """Return the gradient of these rows; None where there is none.
+        """Return the gradient of these rows; None if there is none.
 
         Args:
-            by_rows: what a GradientTape has found for the first of `watched`.
-            as_whole: for the second.
+            by_rows: the gradient that a GradientTape returned for the first of `watched`.
+            as_whole: that for the second.
         """
         if as_whole is None:
             return None if by_rows is None else self._own_slices(by_rows)
@@ -204,7 +205,7 @@ class PooledRows(TensorLike):
         return dense if by_rows is None else dense + tf.convert_to_tensor(self._own_slices(by_rows))
 
     def _own_slices(self, gradient: tf.Tensor | tf.IndexedSlices) -> Any:
-        """Return a gradient of the holder that has none but these rows as one of them."""
+        """Return a gradient of the holder, which is of these rows only, as one of these rows."""
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient[self.begin : self.begin + self._num_rows]
         places = gradient.indices - tf.constant(self.begin, gradient.indices.dtype)
@@ -220,7 +221,7 @@ class PooledRows(TensorLike):
         """Return the places of the rows `indices` in the holder.
 
         Raises:
-            tf.errors.InvalidArgumentError: they are out of range: the rows there are another's.
+            tf.errors.InvalidArgumentError: one is out of range, where another table may have rows.
         """
         indices = tf.convert_to_tensor(indices)
         with tf.device(self.device):
@@ -234,7 +235,7 @@ class PooledRows(TensorLike):
                     tf.boolean_mask(indices, ~is_in_range),
                 ],
             )
-            # Done already where there is no graph.
+            # Without a graph, the check has run already, and `check` is None.
             with tf.control_dependencies([check] if check is not None else []):
                 return tf.identity(indices) + self.begin
 
@@ -256,7 +257,7 @@ def held_by(storage: tf.Variable | PooledRows) -> tuple[Any, int]:
     """Return the `tf.Variable` that holds the rows of a shard, and the place of the first of them.
 
     Args:
-        storage: a `tf.Variable`, which holds its own, or `PooledRows`.
+        storage: a `tf.Variable`, which is returned, or `PooledRows`.
     """
     if isinstance(storage, PooledRows):
         return storage.holder, storage.begin

@@ -1,11 +1,11 @@
 """Storages that tables share: on each ps one for tables of a kind, and one for each of their slots.
 
-An operation on a table of a few megabytes costs a ps more to start than to do. So tables whose rows
-have one shape and dtype lie end to end: rows of several are handed out, updated and written at
-once. A storage is made with room for many tables. Its memory is not initialized, and the system
-gives it to the ps where and when it is written first. A table stays where it is made, since
-functions know its storage by a handle; its slots lie at the same places in storages beside that.
-Nothing of this is seen but by who asks for the storage of a variable.
+Starting an operation on a table of a few megabytes costs a ps more than running it. So tables whose
+rows have one shape and dtype are stored end to end, and one operation reads, updates or writes rows
+of several. A storage has room for many tables. Its memory is not initialized: the operating system
+allocates each page when the ps first writes to it. A table never moves, since functions refer to
+its storage by a handle. Its slots have the same places in storages of the same size. Only code that
+reads the storage of a variable sees this.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from kerasps.variables.named import NamedVariable, on_own_task
 from kerasps.variables.names import NAMES
 from kerasps.variables.pooled_rows import PooledRows
 
-# To read or write such a storage as a whole takes longer than a variable: it goes row by row. What
-# is larger is worth an operation of its own.
+# Reading or writing a whole table takes longer in such a storage than in a variable: it goes row by
+# row. So a larger table is stored separately.
 MAX_TABLE_BYTES = 16 << 20
 POOL_BYTES = 128 << 20
-# So many tables of a kind are stored separately. Few gain nothing, and most models have few.
+# This many tables of a kind are stored separately before others share a storage. Most models have
+# few tables, and few gain nothing by sharing.
 NUM_APART = 3
 
 _NUMBERS = itertools.count(1)
@@ -40,8 +41,9 @@ class _Range:
     """Rows that a table has, or had.
 
     Attributes:
-        stop: the row behind the last.
-        holds: what is there: the dtype and the number of the values (0) and of each slot.
+        stop: the row after the last.
+        holds: the values in these rows, as pairs of a dtype and a number: 0 for the table, 1 and
+            more for its slots.
     """
 
     stop: int
@@ -58,8 +60,8 @@ class RowPool:
         trainable: whether gradients are taken with respect to them.
 
     Attributes:
-        kind: what all of its tables have in common.
-        number: tells the pools of this process apart, in the order in which they were made.
+        kind: the properties that all of its tables have in common.
+        number: the number of this pool among those of this process, in the order of creation.
     """
 
     def __init__(
@@ -71,23 +73,23 @@ class RowPool:
         self._num_rows = POOL_BYTES // _row_bytes(row_shape, dtype)
         self._holders: dict[tuple[tf.DType, int], NamedVariable] = {}
         self._ranges: dict[int, _Range] = {}
-        # What is there no more. Python may collect rows in the middle of anything, in any thread,
-        # so nothing else is done then.
+        # Rows to free. Python may collect rows at any instant, in any thread, so the finalizer
+        # only appends to this.
         self._left: deque[tuple[int, tuple[tf.DType, int]]] = deque()
 
     @property
     def is_open(self) -> bool:
-        """True while rows that were given back may be given again.
+        """True while freed rows may be reused.
 
-        False once steps were given up: their pushes may still be in flight, and write to them.
+        False once steps were given up: their pushes may still be in flight and write to the rows.
         """
         return self._generation == NAMES.generation
 
     def add(self, num_rows: int, name: str) -> PooledRows | None:
-        """Return the rows of a new table, at the first place with room; None where there is none.
+        """Return the rows of a new table, at the first place with room; None if there is no room.
 
         Args:
-            num_rows: how many.
+            num_rows: the number of rows.
             name: its name in messages.
         """
         self._settle()
@@ -103,7 +105,7 @@ class RowPool:
         return self._hold(begin, (dtype, 0), name, trainable=trainable)
 
     def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
-        """Return the rows of a new slot of a table; None where the slot is stored separately.
+        """Return the rows of a new slot of a table; None if the slot must be stored separately.
 
         Args:
             rows: the rows of the table.
@@ -158,21 +160,21 @@ class RowPool:
 
 
 class RowPools:
-    """The pools of a strategy, as long as a table is in them.
+    """The pools of a strategy. A pool lives as long as a table is in it.
 
     Args:
-        table_min_bytes: the strategy's argument of that name. What is smaller is no table.
+        table_min_bytes: the strategy's argument of that name. A smaller variable is not a table.
     """
 
     def __init__(self, table_min_bytes: int) -> None:
         self._table_min_bytes = table_min_bytes
         self._lock = threading.Lock()
         self._pools: list[weakref.ref[RowPool]] = []
-        # Of each kind, by the `id`, the tables that are stored by themselves.
+        # Of each kind, the `id`s of the tables that are stored separately.
         self._apart: dict[Hashable, set[int]] = {}
 
     def takes(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> bool:
-        """Return whether a new variable is taken for a table that may share a storage."""
+        """Return whether a new variable counts as a table that may share a storage."""
         return (
             name == TABLE_NAME
             and len(shape) > 1
@@ -183,7 +185,7 @@ class RowPools:
     def add(
         self, device: str, shape: tuple[int, ...], dtype: tf.DType, *, trainable: bool, name: str
     ) -> PooledRows | None:
-        """Return rows for a new table, or a shard of one; None where it is stored separately."""
+        """Return rows for a new table, or a shard of one; None if it is stored separately."""
         num_rows, *row_shape = shape
         if math.prod(shape) * dtype.size > MAX_TABLE_BYTES or not num_rows:
             return None
@@ -203,7 +205,7 @@ class RowPools:
             return rows
 
     def keep_apart(self, variable: tf.Variable) -> None:
-        """Note that a table, or a shard of one, is stored separately."""
+        """Record that a table, or a shard of one, is stored separately."""
         row_shape = tuple(variable.shape[1:])
         kind = str(variable.device), row_shape, variable.dtype, variable.trainable
         with self._lock:
@@ -212,27 +214,27 @@ class RowPools:
         weakref.finalize(variable, apart.discard, id(variable)).atexit = False
 
     def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
-        """Return rows for a new slot of a table in a pool; None where it is stored separately."""
+        """Return rows for a new slot of a table in a pool; None if it is stored separately."""
         with self._lock:
             return rows.pool.add_slot(rows, dtype, name)
 
     def _open_pools(self, kind: Hashable) -> list[RowPool]:
-        """Return the pools of a kind that new tables may be in."""
+        """Return the pools of a kind that accept new tables."""
         alive = [(ref, pool) for ref in self._pools if (pool := ref()) is not None]
         self._pools = [ref for ref, _ in alive]
         return [pool for _, pool in alive if pool.kind == kind and pool.is_open]
 
 
 def _take_memory(holder: NamedVariable) -> None:
-    """Give a variable memory that nobody has written to."""
+    """Give a variable memory that is not written to yet."""
 
-    # In a function, which keeps nothing of the value: to a value that two have, TensorFlow's
-    # operations on rows would make a copy.
+    # In a function, which keeps no reference to the value: TensorFlow's operations on rows copy a
+    # value that has two references.
     def fill() -> tf.Tensor:
         with tf.device(holder.device):
             value = tf.raw_ops.Empty(shape=holder.shape, dtype=holder.dtype, init=False)
             tf.raw_ops.AssignVariableOp(resource=holder.handle, value=value)
-            # A remote call that returns nothing is not waited for.
+            # TensorFlow does not wait for a remote call that returns nothing.
             return tf.constant(0)
 
     with tf.device(holder.device):

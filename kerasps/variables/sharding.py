@@ -18,11 +18,11 @@ class Sharding:
     """The assignment of rows (entries of the first axis) of a variable to shards.
 
     Args:
-        num_rows: the rows of the variable.
-        num_shards: the shards, at most `num_rows`.
-        layout: `"div"` gives each shard a contiguous range of rows. Where it does not come out
-            even, the first shards have one more, as in TensorFlow. `"mod"` deals the rows out in
-            turn, so that ids sorted by frequency spread evenly. The words are those of
+        num_rows: the number of rows of the variable.
+        num_shards: the number of shards, at most `num_rows`.
+        layout: `"div"` gives each shard a contiguous range of rows. If the rows do not divide
+            evenly, the first shards get one more each, as in TensorFlow. `"mod"` assigns the rows
+            in turn, so that ids sorted by frequency spread evenly. The names are those of
             `tf.nn.embedding_lookup`'s `partition_strategy`.
     """
 
@@ -42,11 +42,11 @@ class Sharding:
 
         Args:
             shard: the index of the shard.
-            rows: rows of the variable, with a step of 1. In any shard such rows are contiguous.
+            rows: rows of the variable, with a step of 1. In each shard such rows are contiguous.
         """
         shard_rows = self.rows(shard)
-        # Both are divided rounding up: the shard's first row at or behind the start, and its first
-        # at or behind the end. The second may be less where the shard has none of the rows.
+        # Both divisions round up: to the shard's first row at or after the start, and to its first
+        # at or after the end. The second may be less if the shard has none of the rows.
         first = max(0, -((shard_rows.start - rows.start) // shard_rows.step))
         until = max(
             first, min(len(shard_rows), -((shard_rows.start - rows.stop) // shard_rows.step))
@@ -64,7 +64,7 @@ class Sharding:
         return value[rows.start : rows.stop : rows.step]
 
     def join(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the whole value, from the values of the shards in order."""
+        """Return the whole value, given the values of the shards in order."""
         if self.layout == "div":
             return tf.concat(shards, 0)
         return tf.dynamic_stitch(
@@ -77,8 +77,8 @@ class Sharding:
         if self.layout == "mod":
             return tf.cast(ids % self.num_shards, tf.int32), ids // self.num_shards
         base, extra = divmod(self.num_rows, self.num_shards)
-        # The first `extra` shards have a row more. Each quotient is right for shards of one height,
-        # and never too high for the others, so the larger of the two is right.
+        # The first `extra` shards have one more row. Each quotient is correct for shards of one
+        # height and never too high for the others, so the larger of the two is correct.
         shard = tf.maximum(ids // (base + 1), (ids - extra) // base)
         return tf.cast(shard, tf.int32), tf.where(
             shard < extra, ids % (base + 1), (ids - extra) % base
@@ -86,12 +86,12 @@ class Sharding:
 
 
 class ShardedStorage(TensorLike):
-    """The storage of a variable as shards on ps tasks. Reading it puts the whole value together.
+    """The storage of a variable as shards on ps tasks. Reading it joins the values of the shards.
 
     Args:
-        shards: a `tf.Variable` per shard, or `PooledRows`. A variable that is whole and shares a
-            storage with others has one shard.
-        sharding: says which rows each of them has.
+        shards: a `tf.Variable` per shard, or `PooledRows`. A whole variable that shares a storage
+            with others has one shard.
+        sharding: the `Sharding`, which says which rows each of them has.
         name: the name in messages.
     """
 
@@ -101,7 +101,8 @@ class ShardedStorage(TensorLike):
         self.shards = tuple(shards)
         self.sharding = sharding
         self._name = name
-        # Optimizers know a variable by it. Not that of the first shard, which is a variable too.
+        # Optimizers identify a variable by it. It differs from that of the first shard, which is a
+        # variable too.
         self._unique_id = f"{self.shards[0]._unique_id}_sharded"
 
     @property
@@ -130,7 +131,7 @@ class ShardedStorage(TensorLike):
 
     @property
     def trainable(self) -> bool:
-        """True where gradients are taken with respect to it."""
+        """True if gradients are taken with respect to it."""
         return bool(self.shards[0].trainable)
 
     def read_value(self) -> tf.Tensor:
@@ -145,7 +146,7 @@ class ShardedStorage(TensorLike):
         flat = tf.reshape(indices, [-1])
         shard, place = self.sharding.locate(flat)
         count = len(self.shards)
-        # Each shard is asked once, for its rows only; `order` says where they go in the result.
+        # One read per shard, of its rows only; `order` says where they go in the result.
         order = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
         places = tf.dynamic_partition(place, shard, count)
         rows = tf.dynamic_stitch(
@@ -180,7 +181,7 @@ class ShardedStorage(TensorLike):
         return self._scatter("scatter_sub", slices)
 
     def scatter_update(self, slices: tf.IndexedSlices) -> ShardedStorage:
-        """Put slices in the place of their rows."""
+        """Set rows to the values of slices."""
         return self._scatter("scatter_update", slices)
 
     def _scatter(self, method: str, slices: tf.IndexedSlices) -> ShardedStorage:
@@ -197,14 +198,14 @@ class ShardedStorage(TensorLike):
 
     @property
     def watched(self) -> list[Any]:
-        """The variables by which a GradientTape knows each shard: one, or two."""
+        """The variables that a GradientTape watches for each shard: one, or a list of two."""
         return [s.watched if isinstance(s, PooledRows) else s for s in self.shards]
 
     def joined_gradient(self, gradients: Sequence[Any]) -> Any:
-        """Return the gradient with respect to the whole, from those with respect to `watched`.
+        """Return the gradient with respect to the whole, given those with respect to `watched`.
 
-        It is None where they are None. `tf.IndexedSlices` of the shards become `tf.IndexedSlices`
-        of the whole, whose indices are rows of the variable.
+        Return None if all of them are None. `tf.IndexedSlices` of the shards become
+        `tf.IndexedSlices` of the whole, whose indices are rows of the variable.
         """
         gradients = [
             shard.own_gradient(*gradient) if isinstance(shard, PooledRows) else gradient
@@ -212,7 +213,7 @@ class ShardedStorage(TensorLike):
         ]
         if all(gradient is None for gradient in gradients):
             return None
-        # A dense gradient of one shard makes that of the whole dense: no form holds both.
+        # A dense gradient of one shard makes that of the whole dense: no type represents a mixture.
         if any(not isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             return self.sharding.join([tf.convert_to_tensor(gradient) for gradient in gradients])
         rows = [self.sharding.rows(shard) for shard in range(len(self.shards))]
@@ -228,7 +229,7 @@ class ShardedStorage(TensorLike):
         )
 
     def get_shape(self) -> tf.TensorShape:
-        """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
+        """Return the shape, as a `tf.Variable` does; lookups in several variables call this."""
         return self.shape
 
     def _serialize_to_tensors(self) -> dict[str, WholeValue]:
@@ -245,9 +246,9 @@ class ShardedStorage(TensorLike):
 
 
 class WholeValue(_compat.CheckpointCallable):
-    """The value of a sharded storage as a checkpoint holds it: one tensor under one key.
+    """The value of a sharded storage in a checkpoint: one tensor under one key.
 
-    Whoever writes checkpoints recognises it, and writes `storage` in chunks.
+    The writer of checkpoints recognises this class and writes `storage` in chunks.
     """
 
     def __init__(self, storage: ShardedStorage) -> None:
@@ -258,20 +259,20 @@ class WholeValue(_compat.CheckpointCallable):
 def shards_of(
     storage: tf.Variable | ShardedStorage | PooledRows,
 ) -> tuple[tf.Variable | PooledRows, ...]:
-    """Return the shards of a storage; a whole variable is its own and only shard."""
+    """Return the shards of a storage; the only shard of a whole variable is that variable."""
     return storage.shards if isinstance(storage, ShardedStorage) else (storage,)
 
 
 def from_start(ids: tf.Tensor, num_rows: int | tf.Tensor) -> tf.Tensor:
-    """Return ids of which negative ones count from the end as those that count from the start.
+    """Return `ids` with negative ones, which count from the end, made to count from the start.
 
     Args:
         ids: integers of any shape.
-        num_rows: how many rows there are; a tensor where ids differ in that, then of `ids`' dtype.
+        num_rows: the number of rows; a tensor of `ids`' dtype if it differs between ids.
     """
     if ids.dtype.is_unsigned:
         return ids
     # A narrower type may not hold the number of rows.
     ids = tf.cast(ids, tf.int32) if ids.dtype.size < 4 else ids
-    # What is out of range stays as it was given, for the error that names it.
+    # An id that is out of range is not changed, so that the error names it.
     return tf.where((ids < 0) & (ids >= -num_rows), ids + num_rows, ids)

@@ -1,4 +1,4 @@
-"""Shards: what variables consist of on ps tasks."""
+"""Shards, the parts of variables on ps tasks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kerasps.variables.variable import ParameterServerVariable
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One shard of a variable: the `index`-th. A whole variable is its own and only shard."""
+    """One shard of a variable: the `index`-th. A whole variable has one shard."""
 
     variable: ParameterServerVariable
     index: int
 
     def __eq__(self, other: object) -> bool:
-        # Variables compare element by element, so they are told apart by identity.
+        # `==` compares variables element by element, so compare their identity.
         return isinstance(other, Shard) and (
             self.variable is other.variable and self.index == other.index
         )
@@ -42,7 +42,7 @@ class Shard:
         return tf.TensorSpec(self.storage.shape, self.storage.dtype)
 
     def of(self, value: tf.Tensor) -> tf.Tensor:
-        """Return this shard of a value of the whole variable."""
+        """Return the rows of this shard from a value of the whole variable."""
         sharding = self.variable.sharding
         return value if sharding is None else sharding.rows_in(value, self.index)
 

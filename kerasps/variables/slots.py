@@ -10,7 +10,7 @@ import keras
 from kerasps.errors import UnsupportedError
 from kerasps.variables.variable import ParameterServerVariable
 
-# Shared state travels with every push to every ps, so it must be small; Keras's own is at most
+# Every push to every ps contains the shared state, so it must be small; in Keras it is at most
 # three scalars.
 MAX_SHARED_ELEMENTS = 1024
 
@@ -18,7 +18,7 @@ MAX_SHARED_ELEMENTS = 1024
 def optimizers_of(model: keras.Model) -> list[Any]:
     """Return all optimizers of a model.
 
-    They are the compiled one, those that it wraps, and those that a custom model keeps as
+    They are the compiled optimizer, those that it wraps, and those that a custom model has as
     attributes, also in containers.
     """
     found: dict[int, Any] = {}
@@ -44,9 +44,9 @@ def optimizers_of(model: keras.Model) -> list[Any]:
 
 
 def shared_state(optimizer: keras.optimizers.Optimizer) -> list[ParameterServerVariable]:
-    """Return the optimizer's variables that are no slots: the iterations, a product of momenta.
+    """Return the optimizer's variables that are not slots: the iterations, a product of momenta.
 
-    The variables of an optimizer that it wraps are not among them.
+    The variables of an optimizer that it wraps are not included.
     """
     others = {id(slot) for per_variable in slots_of(optimizer) for slot in per_variable}
     others.update(
@@ -58,8 +58,8 @@ def shared_state(optimizer: keras.optimizers.Optimizer) -> list[ParameterServerV
 def slots_of(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
     """Return the slots of each variable that the optimizer was built with, in that order.
 
-    Keras optimizers keep a slot per variable in lists that run parallel to the variables. Their
-    names differ from optimizer to optimizer, so every list of that length is looked at.
+    Keras optimizers keep a slot per variable in lists parallel to the list of variables. The names
+    of these lists differ between optimizers, so this function reads every list of that length.
     """
     count = len(optimizer._trainable_variables)
     slots: list[list[keras.Variable]] = [[] for _ in range(count)]
@@ -79,11 +79,11 @@ def slots_of(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]
 def check_optimizer(
     optimizer: keras.optimizers.Optimizer, trainable: Sequence[keras.Variable] = ()
 ) -> None:
-    """Raise `UnsupportedError` where a variable cannot live on a ps.
+    """Raise `UnsupportedError` if a variable cannot be on a ps.
 
     Args:
-        optimizer: its variables are checked.
-        trainable: the variables that it trains, which are checked too.
+        optimizer: the optimizer whose variables to check.
+        trainable: the variables that it trains, to check too.
     """
     for variable in [*trainable, *optimizer.variables]:
         if not isinstance(variable, ParameterServerVariable):
@@ -98,10 +98,10 @@ def check_optimizer(
 def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
     """Move each slot beside its variable. Call before a step is traced.
 
-    Optimizers that make slots in their own way may leave them on another ps.
+    Optimizers that do not use Keras's method to make slots may leave them on another ps.
 
     Returns:
-        True where a slot was moved.
+        True if a slot was moved.
 
     Raises:
         UnsupportedError: the optimizer has large state that belongs to no one variable.
@@ -112,7 +112,7 @@ def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
             if isinstance(slot, ParameterServerVariable) and not slot.lies_beside(variable):
                 slot.move_to(variable)
                 has_moved = True
-    # After the slots, which an optimizer may keep in another way: then they are among these.
+    # After the slots. An optimizer may keep slots in another form; then they are among these.
     for variable in shared_state(optimizer):
         if _num_elements(variable) > MAX_SHARED_ELEMENTS:
             raise UnsupportedError(

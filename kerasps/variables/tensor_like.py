@@ -1,4 +1,4 @@
-"""Objects that stand in for a `tf.Variable` and whose value another object stores."""
+"""Objects that replace a `tf.Variable` and whose value another object stores."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from numpy.typing import DTypeLike
 from kerasps import _compat
 
 
-# A subclass, so that Keras and TensorFlow take it for a tensor and convert it as one.
+# A subclass, so that Keras and TensorFlow treat it as a tensor and convert it.
 class TensorLike(_compat.InternalTensor):
-    """Something in the place of a `tf.Variable`, with a value that is read when it is used."""
+    """An object in place of a `tf.Variable`. Each use of it as a tensor reads its value."""
 
     def read_value(self) -> tf.Tensor:
-        """Return the value as it is now."""
+        """Return the current value."""
         raise NotImplementedError
 
-    # An array on the left leaves the arithmetic to this one, as it does to a variable.
+    # With a NumPy array on the left, this object does the arithmetic, as a variable would.
     __array_priority__ = 100
 
     def value(self) -> tf.Tensor:
-        """Return the value as it is now, as a `tf.Variable` does."""
+        """Return the current value, as a `tf.Variable` does."""
         return self.read_value()
 
     def numpy(self) -> Any:
@@ -32,7 +32,7 @@ class TensorLike(_compat.InternalTensor):
         return self.read_value().numpy()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # it is one
+        del copy  # `numpy` returns a copy
         return np.asarray(self.numpy(), dtype)
 
     def __int__(self) -> int:
@@ -50,7 +50,7 @@ class TensorLike(_compat.InternalTensor):
     def __iter__(self) -> Iterator[tf.Tensor]:
         return iter(self.read_value())
 
-    # Element by element, as all comparisons of tensors.
+    # Element by element, like all comparisons of tensors.
 
     def __eq__(self, other: object) -> Any:
         return self.read_value() == other
@@ -62,7 +62,7 @@ class TensorLike(_compat.InternalTensor):
 
     def __tf_tracing_type__(self, context: object) -> tf.TensorSpec:
         del context
-        return tf.TensorSpec(self.shape, self.dtype)  # what a `tf.function` is given it as
+        return tf.TensorSpec(self.shape, self.dtype)  # a `tf.function` gets it as a tensor
 
     def __tf_tensor__(self, dtype: object = None, name: str | None = None) -> tf.Tensor:
         return tf.convert_to_tensor(self.read_value(), dtype, name=name)
@@ -84,25 +84,26 @@ for _name in ("neg", "abs", "invert", "lt", "le", "gt", "ge", "getitem"):
 
 
 def new_value(storage: Any, value: Any) -> tf.Tensor:
-    """Return a value that a storage is to have, or is to be changed by, as a tensor.
+    """Return, as a tensor, a value to assign to a storage, or to add to it.
 
     Raises:
-        ValueError: it has another shape than the storage.
+        ValueError: its shape is not that of the storage.
     """
     value = tf.convert_to_tensor(value, storage.dtype)
     if not value.shape.is_compatible_with(storage.shape):
         raise ValueError(
             f"A new value must have the variable's shape. Expected: {tuple(storage.shape)} for "
-            f"variable '{storage.name}'. Received: {value.shape}."
+            f"variable '{storage.name}'. Received: {value.shape}. Pass a value of that shape."
         )
     return value
 
 
 def note_read(variable: Any) -> None:
-    """Tell what takes gradients in this thread that a variable was read.
+    """Tell the recorders of gradients in this thread that a variable was read.
 
-    That is each GradientTape, and each `tf.custom_gradient` whose function runs. A read of a
-    `tf.Variable` tells them of it. Call before what was read is handed out as a tensor.
+    These are each GradientTape, and each `tf.custom_gradient` whose function runs. A read of a
+    `tf.Variable` notifies them; for other reads, call this before the value is returned as a
+    tensor.
     """
     if variable.trainable:
         _compat.record_variable_access(variable)

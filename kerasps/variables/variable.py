@@ -4,10 +4,8 @@
 is current. Outside a training step it is an ordinary Keras variable whose storage is remote. While
 a step is traced it resolves through the phase that the current thread has entered (`phase.py`):
 
-* where the step computes, to the tensor that was pulled for it; assignments become values of the
-  step;
-* where a ps updates, to the storage itself, or for shared scalars to the value that the worker
-  sent.
+* in the compute phase, to the tensor that was pulled for it; assignments become values of the step;
+* in an update on a ps, to the storage, or for shared scalars to the value that the worker sent.
 """
 
 from __future__ import annotations
@@ -48,26 +46,26 @@ from kerasps.variables.xla import captured_value, graph_for_xla
 class ParameterServerVariable(keras.Variable):
     """A `keras.Variable` whose storage is on ps tasks, as shards that are a `tf.Variable` each.
 
-    Made by `keras.Variable(...)` and by layers, optimizers and metrics under `strategy.scope()`;
-    the constructor is Keras's. The strategy's `variable_partitioner` decides how many shards there
-    are. To Keras they are one variable. The initial value is computed on the tasks that store it
-    and never travels. `assign_add` and `assign_sub` are atomic (per shard), so concurrent workers
-    lose nothing. States of metrics and seed generators are on the coordinator, which alone writes
-    them.
+    `keras.Variable(...)`, layers, optimizers and metrics make it under `strategy.scope()`; the
+    constructor is Keras's. The strategy's `variable_partitioner` decides how many shards there are.
+    To Keras they are one variable. The tasks that store it compute the initial value; the
+    coordinator computes and sends a small one. `assign_add` and `assign_sub` are atomic (per
+    shard), so no update of concurrent workers is lost. States of metrics and seed generators are on
+    the coordinator, which alone writes them.
     """
 
-    # The dtype in which values and gradients travel; None for that of the variable.
+    # The dtype in which values and gradients are sent; None for that of the variable.
     wire_dtype: tf.DType | None = None
-    # Until there is a value: where a step makes a variable, its shape is asked for before.
+    # None until there is a value: a step that makes a variable reads its shape before that.
     _value: Any = None
-    # Of the state of a metric or of a seed generator: what stands in for it on a ps, and what
-    # fetches that (see `AwayStates`).
+    # For the state of a metric or a seed generator: its stand-in on a ps, and the function that
+    # fetches the stand-in's value (see `AwayStates`).
     away: ParameterServerVariable | None = None
     bring_home: Callable[[ParameterServerVariable], None] | None = None
 
     @property
     def storage(self) -> tf.Variable | ShardedStorage:
-        """The `tf.Variable` or `ShardedStorage` that holds the value, once no step is in flight."""
+        """The `tf.Variable` or `ShardedStorage` with the value; reading it waits for flights."""
         self._come_to_rest()
         return self._value
 
@@ -81,7 +79,7 @@ class ParameterServerVariable(keras.Variable):
     def shards(self) -> tuple[Any, ...]:
         """The storages that hold the value, one for each shard; a whole variable has one.
 
-        Each is a `tf.Variable`, or, of a table that shares a storage with others, `PooledRows`.
+        Each is a `tf.Variable`, or `PooledRows` if a table shares a storage with others.
         """
         return shards_of(self.storage)
 
@@ -113,15 +111,15 @@ class ParameterServerVariable(keras.Variable):
     def _constant(self, value: tf.Tensor) -> Any:
         """Return the constant value of a tensor that a step made for a new variable.
 
-        The variable outlives the step, and the step's tensors do not.
+        The variable outlives the step, but the step's tensors do not.
 
         Raises:
-            InputError: the tensor follows from the step's data.
+            InputError: the tensor depends on the step's data.
         """
         constant = tf.get_static_value(value)
         if constant is None:
             raise InputError(
-                f"Variable '{self._name}' is made in a step, from a value that follows from the "
+                f"Variable '{self._name}' is made in a step, from a value that depends on the "
                 f"step's data. Expected: a number, an array or an initializer. Received: {value}. "
                 "Make the variable in `__init__` or `build`, and assign it in the step."
             )
@@ -130,7 +128,7 @@ class ParameterServerVariable(keras.Variable):
     def _initialize_with_initializer(self, initializer: keras.initializers.Initializer) -> None:
         shape = tuple(self._shape)
 
-        # Made only where there are shards, and once: it draws the seed.
+        # Called only if there are shards, and cached, because it draws the seed.
         @functools.cache
         def rows() -> RowInitializer:
             return RowInitializer(initializer, shape, self._dtype)
@@ -149,7 +147,7 @@ class ParameterServerVariable(keras.Variable):
     ) -> None:
         dtype = tf.as_dtype(self._dtype)
         rule = strategy_of_new_variables().extended.wire_rule
-        # The states of layers and optimizers travel as they are.
+        # The states of layers and optimizers are sent in the variable's dtype.
         self.wire_dtype = rule.dtype_of(self.path, dtype) if self._trainable else dtype
         self._value = create_storage(
             initial_value,
@@ -162,10 +160,10 @@ class ParameterServerVariable(keras.Variable):
         )
 
     def take_over(self, value: tf.Variable) -> None:
-        """Make the storage of a variable that was made outside the strategy.
+        """Make the storage on ps tasks of a variable that was made outside the strategy.
 
         Args:
-            value: its storage until now, whose value is kept.
+            value: its previous storage; the new one takes its value.
         """
         shape = tuple(value.shape)
 
@@ -179,7 +177,8 @@ class ParameterServerVariable(keras.Variable):
     def lies_beside(self, other: ParameterServerVariable) -> bool:
         """Return whether each shard is on the device of the same shard of `other`.
 
-        A variable of another shape must be whole, and beside the first shard.
+        If the shapes differ, this variable must be whole and on the device of `other`'s first
+        shard.
         """
         if tuple(self.shape) != tuple(other.shape):
             return self.device == other.device and self.sharding is None
@@ -190,7 +189,7 @@ class ParameterServerVariable(keras.Variable):
     def move_to(self, other: ParameterServerVariable) -> None:
         """Move the storage, with its value, beside that of `other`.
 
-        It is sharded as `other` is where the shapes are the same, else whole.
+        It is sharded like `other` if the shapes are the same, else whole.
         """
         value = self._value
         # The old storage lives until its value has been copied.
@@ -204,7 +203,7 @@ class ParameterServerVariable(keras.Variable):
     def resolves_through(self) -> Phase | None:
         """Return the phase that this variable resolves through now, None outside a step.
 
-        A `keras.StatelessScope` that holds a value of the variable goes first.
+        Also return None if a `keras.StatelessScope` holds a value of the variable.
         """
         current = _STATE.phase
         if current is None or self._value is None or self._is_held_by_scope():
@@ -212,10 +211,10 @@ class ParameterServerVariable(keras.Variable):
         return current
 
     def compiled_graph(self, *, in_call: bool = False) -> Any:
-        """Return the graph that XLA is to compile and that cannot reach the storage, else None.
+        """Return the graph that XLA will compile if that graph cannot reach the storage, else None.
 
         Args:
-            in_call: the current graph is not that function's, but is about to call it.
+            in_call: whether the current graph is not that function's, but is about to call it.
         """
         if tf.executing_eagerly() or self._value is None or "/job:ps" not in self.device:
             return None
@@ -226,7 +225,7 @@ class ParameterServerVariable(keras.Variable):
         return scope is not None and scope.get_current_value(self) is not None
 
     def _check_replica(self) -> None:
-        # A worker cannot reach what is on the coordinator.
+        # A worker cannot reach these states, which are on the coordinator.
         if is_metric_state(self) or is_seed_state(self):
             check_replica()
 
@@ -250,13 +249,13 @@ class ParameterServerVariable(keras.Variable):
             value = captured_value(compiled, self)
         else:
             value = current.read(self)
-        # The read of a `tf.Variable` is seen without it. This one is read as a tensor.
+        # A GradientTape sees the read of a `tf.Variable`, but not this read of a tensor.
         if not isinstance(value, tf.Variable):
             note_read(self)
         return self.autocast(value)
 
     def autocast(self, value: object) -> Any:
-        """Return a value in the dtype that the layer which is being called computes in."""
+        """Return a value in the compute dtype of the layer that is being called."""
         return self._maybe_autocast(value)
 
     @property
@@ -266,7 +265,7 @@ class ParameterServerVariable(keras.Variable):
 
     @property
     def handle(self) -> Any:
-        # A GradientTape takes gradients with respect to this: in a step, to the pulled tensor.
+        # A GradientTape takes gradients with respect to this; in a step it is the pulled tensor.
         current = self.resolves_through()
         if current is not None:
             return current.source(self)
@@ -275,19 +274,20 @@ class ParameterServerVariable(keras.Variable):
             return captured_value(compiled, self)
         if isinstance(self._value, ShardedStorage):
             raise AttributeError(
-                f"'{self.path}' has no handle of its own: its rows are in "
-                f"{len(self.shards)} shards, or in a storage with those of other tables. Expected: "
-                "a use of its value, or gradients by `tf.GradientTape`. To hand its handle to "
-                "TensorFlow, leave it whole and make the strategy with `sparse_updates='dense'`."
+                f"'{self.path}' has no single handle: its rows are in {len(self.shards)} shard(s), "
+                "or in a storage that it shares with other tables. Expected: a use of its value, "
+                "or gradients by `tf.GradientTape`. Received: a use of its handle. To pass its "
+                "handle to TensorFlow, leave the variable whole and make the strategy with "
+                "`sparse_updates='dense'`."
             )
         return self.storage.handle
 
     def take(self, ids: object, *, from_end: bool = False) -> tf.Tensor:
-        """Return the rows `ids` of the variable; in a step, the other rows are not fetched.
+        """Return the rows `ids` of the variable; in a step, only these rows are fetched.
 
         Args:
-            ids: integers of any shape, from 0 to the number of rows.
-            from_end: whether negative ones count from the end.
+            ids: integers of any shape, each at least 0 and less than the number of rows.
+            from_end: whether negative ids count from the end.
 
         Returns:
             A tensor of shape `ids.shape + shape[1:]`.
@@ -300,15 +300,15 @@ class ParameterServerVariable(keras.Variable):
             if from_end:
                 ids = from_start(ids, self.shape[0])
             return tf.gather(super().value if compiled is None else self.value, ids)
-        note_read(self)  # before the rows are read, or a GradientTape does not see the read
+        note_read(self)  # before the rows are read, else a GradientTape does not see the read
         return self._maybe_autocast(current.take(self, ids, from_end=from_end))
 
     def ref(self) -> Any:
-        """Return what stands for the variable in a set, as of a `tf.Variable`."""
+        """Return a hashable reference to the variable, as `tf.Variable.ref` does."""
         return tf.Variable.ref(self)
 
     def get_shape(self) -> tf.TensorShape:
-        """Return the shape, as a `tf.Variable` does; look-ups in several variables ask for it."""
+        """Return the shape, as a `tf.Variable` does; lookups in several variables call this."""
         return tf.TensorShape(self.shape)
 
     def sparse_read(self, indices: object, name: str | None = None) -> tf.Tensor:
@@ -332,12 +332,12 @@ class ParameterServerVariable(keras.Variable):
         return value
 
     def _tell_stand_in(self) -> None:
-        """Set the stand-in of a generator's state to what was assigned here."""
+        """Set the stand-in of a seed generator's state to the value that was assigned here."""
         if self.away is not None and is_seed_state(self) and tf.executing_eagerly():
             self.away._value.assign(self._value.read_value())
 
     def _assign_rows(self, value: StoredRows) -> StoredRows:
-        """Set the value to one that is in a file, in chunks.
+        """Set the value to that of a file, in chunks.
 
         Raises:
             ValueError: the value in the file has another shape.
@@ -362,7 +362,7 @@ class ParameterServerVariable(keras.Variable):
             self._check_replica()
             note_assignment()
             self._check_assignment()
-            self.storage.assign_add(value)  # atomic; Keras's own reads and writes
+            self.storage.assign_add(value)  # atomic; Keras's `assign_add` reads, then writes
             self._tell_stand_in()
         else:
             _STATE.phase.assign_add(self, value)
@@ -382,8 +382,8 @@ class ParameterServerVariable(keras.Variable):
         return restored
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        # For a checkpoint that is written while training goes on; the copies lie beside what they
-        # are copies of.
+        # For a checkpoint that is written while training continues. Each copy is on the device of
+        # the shard that it copies.
         for shard in self.shards:
             shard._copy_trackable_to_cpu(object_map)
         copies = [object_map[shard] for shard in self.shards]
@@ -393,10 +393,10 @@ class ParameterServerVariable(keras.Variable):
         )
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # what comes from a ps is a copy
+        del copy  # a value fetched from a ps is a copy
 
         def read() -> np.ndarray:
-            # Not `.numpy()`, which leaves an operation on the ps at each call.
+            # Not `.numpy()`: each call of it leaves an operation on the ps.
             return fetch([tf.convert_to_tensor(self.value)])[0]
 
         with naming_lost_ps:
@@ -405,14 +405,14 @@ class ParameterServerVariable(keras.Variable):
     def __repr__(self) -> str:
         if not isinstance(self._value, ShardedStorage):
             return str(super().__repr__())
-        # Keras prints the value, and would read all of a table for that.
+        # Keras prints the value, and would read a whole table for that.
         value = f"dtype={self.dtype}, value={self._value}"
         return f"<Variable path={self.path}, shape={self.shape}, {value}>"
 
     @property
     def constraint(self) -> Any:
-        # `Optimizer.apply` would run it on the worker, on the value from before the update. The
-        # push runs it on the ps, on the value from after.
+        # `Optimizer.apply` would run it on the worker, on the value before the update. The push
+        # runs it on the ps, on the value after the update.
         current = _STATE.phase
         return None if current is not None and current.hides_constraints else self._constraint
 
@@ -422,8 +422,8 @@ class ParameterServerVariable(keras.Variable):
 
     @property
     def regularizer(self) -> Any:
-        # Keras applies it to the variable, which would read a table whole; a phase may have only
-        # rows of it to apply it to.
+        # Keras applies it to the variable, which would read a whole table. A phase may have only
+        # some rows to apply it to.
         current, given = _STATE.phase, self._regularizer
         return given if current is None else current.regularizer(self, given)
 
@@ -433,10 +433,10 @@ class ParameterServerVariable(keras.Variable):
 
 
 def make_parameter_server_variable(new: keras.Variable) -> None:
-    """Make a new variable one of ours while one of our strategies is current.
+    """Turn a new variable into a `ParameterServerVariable` while a kerasps strategy is current.
 
     Args:
-        new: a variable whose `__init__` begins. One of a class of the user's stays what it is.
+        new: a variable whose `__init__` begins. A variable of a user's subclass is not changed.
     """
     if type(new) is keras.Variable and is_ours(strategy_of_new_variables()):
         new.__class__ = ParameterServerVariable

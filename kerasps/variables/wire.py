@@ -1,4 +1,4 @@
-"""The dtype in which values of a variable, and gradients, travel between a ps and a worker."""
+"""The dtype in which a ps and a worker send each other a variable's values and gradients."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class WireRule:
-    """Says which variables travel in 16 bits. They are stored, and updated, in their own dtype.
+    """Says which variables are sent in 16 bits. The ps stores and updates them in their dtype.
 
     Attributes:
         choices: pairs of a part of a variable's path and the name of a dtype, None for the
-            variable's own. The first pair whose part is in the path decides.
+            variable's dtype. The first pair whose part is in the path decides.
     """
 
     choices: tuple[tuple[str, str | None], ...] = ()
 
     def dtype_of(self, path: str, dtype: tf.DType) -> tf.DType:
-        """Return the dtype in which a variable travels.
+        """Return the dtype in which a variable is sent.
 
         Args:
             path: its path, such as `"dense/kernel"`.
-            dtype: its dtype. Only float32 travels in another.
+            dtype: its dtype. Only float32 may be sent in another.
         """
         if dtype == tf.float32:
             for part, wire_dtype in self.choices:

@@ -1,7 +1,7 @@
 """Gives functions that XLA compiles the values of variables on ps tasks.
 
-XLA takes no resource of another machine, so such a function cannot read the storage. It gets the
-value as a captured tensor, which is read whenever the function is called.
+XLA cannot use a resource of another machine, so such a function cannot read the storage. It gets
+the value as a captured tensor, which is read whenever the function is called.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def graph_for_xla(*, in_call: bool = False) -> Any:
-    """Return the graph of the function that is traced for XLA to compile, None where none is.
+    """Return the graph of the function that is being traced for XLA, None if there is none.
 
     Args:
-        in_call: the current graph is not that function, but is about to call one.
+        in_call: whether the current graph is not that function, but is about to call it.
     """
-    # TensorFlow marks the graph in which such a function is called, or the function itself where it
-    # is not called.
+    # TensorFlow marks the graph in which such a function is called; if no graph calls it, the graph
+    # of the function.
     graph, inner = tf.compat.v1.get_default_graph(), None
     while graph is not None:
         marked = _compat.containing_xla_context(graph._get_control_flow_context()) is not None
         if marked and not (in_call and inner is None):
-            # A branch or a loop is a graph in the function's.
+            # A branch or a loop is a graph inside the function's.
             return graph if inner is None or type(inner).__name__ != "FuncGraph" else inner
         graph, inner = getattr(graph, "outer_graph", None), graph
     return None
 
 
 def captured_value(graph: tf.Graph, variable: ParameterServerVariable) -> tf.Tensor:
-    """Return a tensor of `graph`: the value that `variable` has whenever its function is called.
+    """Return a tensor of `graph` with the value of `variable` at each call of its function.
 
     A GradientTape that watches the call sees the read.
 
@@ -61,8 +61,8 @@ def captured_value(graph: tf.Graph, variable: ParameterServerVariable) -> tf.Ten
         graph.capture_call_time_value(
             read, tf.TensorSpec(variable._value.shape, variable._value.dtype), key=key
         )
-        # Where a graph calls the function, TensorFlow would read before that graph runs, and miss
-        # what it assigns.
+        # If a graph calls the function, TensorFlow would read before that graph runs, and miss the
+        # graph's assignments.
         read.output_spec = captures.by_ref_external[key].output_spec  # type: ignore[attr-defined]
         captures.by_ref_external[key] = read
     return captures.by_ref_internal[key]

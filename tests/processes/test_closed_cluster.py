@@ -94,7 +94,7 @@ def test_a_connected_process_is_told_how_another_cluster_differs(
     assert kind == "ClusterConfigError"
     assert re.search(
         rf"`{name}` differs.*Expected: {name}={expected}, which.*Received: {name}={received}\. "
-        r"Give the first value, or restart the process \(in a notebook, the kernel\)",
+        r"Pass the first value, or restart the process \(in a notebook, the kernel\)",
         message,
     )
 

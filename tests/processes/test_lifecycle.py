@@ -64,8 +64,8 @@ def test_what_was_made_before_the_strategy_lives_on(report):
 def test_what_cannot_live_on_is_named(report):
     (warning,) = report["warnings"]
     assert (
-        "Connecting to the cluster ended what TensorFlow finds by name and kerasps cannot make "
-        "again." in warning
+        "Connecting to the cluster ended objects that TensorFlow finds by name and kerasps cannot "
+        "make again." in warning
     )
     assert re.search(
         r"Received, made before the strategy: queue '\w+'\. Make the strategy first, then these\.$",

@@ -169,11 +169,11 @@ def test_without_a_library_no_server_starts():
     text = error_of(port, libraries=re.compile("no such library"))
     assert text == (
         f"The server cannot be held to 127.0.0.1, and port {port} would be open on every network "
-        "interface: whoever reaches it can read and write files as this user. Expected: a library "
-        "of TensorFlow's whose call of `bind` can be changed. Received: no library of TensorFlow's "
-        "in this process calls `bind`. Where all may reach the port, or a firewall is in front of "
-        "it, set the environment variable KERASPS_BIND to 0.0.0.0. If the server listens already, "
-        "end this process."
+        "interface: anyone who reaches it can read and write files as this user. Expected: a "
+        "library of TensorFlow whose call of `bind` can be changed. Received: no library of "
+        "TensorFlow in this process calls `bind`. If all may reach the port, or a firewall "
+        "protects it, set the environment variable KERASPS_BIND to 0.0.0.0. If the server listens "
+        "already, end this process."
     )
 
 
@@ -328,7 +328,7 @@ def test_a_task_listens_where_its_own_entry_says(host, address):
     ("host", "received"),
     [
         (NOWHERE, NOWHERE),
-        ("no-such-host.invalid", "a name that no address is known of"),
+        ("no-such-host.invalid", "a name that has no known address"),
         # Others cannot reach it there: what it means to them is another address.
         ("127.1", "127.0.0.1"),
     ],
@@ -340,9 +340,9 @@ def test_a_task_whose_entry_is_no_address_of_this_machine_does_not_start(host, r
         assert str(caught.value) == (
             "worker 0 does not start, since it would listen on every network interface. Expected: "
             f"its host in the cluster's description, {host!r}, to be an address of this machine "
-            f"that the other tasks can reach. Received: {received}. Correct the entry, or name the "
-            "address to listen on, by `kerasps serve --bind ADDRESS` or the environment variable "
-            "KERASPS_BIND. 0.0.0.0 stands for all: whoever reaches the port can then read and "
+            f"that the other tasks can reach. Received: {received}. Correct the entry, or set the "
+            "address to listen on, with `kerasps serve --bind ADDRESS` or the environment variable "
+            "KERASPS_BIND. 0.0.0.0 stands for all: then anyone who reaches the port can read and "
             "write files as this user."
         )
 
@@ -361,8 +361,9 @@ def test_an_address_that_is_asked_for_must_be_one(bind_to):
     with pytest.raises(ClusterConfigError) as caught:
         listen_address(described("127.0.0.1:2222"), bind_to)
     assert str(caught.value) == (
-        "The address to listen on is none of this machine. Expected: a host name or an IP address "
-        f"of this machine, or 0.0.0.0 for all. Received: {bind_to!r}. `ip address` lists them."
+        "The address to listen on is not one of this machine. Expected: a host name or an IP "
+        f"address of this machine, or 0.0.0.0 for all. Received: {bind_to!r}. `ip address` lists "
+        "them."
     )
 
 

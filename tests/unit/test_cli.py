@@ -243,7 +243,7 @@ def test_serve_listens_on_an_address_of_this_machine(
     monkeypatch.setenv("KERASPS_BIND", variable)
     code, _, err = run(capsys, "serve", *options)
     assert code == 2
-    assert "kerasps serve: error: The address to listen on is none of this machine." in err
+    assert "kerasps serve: error: The address to listen on is not one of this machine." in err
     assert f"Received: {received!r}." in err
 
 

@@ -172,7 +172,7 @@ def test_the_example_in_the_documentation_runs():
         (tf_config()[:-1] + ', "task": {}}', 'TF_CONFIG has an entry twice.*Received: "task"'),
         (
             tf_config()[:-1] + ', "rpc_layer": "http"}',
-            "rpc_layer in TF_CONFIG is none .*Expected: \"grpc\".*Received: 'http'",
+            "rpc_layer in TF_CONFIG is not supported.*Expected: \"grpc\".*Received: 'http'",
         ),
         ("[" * 100_000, "TF_CONFIG is not JSON"),
     ],
@@ -324,7 +324,7 @@ def test_a_resolver_that_names_no_task_is_the_coordinators():
         (
             JOBS,
             "worker",
-            "created by the chief.*Received: task type 'worker', index 0. Run `kerasps serve` in "
+            "Only the chief.*Received: task type 'worker', index 0. Run `kerasps serve` in "
             "this worker task",
         ),
         (

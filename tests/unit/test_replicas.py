@@ -94,7 +94,7 @@ def test_devices_may_be_named_as_in_tensorflow(names, short):
 
 @pytest.mark.parametrize("names", ["GPU:0", 2, [0, 1], {"GPU:0": 1}])
 def test_what_is_no_list_of_names_of_devices_is_refused(names):
-    with pytest.raises(TypeError, match="`worker_devices` is a list of names") as caught:
+    with pytest.raises(TypeError, match="`worker_devices` is not a list of names") as caught:
         checked_device_names(names)
     assert f"Received: worker_devices={names!r}." in str(caught.value)
 

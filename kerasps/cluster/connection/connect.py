@@ -1,11 +1,11 @@
-"""Makes this process the coordinator of a cluster, and keeps what it made before.
+"""Makes this process the coordinator of a cluster, and keeps the objects that it made before.
 
-TensorFlow's own connect gives the devices of this process other names, `/job:chief` in place of
-`/job:localhost`. Every variable, iterator and compiled function from before is lost then: its
-device is unknown. Here the coordinator's job is called `localhost`, as the devices are already, and
-it connects in two steps. First this process starts its own server. That one gets the very options
-that TensorFlow runs with, so TensorFlow keeps its devices and all that is on them. Then it adds the
-workers and ps, which are told the functions that were made before.
+TensorFlow's connect renames the devices of this process from `/job:localhost` to `/job:chief`. All
+earlier variables, iterators and compiled functions are then lost: their device is unknown. Here the
+coordinator's job is called `localhost`, like the devices, and it connects in two steps. First this
+process starts its server, with the options that TensorFlow runs with already. So TensorFlow keeps
+its devices and all objects on them. Then it adds the workers and ps, and TensorFlow sends them the
+existing functions.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from kerasps.runtime.devices import COORDINATOR_JOB
 from kerasps.runtime.grpc_options import hang_limit, set_grpc_options
 from kerasps.runtime.probe import Answer, ask_servers
 
-# As many as TensorFlow's own strategy, or more up to the hang limit; a task that is restarted
-# takes a second or two.
+# As many as TensorFlow's strategy, or more up to the hang limit; a task that is restarted takes a
+# second or two.
 _ATTEMPTS = 4
 _PAUSE_S = 1.0
-# Tasks throw away what this process has made when they have not heard of it for so long. By itself
-# TensorFlow takes ten minutes: less than a laptop sleeps. A process that is killed is noticed by
-# other means (`renewal`).
+# Tasks delete the objects of this process when they have not heard from it for so long.
+# TensorFlow's default is ten minutes, less than a laptop may be suspended. A killed process is
+# detected by other means (`renewal`).
 _KEEP_ALIVE_S = 24 * 3600
-# So many more workers may join before one sees the others: to no harm but a pause when one is lost.
+# So many workers may join before the filters no longer cover them. After that, workers connect to
+# each other; the only harm is a pause when one is lost.
 _MAX_JOINING = 256
 
-# The address at which this process serves. TensorFlow cannot stop a server, so one that a failed
-# attempt left is used again.
+# The address at which this process serves. TensorFlow cannot stop a server, so the server of a
+# failed attempt is used again.
 _serving_at: str | None = None
 
 
@@ -64,11 +65,11 @@ def connect_to_tasks(
     Args:
         cluster: the cluster, seen from its chief.
         protocol: TensorFlow's name of the protocol between tasks. Default: gRPC.
-        own_task: what errors call this process, by type and index. Default: the chief.
+        own_task: the type and index of this process, for errors. Default: the chief.
 
     Raises:
-        ClusterConfigError: KERASPS_BIND, or without it this process's entry, is no address of this
-            machine.
+        ClusterConfigError: KERASPS_BIND, or without it this process's entry, is not an address of
+            this machine.
         TaskStartError: the port of this process is in use, or its server cannot be held to one
             address.
         TaskUnreachableError: TensorFlow could not set up the tasks.
@@ -76,12 +77,12 @@ def connect_to_tasks(
     global _has_left
     context = _compat.eager_context()
     _has_left = False
-    # TensorFlow's own strategy sets these too: one request to a worker at a time, and no executor
-    # that hides an error.
+    # TensorFlow's strategy sets these too: one request to a worker at a time, and no executor that
+    # hides an error.
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
     os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
-    # A tensor of one element goes into the request of the call that takes it. TensorFlow waits for
-    # others to arrive, in vain where it takes a worker back meanwhile.
+    # Send a tensor of one element in the request of the call that uses it. TensorFlow waits for the
+    # arrival of other tensors, for ever if it reconnects a worker meanwhile.
     os.environ["TF_SEND_AS_PROTOS_WHEN_POSSIBLE"] = "True"
     set_grpc_options()
     is_fresh = context._context_handle is None
@@ -100,24 +101,24 @@ def connect_to_tasks(
             resources.restore()
     if cluster.is_on_one_machine:
         config.experimental.disable_thread_spinning = True
-    # The second step. The tasks get this process's options, and so the one that was set just now.
+    # The second step. The tasks get this process's options, including the one set just now.
     others = {job: tasks for job, tasks in cluster.jobs.items() if job != "chief"}
     _add_tasks(context, _server_def({**coordinator, **others}, config, protocol), cluster)
 
 
-# Held while the tasks that there are change, and while they are told of a function. For some
-# milliseconds of the change TensorFlow has forgotten a task: it tells the function to all in vain.
+# Held while the set of tasks changes, and while a function is registered with the tasks. During the
+# change TensorFlow has forgotten a task for some milliseconds, in which a registration would fail.
 tasks_lock = threading.RLock()
 
-# True once this process has forgotten its tasks: a thread that was about to take one back does not.
+# True once this process has forgotten its tasks: then a thread must not reconnect one.
 _has_left = False
 
 
 def update_tasks(members: Mapping[tuple[str, int], str]) -> None:
-    """Make these the only workers and ps that this process knows from here on.
+    """Make these the only workers and ps that this process knows.
 
-    Call when it is connected. A task that is not known any more, or was started anew, loses all
-    that this process has made on it. TensorFlow waits for each member: name those that answer.
+    Call when it is connected. A task that is removed, or was restarted, loses all objects of this
+    process. TensorFlow waits for each member, so pass only those that answer.
 
     Args:
         members: the `"host:port"` of each, keyed by (task type, task index).
@@ -153,7 +154,7 @@ def known_tasks() -> set[str]:
 def forget_tasks() -> None:
     """Make this process forget all workers and ps, until it connects again.
 
-    TensorFlow ends its context on each that it knew, and waits for the answer.
+    TensorFlow ends its context on each of them, and waits for the answer.
     """
     global _has_left
     with tasks_lock:
@@ -165,10 +166,10 @@ def forget_tasks() -> None:
 
 
 def _sleep_when_idle(context: Any) -> None:
-    # A thread of TensorFlow's that has nothing to do spins for a while before it sleeps, ready for
-    # what may come. Where tasks share the cores of one machine it spins in the way of the others: a
-    # sixth of a small step's time. A process that has used TensorFlow before cannot change this for
-    # itself; the tasks are told when they are added.
+    # An idle thread of TensorFlow spins for a while before it sleeps. If tasks share the cores of
+    # one machine, this takes time from the others: a sixth of a small step's time. A process that
+    # has used TensorFlow before cannot change its own threads; the tasks get the option when they
+    # are added.
     config = tf.compat.v1.ConfigProto()
     if context._config is not None:
         config.CopyFrom(context._config)
@@ -195,12 +196,12 @@ def _server_def(
 
 
 def _set_device_filters(server_def: tf.train.ServerDef, cluster: ClusterDescription) -> None:
-    """Limit what tasks connect to: workers to ps, and ps to workers.
+    """Limit the connections of tasks: workers connect to ps, and ps to workers.
 
-    A lost task then stops none of its type. And a task is told of changes to those alone that it
-    sees; it forgets the functions that it has made ready then, and a worker takes a third of a
-    second or more to make its step ready again. TensorFlow takes filters with the first server
-    definition only, and for tasks that are not there yet as well.
+    Then a lost task stops no other task of its type. Also, a task is updated only when a task that
+    it connects to changes. After an update it forgets its prepared functions, and a worker needs a
+    third of a second or more to prepare its step again. TensorFlow accepts filters with the first
+    server definition only, also for tasks that do not exist yet.
     """
     spare = {"worker": _MAX_JOINING, "ps": 0}
     for job, seen in (("worker", "ps"), ("ps", "worker")):
@@ -222,7 +223,7 @@ def _start_own_server(
         with quiet_server_start(), listening_on(listens_on, split_address(address)[1]):
             context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except tf.errors.OpError as exc:
-        # TensorFlow has taken note of a server that it does not have, and would not try again.
+        # TensorFlow has recorded a server that did not start, and would not try again.
         context._server_def = None
         raise _no_server(address, exc.message, own_task) from exc
     _serving_at = address
@@ -245,8 +246,8 @@ def _add_tasks(context: Any, server_def: tf.train.ServerDef, cluster: ClusterDes
                 raise TaskUnreachableError(
                     "TensorFlow could not set up the tasks of the cluster. Expected: a server of "
                     "this version of TensorFlow, and of this cluster, at the address of each "
-                    f"worker and ps. Received: {exc.message} Start `kerasps serve` anew in the "
-                    "tasks, and make the strategy again."
+                    f"worker and ps. Received: {exc.message} Restart `kerasps serve` in the tasks, "
+                    "and make the strategy again."
                 ) from exc
         except BaseException:
             context._server_def = before
@@ -255,10 +256,10 @@ def _add_tasks(context: Any, server_def: tf.train.ServerDef, cluster: ClusterDes
 
 
 def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> None:
-    """Run `update`, in which TensorFlow waits for each task, for ever if need be.
+    """Run `update`, in which TensorFlow waits for each task without a time limit.
 
     Raises:
-        TaskUnreachableError: a task that answered before does so no more.
+        TaskUnreachableError: a task stopped answering.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -290,17 +291,17 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
             )
             raise TaskUnreachableError(
                 "Tasks stopped answering while TensorFlow connected to them. Expected: a server "
-                f"that answers at each address. Received: {names}. Start `kerasps serve` anew in "
+                f"that answers at each address. Received: {names}. Restart `kerasps serve` in "
                 "these tasks, and make the strategy again."
             )
 
 
 def _check_port(address: str, listens_on: str | None, own_task: tuple[str, int]) -> None:
-    """Raise `TaskStartError` where no server could listen at the port of `address`.
+    """Raise `TaskStartError` if no server can listen at the port of `address`.
 
-    TensorFlow's own error says neither which port it was nor why.
+    TensorFlow's error names neither the port nor the reason.
     """
-    # Where the server will listen. The address is one of numbers, so nobody is asked for it.
+    # The address where the server will listen. It is numeric, so this makes no query.
     family, kind, _, _, place = socket.getaddrinfo(
         listens_on or "0.0.0.0", split_address(address)[1], type=socket.SOCK_STREAM
     )[0]
@@ -326,8 +327,8 @@ def _no_server(
     if in_use:
         what = f"The port of {name}, {address}, is in use by another process"
         fix = (
-            f"`ss -ltnp 'sport = :{port}'` or `lsof -i :{port}` shows which one holds it, such as "
-            "an earlier run of this script or another notebook. End that, or give "
+            f"`ss -ltnp 'sport = :{port}'` or `lsof -i :{port}` shows which process uses it, such "
+            "as an earlier run of this script or another notebook. End that process, or give "
             f"{name} another port in the cluster's description; then make the strategy again."
         )
     else:

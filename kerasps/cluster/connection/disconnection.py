@@ -1,9 +1,9 @@
-"""Disconnects this process from the tasks of a cluster that is closed while the process goes on.
+"""Disconnects this process from the tasks of a cluster that is closed while the process continues.
 
 TensorFlow registers every function that a process traces with all tasks that the process knows, and
-prints an error for each that is gone. So the process forgets the tasks, while they still run:
-TensorFlow then ends its context on each of them. Afterwards this process is one without a cluster,
-and a call to a task fails at once, in this process.
+prints an error for each task that has ended. So the process forgets the tasks while they still run:
+TensorFlow then ends its context on each of them. Afterwards this process has no cluster, and a call
+to a task fails at once, in this process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from kerasps.cluster.connection.connect import forget_tasks, known_tasks
 from kerasps.runtime.probe import Answer, ask_servers
 
-# A task that runs answers within milliseconds, whatever else it does.
+# A running task answers within milliseconds, even if it is busy.
 _ANSWER_S = 1.0
 _LIMIT_S = 5.0
 
 
 def disconnect(addresses: Mapping[tuple[str, int], str]) -> None:
-    """Make this process forget all tasks. Does nothing where it is connected to none of these.
+    """Make this process forget all tasks. Do nothing if it is connected to none of these.
 
-    Call before the tasks end. Waits some milliseconds, and never longer than five seconds.
+    Call before the tasks end. This usually takes milliseconds, and at most five seconds.
 
     Args:
         addresses: the `"host:port"` of each task, keyed by (task type, task index).

@@ -1,11 +1,11 @@
-"""Gives datasets that this process made before it connected the variables that there are after.
+"""Updates datasets that this process made before it connected, with the new handles of variables.
 
-A dataset holds the handles of what its functions use. The variables of this process get new handles
-when it connects (`earlier_resources.py`): with the old ones, a dataset would read one variable and
-assign another, and a layer that draws random numbers would draw the same ones for each element. So
-each dataset whose functions use a variable is made again, of the same operation with the same
-functions, and takes the place of the old one in the Python object that the user has. An iterator
-keeps what it was made from.
+A dataset holds the handles of the variables that its functions use. The variables of this process
+get new handles when it connects (`earlier_resources.py`). With the old ones, a dataset would read
+one variable and assign another, and a layer that draws random numbers would draw the same ones for
+each element. So each dataset whose functions use a variable is made again, from the same operation
+with the same functions. It replaces the old one in the user's Python object. An iterator keeps the
+old dataset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 
-# TensorFlow's `ExternalStatePolicy.IGNORE`: what is not in the graph is not needed here.
+# TensorFlow's `ExternalStatePolicy.IGNORE`: state that is not in the graph is not needed here.
 _IGNORE_STATE = 1
 
 
@@ -28,11 +28,11 @@ class _Recipe:
 
     Attributes:
         dataset: the Python object.
-        graph: its node, with a placeholder for each tensor that it is given, and what leads to
-            its other inputs.
+        graph: its node, with a placeholder for each tensor that it receives, and the nodes that
+            compute its other inputs.
         output: the name of the dataset in the graph.
         inputs: the placeholders of the datasets that it is made from.
-        captured: the placeholders of what its functions use, by function.
+        captured: for each function, the placeholders of its captured inputs.
     """
 
     dataset: Any
@@ -43,9 +43,9 @@ class _Recipe:
 
 
 class EarlierDatasets:
-    """The datasets of this process that use variables, and how to make each again.
+    """Makes the datasets of this process that use variables again.
 
-    Call before this process starts its server.
+    Create before this process starts its server.
 
     Args:
         datasets: all living datasets.
@@ -60,7 +60,7 @@ class EarlierDatasets:
         functions: Sequence[tf.types.experimental.ConcreteFunction],
     ) -> None:
         self._functions = functions
-        # Several objects may be one dataset, each with another structure of elements.
+        # Several objects may share one dataset, each with another structure of elements.
         self._objects: dict[int, list[Any]] = {}
         for dataset in datasets:
             self._objects.setdefault(id(dataset._variant_tensor_attr), []).append(dataset)
@@ -68,11 +68,11 @@ class EarlierDatasets:
         self._by_variant = {id(dataset._variant_tensor_attr): dataset for dataset in datasets}
         self._uses: dict[int, bool] = {}
         self._variables = {id(handle) for handle in variables}
-        # Kept, so that nothing else gets their `id`s.
+        # Referenced, so that no new object gets their `id`s.
         self._before = [dataset._variant_tensor_attr for dataset in datasets]
         self._remade: dict[int, tf.Tensor] = {}
         self._recipes: dict[int, _Recipe] = {}
-        # Those that TensorFlow cannot describe.
+        # The datasets that TensorFlow cannot describe.
         self.lost: list[Any] = []
         for dataset in datasets:
             if self._uses_variables(dataset):
@@ -83,7 +83,7 @@ class EarlierDatasets:
 
     def _uses_variables(self, dataset: tf.data.Dataset) -> bool:
         if id(dataset) not in self._uses:
-            self._uses[id(dataset)] = False  # while it is looked at
+            self._uses[id(dataset)] = False  # while it is being checked
             self._uses[id(dataset)] = any(map(self._uses_variables, _inputs(dataset))) or any(
                 id(captured) in self._variables or self._is_of_using(captured)
                 for function in _functions(dataset)
@@ -97,7 +97,7 @@ class EarlierDatasets:
         return dataset is not None and self._uses_variables(dataset)
 
     def remake(self, renewed: Mapping[int, tf.Tensor]) -> None:
-        """Make them again. Call when this process has its server.
+        """Make the datasets again. Call after this process started its server.
 
         Args:
             renewed: the new handle of each variable, by the `id` of the old one.
@@ -143,7 +143,7 @@ class EarlierDatasets:
 
 
 def _is_an_input(dataset: tf.data.Dataset) -> bool:
-    """Return whether a dataset is one of its inputs, with another structure of elements."""
+    """Return whether a dataset only changes the structure of elements of its input."""
     variant = dataset._variant_tensor_attr
     return any(source._variant_tensor_attr is variant for source in _inputs(dataset))
 
@@ -157,11 +157,11 @@ def _functions(dataset: tf.data.Dataset) -> list[Any]:
 
 
 def _recipe(dataset: tf.data.Dataset) -> _Recipe:
-    """Return how a dataset is made.
+    """Return the recipe of a dataset.
 
     Raises:
         tf.errors.OpError: TensorFlow cannot describe it.
-        ValueError: it was made in another way than by one operation on its inputs.
+        ValueError: it was not made by one operation on its inputs.
     """
     serialized = tf.raw_ops.DatasetToGraphV2(
         input_dataset=dataset._variant_tensor_attr,
@@ -199,7 +199,7 @@ def _recipe(dataset: tf.data.Dataset) -> _Recipe:
 
 
 def _dtypes_of(argument: Any, node: tf.compat.v1.NodeDef) -> list[int]:
-    """Return the dtypes of the inputs that one argument of a node is made of."""
+    """Return the dtypes of the inputs that belong to one argument of a node."""
     if argument.type_list_attr:
         return list(node.attr[argument.type_list_attr].list.type)
     dtype = node.attr[argument.type_attr].type if argument.type_attr else argument.type
@@ -209,7 +209,7 @@ def _dtypes_of(argument: Any, node: tf.compat.v1.NodeDef) -> list[int]:
 def _upstream(
     node: tf.compat.v1.NodeDef, nodes: Mapping[str, tf.compat.v1.NodeDef]
 ) -> Iterable[Any]:
-    """Return a node and those that its inputs follow from, of `nodes`."""
+    """Return a node and those of `nodes` that its inputs depend on."""
     found: dict[str, Any] = {}
     pending = [node]
     while pending:

@@ -1,14 +1,15 @@
-"""Saves resources that TensorFlow finds by name across the connection to a cluster.
+"""Keeps resources that TensorFlow finds by name when this process connects to a cluster.
 
-These are, above all, variables and lookup tables that this process made before it connected.
-Iterators and compiled functions outlive the connection (`connection.py`): whoever has a handle of
-theirs has the thing itself. A table is found by its name, and a server that starts in this process
-begins with no names. So a table's content is taken before, and put back under its name after. Every
-handle of it, also one that a compiled function or a dataset holds, leads to it again.
+These are mainly variables and lookup tables that this process made before it connected. Iterators
+and compiled functions survive the connection (`connect.py`): their handles refer to the objects
+directly. TensorFlow finds a table by its name, and the server that starts in this process begins
+without names. So this module reads the content of tables before, and restores it under their names
+after. Every handle of a table, also one in a compiled function or a dataset, then refers to it
+again.
 
-A variable is read by its handle and assigned by its name, which would be another variable from here
-on. So each gets a new handle, and so do the functions that were compiled with the old one, and the
-datasets whose functions use it (`earlier_datasets.py`).
+TensorFlow reads a variable by its handle and assigns it by its name, which would be two different
+variables after the connection. So each variable gets a new handle. The functions that were compiled
+with the old handle, and the datasets whose functions use it (`earlier_datasets.py`), get it too.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import tensorflow as tf
 from kerasps import _compat
 from kerasps.cluster.connection.earlier_datasets import EarlierDatasets
 
-# The container of resources that nobody finds by name: they belong to the holders of their handles.
+# The container of resources without a name: they belong to the holders of their handles.
 _ANONYMOUS = "Anonymous"
 
-# Users' words for types of resources that cannot be made again; other types go by TensorFlow's
-# word. The type is a mangled C++ name, in which each word stands behind its length.
+# Words for users for types of resources that cannot be made again; other types have TensorFlow's
+# name. The type is a mangled C++ name, in which the length of each word precedes it.
 _WORDS = {
     "SummaryWriterInterface": "file writer of tf.summary",
     "QueueInterface": "queue",
@@ -58,7 +59,7 @@ class _Resource:
 
     @property
     def is_variable(self) -> bool:
-        """True of a variable that is found by its handle."""
+        """True for a variable that TensorFlow finds by its handle."""
         return self.container == _ANONYMOUS and self.type.endswith("3VarE")
 
     def __str__(self) -> str:
@@ -67,15 +68,15 @@ class _Resource:
 
 
 class EarlierResources:
-    """The resources of this process that are found by name, and how to make each again.
+    """The resources of this process that TensorFlow finds by name, and functions to restore them.
 
     Args:
-        remake: a function per resource that makes it again.
-        lost: the resources that nobody can make again.
-        variables: all of TensorFlow's variables, which need new handles.
-        handles: all handles of variables, and what they lead to. Of a variable there may be
-            several, also when it is gone: functions and datasets hold them.
-        functions: all compiled functions, which may hold handles of these.
+        remake: for each resource, a function that makes it again.
+        lost: the resources that cannot be made again.
+        variables: all `tf.Variable`s, which need new handles.
+        handles: all handles of variables, with the resources that they refer to. A variable may
+            have several, also when Python has collected it: functions and datasets hold them.
+        functions: all compiled functions, which may hold such handles.
         datasets: the datasets that use variables.
     """
 
@@ -97,7 +98,7 @@ class EarlierResources:
 
     @classmethod
     def find(cls) -> EarlierResources:
-        """Find all such resources, and take the content of tables.
+        """Find all such resources, and read the content of tables.
 
         Call before this process starts its server.
         """
@@ -111,8 +112,8 @@ class EarlierResources:
             if writer._closed:
                 named.discard(resource)
             else:
-                # Its events are in the file then, and TensorFlow tells whoever writes on that it is
-                # closed.
+                # This flushes its events to the file; a later write raises TensorFlow's error that
+                # the writer is closed.
                 writer.close()
         remake: dict[_Resource, Callable[[], None]] = {}
         for owner in owners:
@@ -123,9 +124,9 @@ class EarlierResources:
         return cls(remake, lost, variables, of_variables, functions, using)
 
     def restore(self) -> None:
-        """Make the resources again, under their names. Call when this process has its server.
+        """Make the resources again, under their names. Call after this process started its server.
 
-        Warns of those that cannot be made again.
+        Warn about those that cannot be made again.
         """
         self._renew_handles()
         lost: list[Any] = list(self._lost)
@@ -137,9 +138,9 @@ class EarlierResources:
         lost += [f"a dataset that uses variables, {dataset}" for dataset in self._datasets.lost]
         if lost:
             warnings.warn(
-                "Connecting to the cluster ended what TensorFlow finds by name and kerasps cannot "
-                "make again. Expected: objects such as models, variables, tables, datasets and "
-                "iterators, which live on. Received, made before the strategy: "
+                "Connecting to the cluster ended objects that TensorFlow finds by name and kerasps "
+                "cannot make again. Expected: objects such as models, variables, tables, datasets "
+                "and iterators, which survive. Received, made before the strategy: "
                 f"{', '.join(map(str, lost))}. Make the strategy first, then these.",
                 RuntimeWarning,
                 stacklevel=5,
@@ -167,7 +168,7 @@ class EarlierResources:
 
 
 def _copied(handle: tf.Tensor, resource: _Resource) -> tf.Tensor:
-    """Return the handle of a copy of a variable; of one without a value, the handle given."""
+    """Return the handle of a copy of a variable; if it has no value, return `handle`."""
     (spec,) = resource.specs
     with tf.device(handle.device):
         try:
@@ -183,9 +184,9 @@ def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[An
     An owner is an object that can make its resource again.
     """
     handles, owners, writers, variables, functions, datasets = [], [], [], [], [], []
-    # Nothing else knows them all: a dataset's or a layer's are in nobody's list.
+    # No other list has them all: those of a dataset or a layer are in no list.
     for thing in gc.get_objects():
-        # Not isinstance: it may run the code of an object that poses as another.
+        # Not isinstance: it may run code of an object that imitates another class.
         kind = type(thing)
         if kind is _compat.EagerTensor:
             if thing.dtype == tf.resource:
@@ -217,7 +218,7 @@ def _has_resource(owner: Any) -> bool:
 
 
 def _remaking(owner: Any) -> Callable[[], None]:
-    """Return a function that makes the owner's resource again, with its content of now."""
+    """Return a function that makes the owner's resource again, with its current content."""
     if hasattr(owner, "export"):
         return _remaking_table(owner)
 
@@ -234,7 +235,7 @@ def _remaking_table(
     is_static = isinstance(table, _compat.InitializableLookupTableBase)
     try:
         content = table.export()
-    except tf.errors.FailedPreconditionError:  # not initialized yet; whoever made it will do it
+    except tf.errors.FailedPreconditionError:  # not initialized yet; its maker will do that
         content = None
 
     def remake() -> None:
@@ -247,9 +248,9 @@ def _remaking_table(
 
 
 def _create(owner: Any) -> None:
-    """Make a new resource of the owner's, and give it the handle unless the old one says the same.
+    """Make a new resource for an owner, and give the owner its handle if that differs.
 
-    The old handle is kept where it leads to the new resource: others hold it too.
+    Keep the old handle if it refers to the new resource, because others hold it too.
     """
     with tf.device(owner._resource_device):
         handle = owner._create_resource()

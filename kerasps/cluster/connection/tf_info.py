@@ -1,4 +1,4 @@
-"""Keeps what TensorFlow logs for its own developers while it connects away from users."""
+"""Drops the log lines for TensorFlow's developers while TensorFlow connects."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import tensorflow as tf
 def without_info() -> Iterator[None]:
     """In this context, TensorFlow's logger drops INFO records of this thread and of new ones.
 
-    In a notebook TensorFlow logs from INFO on, and what it says of a strategy of its own, such as
-    "CentralStorageStrategy if you are using a single machine", is not true of ours. Warnings, other
-    loggers and threads that run already are left as they are.
+    In a notebook TensorFlow logs INFO records too. Its advice for its strategies, such as
+    "CentralStorageStrategy if you are using a single machine", is wrong for those of kerasps.
+    Warnings, other loggers and threads that run already are not affected.
     """
     others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
 

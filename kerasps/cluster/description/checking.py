@@ -1,7 +1,7 @@
-"""Checks the description of a cluster as a whole, before anything connects.
+"""Checks the description of a whole cluster, before any task connects.
 
-TensorFlow accepts almost anything and fails much later, or hangs. Each error here says what is
-wrong in the description.
+TensorFlow accepts almost anything and fails much later, or hangs. Each error here names the mistake
+in the description.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kerasps.cluster.description.cluster_description import (
 from kerasps.errors import ClusterConfigError
 from kerasps.runtime.addresses import split_address
 
-# Sources of descriptions: schedulers whose variables are read.
+# Sources of descriptions: schedulers whose variables kerasps reads.
 SLURM, JOBSET = "Slurm", "JobSet"
 _ADD_CHIEF = (
     'Add "chief": ["host:port"] to the cluster in every task: the address of the machine that runs '
-    "the script, and a free port there. (Where each worker runs the script, by a "
-    "`kerasps.WorkerDrivenStrategy`, no chief is needed.) Or set KERASPS_CHIEF=worker:0 in every "
-    "task, and the first worker is the chief. "
+    "the script, and a free port there. (No chief is needed if each worker runs the script, with a "
+    "`kerasps.WorkerDrivenStrategy`.) Or set KERASPS_CHIEF=worker:0 in every task to make the "
+    "first worker the chief. "
 )
 
 
@@ -37,16 +37,16 @@ def checked_cluster(
     needs_chief: bool = True,
     may_be_sparse: bool = False,
 ) -> ClusterDescription:
-    """Return a description of a cluster, and of this process's place in it, once it is checked.
+    """Check a cluster, and this process's place in it, and return their description.
 
     Args:
         cluster: lists of addresses by job.
         task_type: the job of this process.
         task_index: its index there.
-        source: where they come from, for the message.
+        source: the origin of these, for the message.
         needs_chief: as for `read_tf_config`.
-        may_be_sparse: whether addresses may be empty, of tasks that a sparse specification leaves
-            out.
+        may_be_sparse: whether the addresses of tasks that a sparse specification leaves out may be
+            empty.
 
     Raises:
         ClusterConfigError: one of them is wrong.
@@ -61,9 +61,9 @@ def checked_cluster(
 def checked_jobs(
     cluster: object, *, source: str, needs_chief: bool, may_be_sparse: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Return the addresses of each job of a cluster, once they are checked.
+    """Check the addresses of each job of a cluster, and return them.
 
-    Args and errors are those of `checked_cluster`.
+    Arguments and errors are those of `checked_cluster`.
     """
     if not isinstance(cluster, Mapping):
         reject(
@@ -111,11 +111,11 @@ def checked_jobs(
 
 
 def _advice_without(job: str, cluster: Mapping[str, object]) -> str:
-    """Return the setting of a scheduler that leaves a job out; empty where none is known."""
+    """Return the setting of a scheduler that adds a missing job; empty if none is known."""
     if job == "ps" and set(cluster) <= {"worker", "chief"}:
         return (
-            "Ray's TensorflowTrainer and schedulers of MultiWorkerMirroredStrategy list workers "
-            "alone: add ps tasks in the scheduler's job (TFJob: `tfReplicaSpecs.PS`; Azure ML: "
+            "Ray's TensorflowTrainer and schedulers of MultiWorkerMirroredStrategy list only "
+            "workers: add ps tasks in the scheduler's job (TFJob: `tfReplicaSpecs.PS`; Azure ML: "
             "`parameter_server_count`). "
         )
     return ""
@@ -128,7 +128,7 @@ def _check_addresses_differ(jobs: Mapping[str, tuple[str, ...]], source: str) ->
             if address and address in seen:
                 reject(
                     f"Two tasks in {source} have the same address",
-                    "an address of its own for each task",
+                    "a different address for each task",
                     f"{address!r} for {seen[address]} and for {job} {index}",
                     source=source,
                 )
@@ -175,7 +175,7 @@ def _check_task(
         )
     except (TypeError, ValueError) as exc:
         raise ClusterConfigError(str(exc)) from None
-    if task_type == EVALUATOR:  # it has an index, and is in no job
+    if task_type == EVALUATOR:  # it has an index but no job
         return
     if task_type not in jobs:
         expected = f"one of {', '.join(jobs)}, or {EVALUATOR}"
@@ -201,14 +201,14 @@ def _check_task(
 def reject(
     what: str, expected: str, received: object, *, source: str = "TF_CONFIG", advice: str = ""
 ) -> NoReturn:
-    """Raise the error of a cluster that is described wrongly.
+    """Raise the error for a wrong description of a cluster.
 
     Args:
-        what: what is wrong, without a full stop.
-        expected: what was expected.
-        received: what was received.
-        source: where it comes from. Default: TF_CONFIG.
-        advice: a sentence that goes before the usual advice, with a space at its end.
+        what: the mistake, without a full stop.
+        expected: the text after "Expected:".
+        received: the text or value after "Received:".
+        source: the origin of the description. Default: TF_CONFIG.
+        advice: a sentence to put before the usual advice, with a space at its end.
 
     Raises:
         ClusterConfigError: always.
@@ -224,5 +224,5 @@ def _advice(source: str) -> str:
     if source.isupper() or source.startswith("--"):  # another environment variable, or an option
         return f"Correct {source}."
     if source in (SLURM, JOBSET):
-        return f"Correct what {source} is asked for."
+        return f"Correct the request to {source}."
     return "Correct the cluster resolver."

@@ -1,4 +1,4 @@
-"""`ClusterDescription`: the tasks of a cluster, and which of them this process is."""
+"""`ClusterDescription`: the tasks of a cluster, and the task of this process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kerasps.errors import ClusterConfigError
 from kerasps.runtime.addresses import split_address
 
 TASK_TYPES = ("chief", "worker", "ps")
-# The side-car evaluator reads the same TF_CONFIG but is no part of the cluster: no other task ever
+# The side-car evaluator reads the same TF_CONFIG but is not part of the cluster: no other task
 # connects to it.
 EVALUATOR = "evaluator"
 
 
 @dataclass(frozen=True)
 class ClusterDescription:
-    """A cluster's tasks and which of them this process is.
+    """A cluster's tasks, and the task of this process.
 
     ```python
     description = kerasps.ClusterDescription(
@@ -39,8 +39,8 @@ class ClusterDescription:
             `""` for a task whose address a sparse specification leaves out.
         task_type: the job of this process: `"chief"`, `"worker"`, `"ps"` or `"evaluator"`.
         task_index: the index of this process in its job.
-        is_sparse: whether the jobs are only what this task has to know, as for TFJob's dynamic
-            workers. Default False.
+        is_sparse: whether the jobs list only the tasks that this task has to know, as for TFJob's
+            dynamic workers. Default False.
     """
 
     jobs: Mapping[str, tuple[str, ...]]
@@ -67,9 +67,9 @@ class ClusterDescription:
 
     @property
     def is_on_one_machine(self) -> bool:
-        """True where all workers and ps are known to run on this machine.
+        """True if all workers and ps certainly run on this machine.
 
-        They are where only this machine can reach their addresses (`127.0.0.1`, `localhost`).
+        That is so if only this machine can reach their addresses (`127.0.0.1`, `localhost`).
         """
         return all(
             is_loopback(split_address(address)[0]) for address in self.server_addresses.values()
@@ -92,7 +92,7 @@ class ClusterDescription:
     def as_cluster_spec(self) -> dict[str, Any]:
         """Return the addresses by job, as the constructor of `tf.train.ClusterSpec` takes them.
 
-        A job of which some addresses may be unknown is a dictionary with the index of each task.
+        A job with unknown addresses is a dictionary with the index of each known task.
         """
         return {
             job: list(tasks)
@@ -112,11 +112,11 @@ class ClusterDescription:
 def require_chief(
     description: ClusterDescription, *, source: str = "TF_CONFIG"
 ) -> ClusterDescription:
-    """Return `description` where this process is the chief.
+    """Return `description` if this process is the chief, else raise.
 
     Args:
         description: the cluster, and this process's place in it.
-        source: where the description comes from, for the message. Default: TF_CONFIG.
+        source: the origin of the description, for the message. Default: TF_CONFIG.
 
     Raises:
         ClusterConfigError: this process is another task.
@@ -132,13 +132,13 @@ def require_chief(
             "chief only."
         )
     raise ClusterConfigError(
-        "A ParameterServerStrategy is created by the chief of the cluster only. Expected: task "
-        f"type 'chief' in {source}. Received: {received}. {fix}"
+        "Only the chief of the cluster creates a ParameterServerStrategy. Expected: task type "
+        f"'chief' in {source}. Received: {received}. {fix}"
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, without a port, is one that only its own machine can reach."""
+    """Return whether only its own machine can reach a host, which is given without a port."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

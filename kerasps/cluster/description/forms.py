@@ -1,7 +1,7 @@
-"""Brings the forms in which schedulers describe a cluster into one.
+"""Converts the forms in which schedulers describe a cluster into one form.
 
-`master` is the chief, a listed evaluator is left out, and a sparse specification (TFJob's dynamic
-workers) becomes lists with empty addresses. Without a chief, a worker can be made the chief.
+`master` becomes the chief, a listed evaluator is removed, and a sparse specification (TFJob's
+dynamic workers) becomes lists with empty addresses. If there is no chief, a worker can become it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MASTER = "master"
 
 
 def named_as_here(job: object) -> Any:
-    """Return the name of a job, or of a task's type, in this library's words."""
+    """Return the name that kerasps uses for a job, or for a task's type."""
     return "chief" if job == MASTER else job
 
 
@@ -26,8 +26,8 @@ def with_names_of_here(cluster: object, *, source: str) -> Any:
     """Return the jobs of a cluster with `master` as the chief, and without evaluators.
 
     Args:
-        cluster: addresses by job. Anything but a mapping is returned as it is.
-        source: where it comes from, for the message.
+        cluster: addresses by job. Anything but a mapping is returned unchanged.
+        source: its origin, for the message.
 
     Raises:
         ClusterConfigError: it has both a chief and a master.
@@ -48,7 +48,7 @@ def with_names_of_here(cluster: object, *, source: str) -> Any:
 
 
 def is_sparse(cluster: object) -> bool:
-    """Return whether a cluster names only the tasks that one task has to know."""
+    """Return whether a cluster lists only the tasks that one task has to know."""
     return isinstance(cluster, Mapping) and isinstance(cluster.get("worker"), Mapping)
 
 
@@ -57,17 +57,17 @@ def without_gaps_left_out(
 ) -> dict[str, Any]:
     """Return a sparse specification as lists, with `""` for each task that it leaves out.
 
-    TFJob gives a dynamic worker `{"worker": {"3": "host:2222"}, "ps": [...]}`, and a ps the list of
-    itself alone, whatever its index.
+    TFJob gives a dynamic worker `{"worker": {"3": "host:2222"}, "ps": [...]}`, and a ps a list that
+    contains only itself, whatever its index.
 
     Args:
         cluster: the specification.
         task_type: the job of this task.
         task_index: its index there.
-        source: where it comes from, for the message.
+        source: the origin of the specification, for the message.
 
     Raises:
-        ClusterConfigError: an index in it is none.
+        ClusterConfigError: an index in it is not a whole number.
     """
     jobs = dict(cluster)
     workers: dict[int, object] = {}
@@ -99,9 +99,9 @@ def without_gaps_left_out(
 def with_worker_as_chief(
     cluster: Mapping[str, object], task_type: str, task_index: object, chief: str
 ) -> tuple[dict[str, Any], str, object]:
-    """Make one worker of a cluster without a chief the chief, in all tasks alike.
+    """Make one worker of a cluster without a chief the chief; all tasks must do the same.
 
-    The workers behind it move up by one, as `tf.estimator` had it for worker 0.
+    The indices of the workers after it decrease by one, as in `tf.estimator` for worker 0.
 
     Args:
         cluster: addresses by job.
@@ -113,7 +113,7 @@ def with_worker_as_chief(
         The cluster with a chief, and this task's job and index in it.
 
     Raises:
-        ClusterConfigError: `chief` names no worker, or there is a chief already.
+        ClusterConfigError: `chief` names no worker, or the cluster has a chief already.
     """
     job, _, number = chief.partition(":")
     listed = cluster.get("worker") if isinstance(cluster, Mapping) else None

@@ -12,7 +12,7 @@ def expand_hostlist(text: str) -> list[str]:
     """Return the names that `scontrol show hostnames` would print.
 
     Raises:
-        ValueError: the text is no list of hosts.
+        ValueError: the text is not a list of hosts.
     """
     names = []
     for entry in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
@@ -41,7 +41,7 @@ def expand_repeated(text: str) -> list[int]:
     """Return the numbers of `2(x3),1`: 2, 2, 2, 1.
 
     Raises:
-        ValueError: the text is no such list.
+        ValueError: the text is not such a list.
     """
     numbers = []
     for part in text.split(","):

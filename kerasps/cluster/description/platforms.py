@@ -1,7 +1,7 @@
-"""Finds a node's place in a cluster in what Vertex AI, JobSet, Slurm and SageMaker set.
+"""Finds a node's place in a cluster from the variables of Vertex AI, JobSet, Slurm and SageMaker.
 
-Each function returns None where its platform's variables are not set, and raises
-`ClusterConfigError` where they are set and no cluster follows from them.
+Each function returns None if its platform's variables are not set, and raises `ClusterConfigError`
+if they are set but do not describe a cluster.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from kerasps.cluster.description.checking import JOBSET, SLURM, checked_cluster,
 from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDescription
 from kerasps.cluster.description.hostlist import expand_hostlist, expand_repeated
 
-# Vertex AI numbers its pools, and means these jobs by them.
+# Vertex AI numbers its pools. They stand for these jobs.
 _POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps"}
 _EVALUATOR_POOL = "workerpool3"
 _POD = re.compile(r"(?P<jobset>.+)-(?P<role>chief|master|ps|worker|evaluator)-(?P<job>\d+)-\d+")
-# Of the ports above 1023 and below those that Linux gives to clients (32768), for Slurm's jobs.
+# The ports for Slurm's jobs: above 1023, and below those that Linux gives to clients (32768).
 _FIRST_PORT, _NUM_PORTS, _PORTS_OF_JOB = 10_000, 20_000, 64
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of tasks where a platform lists nodes and not their roles.
+    """The numbers of tasks, for platforms that list nodes without their roles.
 
     Args:
-        num_ps: the ps tasks. Default 1.
-        num_workers: the worker tasks; None (default) for all nodes that remain.
-        port: the port of the first task on a host; None (default) for the platform's.
+        num_ps: the number of ps tasks. Default 1.
+        num_workers: the number of worker tasks; None (default) for all remaining nodes.
+        port: the port of the first task on a host; None (default) for the platform's port.
     """
 
     num_ps: int = 1
@@ -51,7 +51,7 @@ def from_vertex(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescriptio
         job = EVALUATOR if task_type == _EVALUATOR_POOL else _POOLS[task_type]
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         reject(
-            f"CLUSTER_SPEC is not what Vertex AI writes ({type(exc).__name__}: {exc})",
+            f"CLUSTER_SPEC is not in the form that Vertex AI writes ({type(exc).__name__}: {exc})",
             '{"cluster": {"workerpool0": [...], ...}, "task": {"type": "workerpool0", "index": 0}}',
             repr(text),
             source="CLUSTER_SPEC",
@@ -66,8 +66,8 @@ def from_jobset(
 
     Args:
         variables: the environment.
-        sizes: the numbers of tasks; that of the workers is needed.
-        hostname: that of this pod, `<jobset>-<role>-<job>-<pod>`.
+        sizes: the numbers of tasks; `num_workers` is required.
+        hostname: the name of this pod, `<jobset>-<role>-<job>-<pod>`.
     """
     pod = _POD.fullmatch(hostname.partition(".")[0])
     if "JOB_COMPLETION_INDEX" not in variables or pod is None:
@@ -99,7 +99,7 @@ def from_jobset(
 
 
 def from_slurm(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescription | None:
-    """Return the cluster of a step of Slurm: rank 0 is the chief, then come the ps."""
+    """Return the cluster of a Slurm step: rank 0 is the chief, the next ranks are the ps."""
     if "SLURM_STEP_NODELIST" not in variables or "SLURM_PROCID" not in variables:
         return None
     source = SLURM
@@ -131,7 +131,7 @@ def from_slurm(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescription
 
 
 def from_sagemaker(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescription | None:
-    """Return the cluster of SageMaker's hosts: the first is the chief, then come the ps."""
+    """Return the cluster of SageMaker's hosts: the first is the chief, the next ones are the ps."""
     text, current = variables.get("SM_HOSTS"), variables.get("SM_CURRENT_HOST")
     if not text or not current:
         return None
@@ -150,16 +150,16 @@ def from_sagemaker(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescrip
 
 
 def by_rank(hosts: Sequence[str], rank: int, sizes: Sizes, *, source: str) -> ClusterDescription:
-    """Return the cluster of nodes in a row: the chief, the ps, and then the workers.
+    """Return the cluster of a list of nodes: the chief, the ps, and then the workers.
 
     Args:
         hosts: the addresses.
-        rank: the place of this node among them.
+        rank: the index of this node in the list.
         sizes: the numbers of tasks.
-        source: where the hosts come from, for the message.
+        source: the origin of the hosts, for the message.
 
     Raises:
-        ClusterConfigError: there are too few nodes, or more than the tasks that are asked for.
+        ClusterConfigError: there are too few nodes, or more than the tasks in `sizes`.
     """
     jobs = split_by_rank(hosts, sizes, source=source)
     first_worker = 1 + len(jobs["ps"])
@@ -171,9 +171,9 @@ def by_rank(hosts: Sequence[str], rank: int, sizes: Sizes, *, source: str) -> Cl
 
 
 def split_by_rank(hosts: Sequence[str], sizes: Sizes, *, source: str) -> dict[str, list[str]]:
-    """Return the jobs of nodes in a row: the chief, the ps, and then the workers.
+    """Return the jobs of a list of nodes: the chief, the ps, and then the workers.
 
-    Args and errors are those of `by_rank`.
+    Arguments and errors are those of `by_rank`.
     """
     first_worker = 1 + sizes.num_ps
     num_workers = len(hosts) - first_worker
@@ -192,7 +192,7 @@ def split_by_rank(hosts: Sequence[str], sizes: Sizes, *, source: str) -> dict[st
 
 
 def _slurm_ports(variables: Mapping[str, str], sizes: Sizes) -> Sequence[int]:
-    """Return the ports of the tasks on one node, by their number there."""
+    """Return the ports of the tasks on one node, in the order of their numbers there."""
     reserved = variables.get("SLURM_STEP_RESV_PORTS")
     if reserved and sizes.port is None:
         return [int(port) for port in expand_hostlist(f"[{reserved}]")]
@@ -202,11 +202,11 @@ def _slurm_ports(variables: Mapping[str, str], sizes: Sizes) -> Sequence[int]:
 
 
 def _blocks(per_node: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the node and the number there of each rank, node by node."""
+    """Return the node and the number on that node of each rank, node by node."""
     return [(node, local) for node, num in enumerate(per_node) for local in range(num)]
 
 
 def _cyclic(per_node: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the node and the number there of each rank, in turns over the nodes."""
+    """Return the node and the number on that node of each rank, in turns over the nodes."""
     rounds = range(max(per_node, default=0))
     return [(node, local) for local in rounds for node, num in enumerate(per_node) if local < num]

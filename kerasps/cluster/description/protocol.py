@@ -1,6 +1,6 @@
-"""`ClusterResolver`: what a strategy asks a cluster resolver.
+"""`ClusterResolver`: the methods of a cluster resolver that a strategy calls.
 
-TensorFlow carries no types, so this is what type checkers see of its resolvers.
+TensorFlow has no type hints, so type checkers use this class for its resolvers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 class ClusterResolver(Protocol):
     """The part of `tf.distribute.cluster_resolver.ClusterResolver` that a strategy uses.
 
-    TensorFlow's resolvers have it, and so may a class of another scheduler:
+    TensorFlow's resolvers implement it, and a class for another scheduler may:
 
     ```python
     class OfScheduler:

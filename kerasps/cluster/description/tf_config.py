@@ -24,7 +24,7 @@ _EXAMPLE = (
 )
 
 
-# Names the worker that is the chief, where TF_CONFIG lists none.
+# Names the worker that is the chief, if TF_CONFIG lists no chief.
 CHIEF_VARIABLE = "KERASPS_CHIEF"
 
 
@@ -33,13 +33,13 @@ def read_tf_config(
 ) -> ClusterDescription:
     """Read TF_CONFIG and check it.
 
-    Where it lists no chief, the environment variable KERASPS_CHIEF may name the worker that is the
+    If it lists no chief, the environment variable KERASPS_CHIEF may name the worker that is the
     chief: `"worker:0"`. It must be the same in all tasks.
 
     Args:
         text: the JSON text. None (default) reads the environment variable TF_CONFIG.
-        needs_chief: whether there must be a chief. There need not be one where each worker drives
-            its own steps.
+        needs_chief: whether there must be a chief. None is needed if each worker drives its own
+            steps.
         may_be_sparse: whether it may leave out the addresses of other tasks, as TFJob does for
             dynamic workers. Default False: a chief must know all.
 
@@ -55,7 +55,7 @@ def read_tf_config(
     cluster = with_names_of_here(config.get("cluster"), source="TF_CONFIG")
     task_type, index = named_as_here(task["type"]), task.get("index", 0)
     if isinstance(index, str) and index.isdecimal() and len(index) < MAX_DIGITS:
-        # Schedulers fill the index in from an environment variable, which leaves it in quotes;
+        # Schedulers insert the index from an environment variable, which leaves it in quotes;
         # TensorFlow accepts that too.
         index = int(index)
     may_be_sparse = may_be_sparse and is_sparse(cluster)
@@ -87,7 +87,7 @@ def _task_of(config: dict[str, object]) -> dict[str, Any]:
     """Return the entry of this task.
 
     Raises:
-        ClusterConfigError: there is none, or the cluster or the protocol is none.
+        ClusterConfigError: there is none, there is no cluster, or the protocol is not gRPC.
     """
     cluster, task = config.get("cluster"), config.get("task")
     is_chief = isinstance(task, dict) and task.get("type") in ("chief", "master")
@@ -97,8 +97,8 @@ def _task_of(config: dict[str, object]) -> dict[str, Any]:
             "The cluster in TF_CONFIG has no tasks",
             "all chief, worker and ps tasks, since this is the chief",
             cluster,
-            advice="TFJob writes this where `enableDynamicWorker: true` is set: remove that "
-            "setting, or give the chief a TF_CONFIG that lists all tasks. ",
+            advice="TFJob writes this if `enableDynamicWorker: true` is set: remove that setting, "
+            "or give the chief a TF_CONFIG that lists all tasks. ",
         )
     if not cluster:
         reject(
@@ -114,7 +114,7 @@ def _task_of(config: dict[str, object]) -> dict[str, Any]:
         )
     if config.get("rpc_layer") not in (None, "grpc"):
         reject(
-            "The rpc_layer in TF_CONFIG is none that tasks speak",
+            "The rpc_layer in TF_CONFIG is not supported",
             '"grpc", or no such entry',
             repr(config["rpc_layer"]),
         )
@@ -144,7 +144,7 @@ def _content(text: str | None) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON takes the last of several entries with one name, and forgets the tasks in the others.
+    # JSON keeps the last of several entries with one name, and drops the tasks in the others.
     entries = dict(pairs)
     if len(entries) < len(pairs):
         names = [name for name, _ in pairs]

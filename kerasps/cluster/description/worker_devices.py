@@ -1,4 +1,4 @@
-"""The devices of workers: which there are, and which of them compute."""
+"""Finds the devices of workers, and chooses those that compute."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kerasps.runtime.devices import COORDINATOR_TASK
 
 _LOGGER = logging.getLogger("kerasps")
 
-# The device of a task for all that is not the compute phase, and for that too without a GPU.
+# The device of a task for everything except the compute phase; also for that if there is no GPU.
 FIRST_CPU = "CPU:0"
 
 
 def checked_device_names(names: Any) -> tuple[str, ...] | None:
-    """Return the names that a user has given as `worker_devices`, in short: "GPU:0".
+    """Return the short forms ("GPU:0") of the names that a user passed as `worker_devices`.
 
     Raises:
         TypeError: it is not a list of strings.
-        ValueError: it is empty, names a device twice, or holds what is no name of a device.
+        ValueError: it is empty, has a device twice, or contains a string that names no device.
     """
     if names is None:
         return None
@@ -30,21 +30,22 @@ def checked_device_names(names: Any) -> tuple[str, ...] | None:
     is_list = isinstance(names, Sequence) and not isinstance(names, str)
     if not is_list or not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"Argument `worker_devices` is a list of names of devices. {expected} {received} Put "
-            "the names into a list, or leave it out to use all GPUs of each worker."
+            f"Argument `worker_devices` is not a list of names of devices. {expected} {received} "
+            "Put the names into a list, or leave it out to use all GPUs of each worker."
         )
     short = [_short(name) for name in names]
     if not short or None in short or len(set(short)) < len(short):
         raise ValueError(
-            "Argument `worker_devices` holds the names of devices of a worker, at least one and "
-            f"each once. {expected} {received} A device has a type and a number, and no task: the "
-            "names are the same for all workers. Leave it out to use all GPUs of each worker."
+            "Argument `worker_devices` must have the names of devices of a worker, at least one "
+            f"and each once. {expected} {received} Give each device as a type and a number, "
+            "without a task: the names are the same for all workers. Leave it out to use all GPUs "
+            "of each worker."
         )
     return tuple(name for name in short if name is not None)
 
 
 def _short(name: str) -> str | None:
-    """Return the name of a device in short; None where it is no name, or that of a task's."""
+    """Return the short form of a device's name; None if it names no device, or includes a task."""
     try:
         spec = tf.DeviceSpec.from_string(name)
     except ValueError:
@@ -59,11 +60,11 @@ def compute_devices(names: Sequence[str], wanted: Sequence[str] | None) -> tuple
 
     Args:
         names: the short names of all devices of the worker, such as `"CPU:0"` and `"GPU:0"`.
-        wanted: the short names of those that the user has chosen; None for no choice.
+        wanted: the short names of those that the user chose; None for no choice.
 
     Returns:
-        Of the chosen devices those that the worker has. Without a choice, or where it has none of
-        them: all of its GPUs, else its first CPU.
+        The chosen devices that the worker has. If the worker has none of them: its first GPU, else
+        its first CPU. Without a choice: all of its GPUs, else its first CPU.
     """
     chosen = tuple(name for name in wanted or () if name in names)
     gpus = tuple(name for name in names if name.startswith("GPU:"))
@@ -73,7 +74,7 @@ def compute_devices(names: Sequence[str], wanted: Sequence[str] | None) -> tuple
 
 
 class WorkerDevices:
-    """Knows which devices of the connected workers compute.
+    """Chooses the devices of the connected workers that compute.
 
     Args:
         wanted: the short names of the devices; None for all GPUs of each worker.
@@ -85,15 +86,15 @@ class WorkerDevices:
         self._known: dict[int, tuple[str, ...]] = {}
 
     def check(self, addresses: Sequence[str]) -> None:
-        """Check that every worker has what is wanted.
+        """Check that every worker has the wanted devices.
 
-        TensorFlow, with its soft placement, would take other devices for those that are missing.
+        With its soft placement, TensorFlow would use other devices in place of missing ones.
 
         Args:
-            addresses: those of the workers, for the message.
+            addresses: the addresses of the workers, for the message.
 
         Raises:
-            ValueError: one has not.
+            ValueError: a worker lacks one.
         """
         for worker, address in enumerate(addresses):
             has = devices_of_task(f"/job:worker/replica:0/task:{worker}")
@@ -102,19 +103,19 @@ class WorkerDevices:
                 raise ValueError(
                     f"Argument `worker_devices` names devices that worker {worker} at {address} "
                     f"does not have. Expected: names among {', '.join(has)}. Received: "
-                    f"worker_devices={list(self._wanted or ())!r}. Name those that every worker "
-                    "has; or leave it out, and each uses all GPUs that it has. What CUDA hides "
-                    "from a worker (CUDA_VISIBLE_DEVICES), or does not find, is not there."
+                    f"worker_devices={list(self._wanted or ())!r}. Name devices that every worker "
+                    "has; or leave it out, and each uses all its GPUs. A worker does not have a "
+                    "GPU that CUDA hides from it (CUDA_VISIBLE_DEVICES) or does not find."
                 )
 
     def of_all(self, num_workers: int) -> list[tuple[str, ...]]:
-        """Return the short names of the devices that compute, of each worker."""
+        """Return, for each worker, the short names of the devices that compute."""
         return [self.of(worker, num_workers) for worker in range(num_workers)]
 
     def of_calls(self, num_workers: int) -> tuple[str, bool]:
-        """Return the device of functions that are scheduled, and whether all workers have it.
+        """Return the device of scheduled functions, and whether all workers have it.
 
-        A function is one for all workers. On a worker without that device it is done on the CPU.
+        All workers run the same function. A worker without that device runs it on the CPU.
         """
         first = [devices[0] for devices in self.of_all(num_workers)]
         device = next((name for name in first if name.startswith("GPU:")), first[0])
@@ -123,7 +124,7 @@ class WorkerDevices:
     def of(self, worker: int, num_workers: int) -> tuple[str, ...]:
         """Return the short names of the devices that compute on a worker: at least one.
 
-        Of a worker that is not connected: those that it had, or is expected to have.
+        For a worker that is not connected, return those that it had, or is expected to have.
 
         Raises:
             ValueError: there is no such worker.
@@ -153,7 +154,7 @@ def devices_of_task(task: str) -> list[str]:
     Args:
         task: the name of the task, such as `"/job:worker/replica:0/task:0"`.
     """
-    # Those of the coordinator's job it names without a task.
+    # TensorFlow names the devices of the coordinator's job without a task.
     prefix = "/device:" if task == COORDINATOR_TASK else f"{task}/device:"
     names = [device.name for device in tf.config.list_logical_devices()]
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -38,12 +38,12 @@ class CloseCallbacks:
         watch: TaskWatch,
         end: Callable[[], _Returned],
     ) -> _Returned:
-        """Call what is left, then `end`, also where something fails; return what that returns.
+        """Call the remaining functions, then `end`, also after a failure; return `end`'s result.
 
         Args:
-            how: what closes the cluster, and where.
+            how: a clause that says what closes the cluster, and where.
             processes: the process of each task.
-            watch: what would report, or start again, a process that ends.
+            watch: the watch, which must not report or restart processes that end.
             end: ends the tasks.
         """
         if not self._callbacks:
@@ -54,7 +54,7 @@ class CloseCallbacks:
                 notice(how)
             stack.enter_context(silent_killed(processes, watch))
             try:
-                # Each is taken off the list first: a callback may close the cluster itself.
+                # Remove each from the list first: a callback may close the cluster itself.
                 while self._callbacks:
                     self._callbacks.pop()(how)
             finally:

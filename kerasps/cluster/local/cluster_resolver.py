@@ -1,7 +1,7 @@
 """Reads the cluster from the cluster resolver that a strategy is given.
 
-What is none is refused by name: a dictionary, an address, a class that nobody called. A cluster
-that names no chief gets this process.
+Raises for any other object, with advice: a dictionary, an address, a class instead of an object. If
+a cluster names no chief, this process becomes its chief.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ _RECIPE = (
     "`tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({...}), "
     'task_type="chief", task_id=0, rpc_layer="grpc")`'
 )
-# TensorFlow's resolver that reads the variable, and tells nobody what is wrong with it.
+# TensorFlow's resolver that reads the variable, without an error that names its mistakes.
 _OF_TF_CONFIG = "TFConfigClusterResolver"
 _LOOPBACK = "127.0.0.1"
 
 
 def as_resolver(given: Any) -> ClusterResolver:
-    """Return the cluster resolver that a strategy is given.
+    """Return the cluster resolver that was passed to a strategy.
 
     Args:
         given: a cluster resolver, or a `LocalCluster`, which has one.
 
     Raises:
-        ClusterConfigError: it is something else.
+        ClusterConfigError: it is any other object.
     """
     if isinstance(given, LocalCluster):
         resolver: ClusterResolver = given.cluster_resolver
         return resolver
-    # The class of a resolver has its methods too.
+    # The class of a resolver has the same methods, so check for classes first.
     if isinstance(given, type) or not callable(getattr(given, "cluster_spec", None)):
         shown = repr(given)
         raise ClusterConfigError(
             "Argument `cluster_resolver` is not a cluster resolver. Expected: a "
             "`tf.distribute.cluster_resolver.ClusterResolver`, a `kerasps.LocalCluster`, or "
-            "nothing, where TF_CONFIG describes the cluster. Received: cluster_resolver="
+            "nothing, if TF_CONFIG describes the cluster. Received: cluster_resolver="
             f"{shown if len(shown) < 500 else shown[:500] + '…'} of type {type(given).__name__}. "
             f"{_advice_on(given)}"
         )
@@ -61,7 +61,7 @@ def as_resolver(given: Any) -> ClusterResolver:
 
 
 def _advice_on(given: object) -> str:
-    """Return what to do in place of giving this as a cluster resolver."""
+    """Return advice for a user who passed this object as a cluster resolver."""
     if isinstance(given, type):
         return f"Make an object of it: `{given.__name__}(...)`."
     if isinstance(given, Mapping) and "cluster" in given:
@@ -72,7 +72,7 @@ def _advice_on(given: object) -> str:
         return f"Make a resolver of its tasks: {_RECIPE}."
     if isinstance(given, str):
         return (
-            "One address does not say which tasks there are. List those of each job, without "
+            "One address does not say which tasks there are. List the tasks of each job, without "
             f'"grpc://": {_RECIPE}.'
         )
     if callable(given):
@@ -81,10 +81,10 @@ def _advice_on(given: object) -> str:
 
 
 def check_cluster_resolver(resolver: ClusterResolver) -> ClusterDescription:
-    """Check what any cluster resolver says, as `read_tf_config` checks TF_CONFIG.
+    """Check the cluster of any cluster resolver, as `read_tf_config` checks TF_CONFIG.
 
-    A cluster that lists no chief, as in TensorFlow's guides, gets one: this process, at a free port
-    of this machine. The port stays the same for as long as the process lives.
+    If a cluster lists no chief, as in TensorFlow's guides, this process becomes its chief, at a
+    free port of this machine. The port stays the same for as long as the process lives.
 
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
@@ -124,7 +124,7 @@ def _cluster_of(resolver: ClusterResolver) -> dict[str, Any]:
         spec = resolver.cluster_spec()
     except ValueError:
         if name == _OF_TF_CONFIG:
-            read_tf_config()  # says what is wrong with it
+            read_tf_config()  # raises an error that names the mistake
         raise
     cluster = spec.as_dict() if spec is not None and hasattr(spec, "as_dict") else None
     if not cluster:
@@ -136,7 +136,7 @@ def _cluster_of(resolver: ClusterResolver) -> dict[str, Any]:
     if protocol not in (None, "grpc"):
         expected = 'rpc_layer="grpc", or None'
         received = f"rpc_layer={protocol!r}"
-        reject(f"The rpc_layer of {name} is none that tasks speak", expected, received, source=name)
+        reject(f"The rpc_layer of {name} is not supported", expected, received, source=name)
     jobs: dict[str, Any] = with_names_of_here(cluster, source=name)
     return jobs
 
@@ -155,8 +155,8 @@ def _described(
 
 
 def _task_type_of(resolver: ClusterResolver) -> Any:
-    # Kubernetes and Slurm resolvers have no place for the chief: TensorFlow's convention is that
-    # unset means the coordinator.
+    # Kubernetes and Slurm resolvers have no entry for the chief: by TensorFlow's convention, unset
+    # means the coordinator.
     return named_as_here(getattr(resolver, "task_type", None)) or "chief"
 
 
@@ -164,11 +164,11 @@ def _task_type_of(resolver: ClusterResolver) -> Any:
 def _chief_address(workers: tuple[str, ...], ps: tuple[str, ...]) -> str:
     """Return a free `"host:port"` of this machine, which the tasks can reach.
 
-    The same one each time: a process that makes its strategy again means the same cluster.
+    It is the same each time: a process that makes its strategy again means the same cluster.
     """
     host = _host_towards([*workers, *ps])
-    # TensorFlow's server sets this option too, and a socket that never listens leaves it the port.
-    # It stays bound, so nobody who asks for a free port gets this one meanwhile.
+    # TensorFlow's server sets this option too, and can use the port of a socket that never listens.
+    # The socket stays bound, so the system gives the port to no other process meanwhile.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     holder = socket.socket(family, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -181,14 +181,14 @@ def _chief_address(workers: tuple[str, ...], ps: tuple[str, ...]) -> str:
 def _host_towards(addresses: list[str]) -> str:
     """Return the IP address of this machine from which it reaches the first remote task.
 
-    That of the loopback where no task is remote, or where no name of one is known here.
+    Return that of the loopback if no task is remote, or if no remote name can be resolved.
     """
     for host, port in map(split_address, addresses):
         if is_loopback(host):
             continue
         try:
             family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-            # Nothing is sent: the kernel only looks the route up.
+            # This sends nothing: the kernel only finds the route.
             with socket.socket(family, kind) as probe:
                 probe.connect(place)
                 return str(probe.getsockname()[0])

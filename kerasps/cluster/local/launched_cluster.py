@@ -7,9 +7,9 @@ import time
 
 from kerasps.cluster.local.local_cluster import LocalCluster
 
-# The script needs the tasks when it has imported TensorFlow, which takes a core for about so long.
-# Until then it has one for itself: with four tasks beside it on two cores, imports took 4.0 s, and
-# 3.0 s with one task after the other.
+# The script needs the tasks when it has imported TensorFlow, which occupies a core for about so
+# long. Until then it gets a core: with four tasks starting at once on two cores, imports took
+# 4.0 s, and with one task after the other 3.0 s.
 _IMPORTS_S = 3.0
 
 
@@ -24,7 +24,7 @@ class LaunchedCluster(LocalCluster):
     def look_at_start(self) -> None:
         """Start the next processes, and watch them once all are ready.
 
-        Does not wait: call again and again.
+        Does not wait: call repeatedly.
 
         Raises:
             TaskStartError: a process ended before it was ready, or was not ready in time.

@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: a process per worker and ps, with this process as the chief."""
+"""`LocalCluster`: a process per worker and ps on this machine, with this process as the chief."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ from kerasps.errors import ClusterClosedError, TaskStartError
 from kerasps.runtime.connected import closed_error
 from kerasps.runtime.supervision import supervise_here, supervise_no_more
 
-# Short next to the half second that a server takes to start.
+# Short compared to the half second that a server takes to start.
 _POLL_INTERVAL_S = 0.02
 
 
 class LocalCluster:
     """Worker and ps processes on this machine, with this process as their chief.
 
-    For development, for tests, and for models whose large tables make parameter servers the faster
-    choice on one machine too. The processes end when the cluster is closed and also when this
-    process dies, however it dies. Ports are picked when the cluster starts, and are held until it
-    is closed. So clusters never collide, and a restarted task gets its old address.
+    Use it for development, for tests, and for models whose large tables make parameter servers
+    faster on one machine too. The processes end when the cluster is closed, and when this process
+    dies for any reason. The cluster picks ports when it starts, and holds them until it is closed.
+    So clusters never collide, and a restarted task gets its old address.
 
-    A worker that dies by itself, or does not answer any more, is started again, and stderr says why
-    it ended; the training goes on meanwhile. A ps is not: its variables are gone, and this process
-    cannot go on without them. What heals that is to start the whole script again, as
-    `kerasps launch` does.
+    A worker that dies, or does not answer any more, is restarted, and stderr says why it ended;
+    training continues meanwhile. A ps is not restarted: its variables are lost, and this process
+    cannot continue without them. Restart the whole script in this case, as `kerasps launch` does.
 
     A process connects to one cluster in its life, which is TensorFlow's limit. While this process
-    is connected to a LocalCluster, a further call with the same arguments returns that one, as when
-    a notebook's cell runs again; a `with` statement within another of the same cluster leaves it
-    open. After the cluster is closed the process goes on without one: what was saved can be loaded
-    and used with plain Keras, and whatever needs the cluster raises `ClusterClosedError`.
+    is connected to a LocalCluster, a further call with the same arguments returns that cluster, for
+    example when a notebook's cell runs again. If `with` statements of one cluster are nested, the
+    inner one leaves it open. After the cluster is closed, the process continues without a cluster:
+    saved models can be loaded and used with plain Keras, and any use of the cluster raises
+    `ClusterClosedError`.
 
-    All processes, this one too, listen on the loopback alone, so no other machine can reach them.
-    TensorFlow's servers have no access control: other users of this machine can.
+    All processes, also this one, listen only on the loopback, so no other machine can reach them.
+    TensorFlow's servers have no access control: other users of this machine can reach them.
 
     ```python
     import kerasps
@@ -73,30 +73,30 @@ class LocalCluster:
     Args:
         num_workers: the number of worker processes, at least 1. Default 2.
         num_ps: the number of ps processes, at least 1. Default 1.
-        log_dir: the directory for one log file per process, made where missing. Only its owner
-            can read a directory that is made, and the files. None (default) takes a temporary
-            directory, which `close` removes unless a task died by itself.
+        log_dir: the directory for one log file per process, made if missing. Only its owner can
+            read a new directory, and the files. None (default) takes a temporary directory, which
+            `close` removes unless a task died.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
-        max_restarts: how many times each worker may be started again within an hour. Default 3;
-            0 starts none again, and kills none that does not answer.
+        max_restarts: how many times each worker may be restarted within an hour. Default 3; with 0,
+            no worker is restarted, and none is killed if it does not answer.
 
     Raises:
-        TypeError: an argument is not of its type.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range.
         ClusterConfigError: an argument differs from that of the LocalCluster that this process is
             connected to.
         PSLostError: a ps of the LocalCluster that this process is connected to has ended.
         ClusterClosedError: this process was connected to a cluster that is closed.
-        KeraspsError: this process is connected to a cluster that is no LocalCluster.
+        KeraspsError: this process is connected to a cluster that is not a LocalCluster.
         TaskStartError: a process ended, or was not ready in time. The message names the task and
-            holds the end of its log.
+            contains the end of its log.
     """
 
     # False in a dry run, which needs no tasks.
     starts_processes = True
 
     def __new__(cls, *args: object, **kwargs: object) -> LocalCluster:
-        # The constructor that runs next tells whether the same cluster is asked for.
+        # `__init__`, which runs next, checks that the arguments mean the same cluster.
         connected = connected_cluster()
         return connected if type(connected) is cls else super().__new__(cls)
 
@@ -129,13 +129,13 @@ class LocalCluster:
         self._log_dir = _new_log_dir(log_dir)
         self._keep_logs = False
         self._processes: dict[tuple[str, int], TaskProcess] = {}
-        # It leaves alone those tasks whose death the user knows of: killed through `kill`, or named
-        # by a TaskStartError.
+        # It ignores tasks whose death the user knows of: killed through `kill`, or named by a
+        # TaskStartError.
         self._watch = TaskWatch(self._processes, budget, _print_death)
         self._ports: list[socket.socket] = []
         self._close_callbacks = CloseCallbacks()
         self._owner = os.getpid()
-        # How many `with` statements it is in.
+        # The number of `with` statements that it is in.
         self._num_entered = 0
         self._closed_by = ""
         self._process_ends = False
@@ -154,7 +154,7 @@ class LocalCluster:
             if self.starts_processes:
                 self._start_all()
         except BaseException:
-            # Tasks that died are the subject of the error that is on its way, so no warning.
+            # No warning about dead tasks: the error that is being raised names them.
             self._end_all()
             raise
 
@@ -176,7 +176,7 @@ class LocalCluster:
     @property
     def cluster_resolver(self) -> ClusterResolver:
         """The chief's `SimpleClusterResolver`, for `ParameterServerStrategy`."""
-        # Here, so that `kerasps launch` and the tasks start without TensorFlow's Python packages.
+        # Imported here, so that `kerasps launch` and the tasks start without TensorFlow's packages.
         from kerasps.cluster.local.resolver import LocalClusterResolver
 
         return LocalClusterResolver(self)
@@ -194,7 +194,7 @@ class LocalCluster:
     def kill(self, task_type: str, task_index: int) -> None:
         """Kill the process of a task with SIGKILL, for fault tests and demonstrations.
 
-        It stays dead until `restart`, a worker too.
+        No task, not even a worker, is restarted before you call `restart`.
 
         Args:
             task_type: `"worker"` or `"ps"`.
@@ -232,10 +232,10 @@ class LocalCluster:
         self._watch.resume((task_type, task_index))
 
     def restart_all(self) -> None:
-        """Start all tasks again at their old addresses, empty. Does not wait until they are ready.
+        """Restart all tasks at their old addresses, empty. Does not wait until they are ready.
 
-        For a new coordinator, which waits for them itself. A task that fails to start counts as one
-        that died.
+        Use it before a new coordinator, which waits for them. A task that fails to start counts as
+        dead.
 
         Raises:
             ClusterClosedError: the cluster is closed.
@@ -254,7 +254,7 @@ class LocalCluster:
     def add_worker(self) -> int:
         """Start one more worker, and wait until it is ready.
 
-        A training that runs on this cluster takes it in by itself, within seconds.
+        A running training of this cluster starts to use it within seconds.
 
         Returns:
             The index of the worker.
@@ -281,19 +281,19 @@ class LocalCluster:
         """Register functions to call when the cluster is closed, before the tasks end.
 
         Args:
-            callback: called once, the last one that came first. Tasks that do not answer are killed
-                before, so that it need not wait for them. Given a clause that says what closes the
-                cluster, and where.
-            notice: called before any task is killed, and again where `close` was interrupted.
-                Given the same clause.
+            callback: called once; the last one registered is called first. Tasks that do not answer
+                are killed before, so that it need not wait for them. Its argument is a clause that
+                says what closes the cluster, and where.
+            notice: called before any task is killed, and again if `close` was interrupted. Its
+                argument is the same clause.
         """
         self._close_callbacks.add(callback, notice)
 
     def end_with_process(self) -> None:
         """Keep the cluster until this process ends, then end it without a warning.
 
-        A strategy calls this once it is connected. A process that is connected stays so, and
-        whoever made the cluster may have no name for it. `close` still ends the cluster earlier.
+        A strategy calls this once it is connected. A connected process stays connected, and no
+        variable of the user may refer to the cluster. `close` can still end it earlier.
         """
         note_connected(self)
         supervise_here(self._watch.end_hung)
@@ -302,8 +302,8 @@ class LocalCluster:
     def close(self) -> None:
         """End all processes and remove the temporary log directory. A second call does nothing.
 
-        Warns of tasks that died before, by themselves, and were not started again. From here on,
-        whatever needs the cluster raises `ClusterClosedError`.
+        Warn about tasks that had died before and were not restarted. After this, any use of the
+        cluster raises `ClusterClosedError`.
         """
         self._close(f"`LocalCluster.close()` was called at {calling_line()}")
 
@@ -342,7 +342,7 @@ class LocalCluster:
     def __del__(self) -> None:
         if getattr(self, "_ended", True) or os.getpid() != self._owner:
             return
-        # A `close` that was interrupted is finished without a word.
+        # Finish an interrupted `close` without a warning.
         if not self._closed:
             warnings.warn(
                 f"{self!r} was not closed. Use it in a `with` statement, or call `close()`.",
@@ -370,7 +370,7 @@ class LocalCluster:
         """Call the callbacks, and end all processes; return the tasks that had died.
 
         Args:
-            how: what closes the cluster, and where.
+            how: a clause that says what closes the cluster, and where.
         """
         if os.getpid() != self._owner:
             return self._end_all()
@@ -380,14 +380,14 @@ class LocalCluster:
     def _end_all(self) -> list[TaskProcess]:
         """End all processes, free the ports and the logs, and return the tasks that had died.
 
-        An interrupt ends the processes at once. A further call does what is left.
+        An interrupt ends the processes at once. A further call completes the rest.
         """
         if self._ended:
             return []
         was_interrupted, self._closed = self._closed, True
         if os.getpid() != self._owner:
-            # A fork of the process that started the cluster has a copy of this object, but the
-            # cluster is not its own to end.
+            # A fork of the process that started the cluster has a copy of this object, but must not
+            # end the cluster.
             return []
         died = []
         if not was_interrupted:
@@ -396,7 +396,7 @@ class LocalCluster:
             ]
         try:
             self._watch.close()
-            # All are asked before any is waited for, so that they end side by side.
+            # Ask all before waiting for any, so that they end concurrently.
             for process in list(self._processes.values()):
                 process.terminate()
             for process in list(self._processes.values()):
@@ -409,7 +409,7 @@ class LocalCluster:
         return died
 
     def _end_at_once(self) -> None:
-        """Kill what still runs, and free the ports."""
+        """Kill the processes that still run, and free the ports."""
         supervise_no_more(self._watch.end_hung)
         with self._watch.lock:
             for process in self._processes.values():
@@ -434,11 +434,11 @@ class LocalCluster:
         self._watch.start()
 
     def _own_tasks(self) -> Iterable[tuple[str, int]]:
-        """Return the tasks whose processes are the cluster's own."""
+        """Return the tasks whose processes this cluster starts."""
         return self._description.server_addresses
 
     def _environment_of(self, task_type: str, task_index: int) -> dict[str, str]:
-        """Return the environment of the process of a task, but for TF_CONFIG."""
+        """Return the environment of the process of a task, without TF_CONFIG."""
         return task_environment(task_type, task_index, len(self._description.jobs["worker"]))
 
     def _new_process(self, task_type: str, task_index: int) -> TaskProcess:
@@ -458,7 +458,7 @@ class LocalCluster:
             time.sleep(_POLL_INTERVAL_S)
 
     def _pending(self, processes: Iterable[TaskProcess], deadline: float) -> list[TaskProcess]:
-        """Return those of the processes that are not ready yet. Does not wait.
+        """Return the processes that are not ready yet. Does not wait.
 
         Raises:
             TaskStartError: one of them has ended, or the deadline is over.
@@ -478,14 +478,14 @@ class LocalCluster:
         self._keep_logs = True
         return TaskStartError(
             f"The process of {process.task_type} {process.task_index} {what}. Expected: a server "
-            f"at {process.address}. Received:\n{process.report()}\nCorrect what the last lines "
-            "say, or raise `start_timeout` on a slow machine.",
+            f"at {process.address}. Received:\n{process.report()}\nCorrect the error in the last "
+            "lines, or raise `start_timeout` on a slow machine.",
             task_type=process.task_type,
             task_index=process.task_index,
         )
 
     def check_open(self) -> None:
-        """Raise `ClusterClosedError` where the cluster is closed."""
+        """Raise `ClusterClosedError` if the cluster is closed."""
         if not self._closed:
             return
         how = f": {self._closed_by}" if self._closed_by else ""
@@ -507,7 +507,7 @@ class LocalCluster:
 
 
 def _new_log_dir(given: str | os.PathLike[str] | None) -> Path:
-    """Make the directory for log files where it is missing; None takes a temporary one."""
+    """Make the directory for log files if it is missing; None takes a temporary one."""
     directory = (
         Path(tempfile.mkdtemp(prefix="kerasps-"))
         if given is None
@@ -522,7 +522,7 @@ def _count(name: str, value: object) -> int:
 
 
 def task_watch_of(cluster: LocalCluster) -> TaskWatch:
-    """Return the watch of a cluster, for one who starts it for others."""
+    """Return the watch of a cluster, for a command that starts the cluster for a script."""
     return cluster._watch
 
 

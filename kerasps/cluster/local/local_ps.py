@@ -10,13 +10,13 @@ from kerasps.cluster.local.local_cluster import LocalCluster
 
 
 class LocalPS(LocalCluster):
-    """The ps processes of a cluster on this machine; of workers, only the addresses.
+    """The ps processes of a cluster on this machine, and the addresses of its workers.
 
     The arguments are those of `LocalCluster`.
     """
 
     def worker_description(self, worker: int) -> ClusterDescription:
-        """Return the cluster as a worker sees it. There is no chief: worker 0 is."""
+        """Return the cluster as a worker sees it, without a chief: worker 0 acts as the chief."""
         jobs = {job: tasks for job, tasks in self.description.jobs.items() if job != "chief"}
         return ClusterDescription(jobs, "worker", worker)
 

@@ -16,7 +16,7 @@ from kerasps.runtime.forks import is_fork
 
 
 class LocalTasks(Protocol):
-    """A `LocalCluster`, as those see it that connect to it."""
+    """The part of a `LocalCluster` that code which connects to it uses."""
 
     @property
     def description(self) -> ClusterDescription:
@@ -35,12 +35,12 @@ class LocalTasks(Protocol):
         """True if the cluster ends because this process does."""
 
     def check_open(self) -> None:
-        """Raise `ClusterClosedError` where it is closed."""
+        """Raise `ClusterClosedError` if it is closed."""
 
     def before_close(
         self, callback: Callable[[str], None], notice: Callable[[str], None] | None = None
     ) -> None:
-        """Register functions to call before the tasks end; `notice` before any is killed."""
+        """Register functions to call before the tasks end; `notice` before any task is killed."""
 
     def end_with_process(self) -> None:
         """Keep it until this process ends."""
@@ -52,18 +52,18 @@ _connected: tuple[LocalTasks, int] | None = None
 
 
 def note_cluster(cluster: LocalTasks) -> None:
-    """Note a cluster that knows its addresses. It is not kept."""
+    """Record a cluster that knows its addresses. This does not keep it alive."""
     _clusters.add(cluster)
 
 
 def note_connected(cluster: LocalTasks) -> None:
-    """Note, and keep, the cluster that this process is connected to."""
+    """Record the cluster that this process is connected to, and keep it alive."""
     global _connected
     _connected = cluster, os.getpid()
 
 
 def connected_cluster() -> LocalTasks | None:
-    """Return the open cluster that this process is connected to, None where there is none."""
+    """Return the open cluster that this process is connected to, None if there is none."""
     if _connected is None:
         return None
     cluster, process = _connected
@@ -71,7 +71,7 @@ def connected_cluster() -> LocalTasks | None:
 
 
 def local_cluster_of(description: ClusterDescription) -> LocalTasks | None:
-    """Return the cluster of this process with these tasks, an open one first; None without one."""
+    """Return the cluster of this process with these tasks, preferably an open one; else None."""
     jobs = {job: description.jobs.get(job) for job in ("chief", "ps")}
     found = [
         cluster
@@ -86,11 +86,11 @@ def check_is_wanted(
     expected: Mapping[str, object],
     processes: Mapping[Task, TaskProcess],
 ) -> None:
-    """Check that a further call of the constructor asks for the connected cluster, and it is alive.
+    """Check that a further call of the constructor means the connected cluster, and its ps run.
 
     Args:
-        arguments: those of the call.
-        expected: those of the first call.
+        arguments: the arguments of the call.
+        expected: the arguments of the first call.
         processes: the process of each task of the cluster.
 
     Raises:
@@ -101,10 +101,10 @@ def check_is_wanted(
         if value != expected[name]:
             raise ClusterConfigError(
                 f"Argument `{name}` differs from that of the LocalCluster which this process is "
-                f"connected to. Expected: {name}={expected[name]!r}, which gives that cluster "
-                f"back. Received: {name}={value!r}. Give the first value, or restart the process "
-                "(in a notebook, the kernel): TensorFlow connects a process once. `add_worker` "
-                "adds a worker to the cluster that runs."
+                f"connected to. Expected: {name}={expected[name]!r}, which returns that cluster. "
+                f"Received: {name}={value!r}. Pass the first value, or restart the process (in a "
+                "notebook, the kernel): TensorFlow connects a process once. `add_worker` adds a "
+                "worker to the running cluster."
             )
     for (job, index), process in processes.items():
         if job == "ps" and process.has_ended():
@@ -120,11 +120,11 @@ def check_is_wanted(
 
 
 def check_may_start() -> None:
-    """Raise where this process has been connected: it can use no further cluster.
+    """Raise if this process was connected before: it can use no further cluster.
 
     Raises:
-        ClusterClosedError: to one that is closed.
-        KeraspsError: to one that is open.
+        ClusterClosedError: that cluster is closed.
+        KeraspsError: that cluster is open.
     """
     strategy = connected_strategy()
     if strategy is None or is_fork():
@@ -134,6 +134,6 @@ def check_may_start() -> None:
         raise closed
     raise KeraspsError(
         "This process is connected to a cluster already, and TensorFlow connects a process once. "
-        f"Expected: the use of that cluster, {strategy!r}. Received: a further LocalCluster. Go on "
-        "with the first one, or start another process (in a notebook, restart the kernel)."
+        f"Expected: the use of that cluster, {strategy!r}. Received: a further LocalCluster. "
+        "Continue with the first one, or start another process (in a notebook, restart the kernel)."
     )

@@ -1,4 +1,4 @@
-"""Cluster resolvers as TensorFlow takes them: of a `LocalCluster`, and of renamed jobs."""
+"""TensorFlow cluster resolvers: for a `LocalCluster`, and for renamed jobs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kerasps.cluster.local.local_registry import LocalTasks
 
 
 class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
-    """Tell a strategy the tasks of a `LocalCluster`, and keep the cluster for as long.
+    """Tells a strategy the tasks of a `LocalCluster`, and keeps the cluster alive.
 
-    So `ParameterServerStrategy(LocalCluster(2, 1).cluster_resolver)` has a cluster for as long as
-    the strategy lives.
+    So with `ParameterServerStrategy(LocalCluster(2, 1).cluster_resolver)`, the cluster lives as
+    long as the strategy.
 
     Args:
         local_cluster: the cluster.
@@ -34,7 +34,7 @@ class LocalClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver)
         )
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Return the tasks as they are now: workers may have joined."""
+        """Return the current tasks: workers may have joined."""
         jobs = self.local_cluster.description.jobs
         return tf.train.ClusterSpec({job: list(tasks) for job, tasks in jobs.items()})
 
@@ -43,7 +43,7 @@ class RenamedJobsResolver(tf.distribute.cluster_resolver.ClusterResolver):
     """Tells TensorFlow the jobs of another resolver with `master` as the chief, without evaluators.
 
     Args:
-        given: the other resolver, which is asked anew each time.
+        given: the other resolver, which each call queries again.
     """
 
     def __init__(self, given: ClusterResolver) -> None:
@@ -51,17 +51,17 @@ class RenamedJobsResolver(tf.distribute.cluster_resolver.ClusterResolver):
         self._given: Any = given
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Return the tasks as they are now."""
+        """Return the current tasks."""
         spec = self._given.cluster_spec().as_dict()
         return tf.train.ClusterSpec(with_names_of_here(spec, source=type(self._given).__name__))
 
     def master(self, *args: object, **kwargs: object) -> Any:
-        """Return what the other resolver returns."""
+        """Return the result of the other resolver's `master`."""
         return self._given.master(*args, **kwargs)
 
     @property
     def task_type(self) -> Any:
-        """The job of this process, under its present name."""
+        """The job of this process, under the name that kerasps uses."""
         return named_as_here(getattr(self._given, "task_type", None))
 
     @property
@@ -71,12 +71,12 @@ class RenamedJobsResolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     @property
     def rpc_layer(self) -> Any:
-        """The protocol, as the other resolver names it."""
+        """The protocol of the other resolver."""
         return getattr(self._given, "rpc_layer", None)
 
 
 def with_jobs_renamed(resolver: ClusterResolver) -> ClusterResolver:
-    """Return a resolver as TensorFlow takes it: the same one, unless a job has to be renamed."""
+    """Return a resolver with the job names of TensorFlow: the same one if no job is renamed."""
     jobs = resolver.cluster_spec().as_dict()
     return RenamedJobsResolver(resolver) if {MASTER, EVALUATOR} & set(jobs) else resolver
 

@@ -1,4 +1,5 @@
-"""The workers and ps that answer at this moment, and those that are lost or come back.
+"""Tracks which workers and ps answer, which are lost, and which are available again.
 
-Contract: asks servers over sockets and tells `SharedPresence` what it found; it changes no task.
+Contract: probes servers over sockets and reports to `SharedPresence`. It restarts no task; it only
+lets leaving workers go.
 """

@@ -1,4 +1,4 @@
-"""Tells TensorFlow who is in its cluster, whenever that changes."""
+"""Updates TensorFlow's cluster when workers become available again."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from kerasps.runtime.probe import ANSWER_S, Answer, ask_servers
 
 _LOGGER = logging.getLogger("kerasps")
 
-# After TensorFlow failed to take workers back, mostly because one of them died meanwhile.
+# The pause after a failed update, which usually fails because a worker died meanwhile.
 _PAUSE_S = 0.5
 
 
 class ClusterUpdates:
     """Puts workers that answer again back into TensorFlow's cluster.
 
-    TensorFlow asks each member of its cluster when that changes, and waits for the answer. So
-    workers that are not there are taken out by the same update, and there is one update at a time.
-    Thread: its own, which calls `run`.
+    When its cluster changes, TensorFlow calls each member and waits for the answer. So the same
+    update removes unavailable workers, and there is one update at a time. Thread: a separate one,
+    which calls `run`.
 
     Args:
-        shared: knows who is there, and is told who was taken back.
+        shared: knows the status of each task, and records reconnected workers.
     """
 
     def __init__(self, shared: SharedPresence) -> None:
         self._shared = shared
 
     def run(self) -> None:
-        """Update the cluster whenever that is due, until the watch has stopped."""
+        """Update the cluster when an update is due, until the watch has stopped."""
         shared = self._shared
         while not shared.has_stopped:
             shared.is_update_due.wait()
@@ -43,13 +43,13 @@ class ClusterUpdates:
 
     def _is_anyone_back(self) -> bool:
         with self._shared.lock:
-            # Nothing is to be won, and TensorFlow would wait for the ps.
+            # Without a ps no step can run, and TensorFlow would wait for the ps.
             if not self._shared.presence.has_all_ps:
                 return False
             return bool(self._shared.presence.back)
 
     def _try_to_update(self) -> bool:
-        """Update TensorFlow's cluster; return whether that went well."""
+        """Update TensorFlow's cluster; return whether it succeeded."""
         shared = self._shared
         with shared.lock:
             members = {**shared.presence.connected, **shared.presence.back}

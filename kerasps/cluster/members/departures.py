@@ -1,4 +1,4 @@
-"""Lets workers go that are about to leave, once they hold nothing any more."""
+"""Lets workers that are about to leave end, once they have no steps or results any more."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from kerasps.cluster.serving.leaving import LET_GO, NAME_FILE
 
 
 class Departures:
-    """The workers that are about to leave, and who still uses the workers.
+    """Dismisses workers that are about to leave, and counts the users of the workers.
 
-    A worker that is about to leave waits until the coordinator tells it to go. While somebody uses
-    the workers, that user calls `dismiss` for each that holds nothing any more. While nobody does,
-    `idle` names those to dismiss. Thread: any.
+    A worker that is about to leave waits until the coordinator dismisses it. While a training uses
+    the workers (see `in_use`), it calls `dismiss` for each that has no steps or results any more.
+    While nobody uses them, `idle` returns those to dismiss. Thread: any.
 
     Args:
-        shared: says which workers are about to leave, and is told of those that have left.
+        shared: knows the workers that are about to leave, and records those that have left.
     """
 
     def __init__(self, shared: SharedPresence) -> None:
         self._shared = shared
         self._num_users = 0
-        # Workers that are being told that they may go.
+        # Workers whose dismissal is in progress.
         self._let_go: set[int] = set()
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """In this context, workers that are about to leave are kept until they hold nothing."""
+        """In this context, do not dismiss leaving workers before the caller calls `dismiss`."""
         with self._shared.lock:
             self._num_users += 1
         try:
@@ -50,12 +50,12 @@ class Departures:
         return [] if self._num_users else self._shared.presence.of("worker", Status.LEAVING)
 
     def dismiss(self, worker: int) -> None:
-        """Tell a worker to go that is about to leave and holds nothing any more."""
+        """Tell a worker that is about to leave to end now. Call when it has no results any more."""
         with self._shared.lock:
             if worker in self._let_go:
                 return
             self._let_go.add(worker)
-        # Apart, since the worker may hang by now, or be gone.
+        # In a separate thread, since the worker may hang by now, or have ended.
         threading.Thread(target=self._say_goodbye, args=[worker], daemon=True).start()
 
     def _say_goodbye(self, worker: int) -> None:
@@ -67,6 +67,6 @@ class Departures:
 
 
 def _tell_to_go(worker: int) -> None:
-    """Tell a worker that is about to leave that it may."""
+    """Tell a worker that is about to leave that it may end."""
     with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:worker/task:{worker}"):
         tf.io.write_file(NAME_FILE, LET_GO)

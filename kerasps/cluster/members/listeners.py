@@ -1,8 +1,8 @@
 """Finds the processes that hold a listening socket of this machine.
 
-A process that a coordinator forked, such as a loader of data, inherits its server's socket, and may
-outlive it. While it does, nobody else can listen there. A program that the coordinator started
-inherits no socket.
+A process that a coordinator forked, such as a data loader, inherits the server's socket and may
+outlive the coordinator. While it runs, no other process can listen there. A program that the
+coordinator started inherits no socket.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 from pathlib import Path
 
 _PROC = Path("/proc")
-# The kernel's number of the state, as its tables write it.
+# The state's number in the kernel's tables.
 _LISTENING = "0A"
 
 
 def processes_listening_on(port: int) -> list[int]:
-    """Return the ids of this user's processes, but for this one, that hold a listening socket.
+    """Return the ids of this user's other processes that hold a listening socket.
 
-    Empty where the system does not tell; Linux does.
+    Return none if the system does not list sockets; Linux does.
 
     Args:
         port: the port on which the sockets listen.
@@ -31,7 +31,7 @@ def processes_listening_on(port: int) -> list[int]:
 
 
 def _listening_sockets(port: int) -> set[str]:
-    """Return the inodes of the sockets that listen on a port, at whatever address."""
+    """Return the inodes of the sockets that listen on a port, at any address."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -49,5 +49,5 @@ def _holds_one(pid: int, sockets: set[str]) -> bool:
     try:
         return any(os.readlink(link) in sockets for link in (_PROC / str(pid) / "fd").iterdir())
     except OSError:
-        # It has ended meanwhile, or belongs to somebody else.
+        # It has ended meanwhile, or belongs to another user.
         return False

@@ -1,4 +1,4 @@
-"""Asks the tasks of a cluster whether they answer, and the cluster resolver where workers are."""
+"""Polls the tasks of a cluster, and the cluster resolver for the addresses of workers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from kerasps.runtime.probe import ANSWER_S, Answer, ask_servers
 
 _LOGGER = logging.getLogger("kerasps")
 
-# How often tasks are asked. One that does not answer is asked more often, since others wait for it.
+# The pause between polls; shorter while a task is unavailable, since others wait for it.
 _INTERVAL_S = 1.0
 _INTERVAL_AWAY_S = 0.1
-# How often the cluster resolver is asked where the workers are.
+# The pause between calls of the cluster resolver.
 _RESOLVE_S = 2.0
 
 
 class MemberPoll:
-    """Polls all tasks, and brings what they answer to the presence.
+    """Polls all tasks, and reports their answers to the presence.
 
-    It notices tasks that hang, workers that take no new connections since they are about to leave,
-    and workers that move or join. It dismisses workers that are about to leave while nobody uses
-    the workers. Thread: its own, which calls `run`.
+    It detects tasks that hang, workers that refuse new connections because they are about to leave,
+    and workers that move or join. It dismisses leaving workers while nobody uses the workers.
+    Thread: a separate one, which calls `run`.
 
     Args:
-        shared: is told of the answers.
+        shared: records the answers.
         departures: dismisses workers.
-        resolve: returns where the workers are now, by index; asked again and again.
+        resolve: returns the current addresses of the workers, by index; called repeatedly.
     """
 
     def __init__(
@@ -82,9 +82,10 @@ class MemberPoll:
             shared.is_update_due.set()
 
     def _look_at_refusing(self, task: Task) -> None:
-        """Tell a task that died from one that takes no new connections.
+        """Distinguish a task that died from one that only refuses new connections.
 
-        A worker that does not is about to leave. A ps to which no steps go is missed here first.
+        A worker that refuses them is about to leave. If no steps use a ps, its loss is detected
+        here first.
         """
         job, index = task
         if error_of(f"/job:{job}/replica:0/task:{index}") is not None:
@@ -95,10 +96,10 @@ class MemberPoll:
             self._shared.change(lambda presence, now: presence.leave(task, now))
 
     def _look_for_moves(self) -> None:
-        """Note where workers are now, and which are new."""
+        """Record the current addresses of workers, and new workers."""
         try:
             addresses = self._resolve()
-        except Exception:  # a scheduler's API may be down for a while
+        except Exception:  # a scheduler's API may be unavailable for a while
             _LOGGER.debug("The cluster resolver failed.", exc_info=True)
             return
         tasks = {("worker", index): address for index, address in addresses.items()}

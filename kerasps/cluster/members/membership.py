@@ -1,10 +1,10 @@
-"""Keeps watch over the tasks of a connected cluster, and takes workers back that come back.
+"""Watches the tasks of a connected cluster, and reconnects workers that answer again.
 
-TensorFlow notices a task that died when it calls it, and one that hangs never. So a thread asks
-every task once a second (`MemberPoll`). What follows from the answers, `Presence` knows, and
-`SharedPresence` does it: connections to a task that hangs are broken, so that the calls which wait
-for it end. A worker that answers again is put back into TensorFlow's cluster (`ClusterUpdates`),
-whatever the others do.
+TensorFlow notices a dead task only when it calls it, and never notices a task that hangs. So a
+thread polls every task once a second (`MemberPoll`). `Presence` decides the status of each task
+from the answers, and `SharedPresence` acts on changes: it closes the connections to a task that
+hangs, so that pending calls to it end. `ClusterUpdates` puts a worker that answers again back into
+TensorFlow's cluster, whatever the status of the others.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class WorkerInfo:
         address: its `"host:port"`.
         status: `"there"`, `"does not answer"`, `"lost"`, `"is about to leave"`, `"has left"` or
             `"joins"`.
-        since_s: for how many seconds.
+        since_s: the seconds since it has that status.
         times_lost: how often it was lost, or did not answer for too long. Default 0.
-        times_back: how often it came back afterwards. Default 0.
+        times_back: how often it returned afterwards. Default 0.
     """
 
     index: int
@@ -56,14 +56,14 @@ class WorkerInfo:
 
 
 class Membership:
-    """The status of a cluster's workers and ps, from the connection on.
+    """Tracks the status of a cluster's workers and ps, from the connection on.
 
-    It starts the threads that poll the tasks and update TensorFlow's cluster, answers who is there,
-    and takes note of calls that failed. Thread: any.
+    It starts the threads that poll the tasks and update TensorFlow's cluster, returns the status of
+    tasks, and records failed calls. Thread: any.
 
     Args:
         addresses: the `"host:port"` of each worker and ps.
-        resolve: returns where the workers are now, by index; asked again and again.
+        resolve: returns the current addresses of the workers, by index; called repeatedly.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Membership:
         self._is_closed = False
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watch."""
         for run, name in (
             (self._poll.run, "kerasps-watch"),
             (self._updates.run, "kerasps-members"),
@@ -84,11 +84,11 @@ class Membership:
             threading.Thread(target=run, name=name, daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more: the process ends."""
+        """Stop the watch, because the process ends."""
         self._shared.stop()
 
     def close(self) -> None:
-        """Watch no more: the cluster is closed, and counts as lost from here on."""
+        """Stop the watch, because the cluster is closed; from then on it counts as lost."""
         self._is_closed = True
         self.stop()
 
@@ -97,20 +97,20 @@ class Membership:
         """True once the cluster is closed."""
         return self._is_closed
 
-    # Who is there
+    # Queries
 
     @property
     def num_workers(self) -> int:
-        """The number of workers, those that do not answer included."""
+        """The number of workers, including those that do not answer."""
         with self._shared.lock:
             return len(self._shared.presence.of("worker"))
 
     def workers(self) -> list[WorkerInfo]:
-        """Return what is known of each worker."""
+        """Return the status of each worker."""
         return self.tasks("worker")
 
     def tasks(self, job: str) -> list[WorkerInfo]:
-        """Return what is known of each task of a job, `"worker"` or `"ps"`."""
+        """Return the status of each task of a job, `"worker"` or `"ps"`."""
         with self._shared.lock:
             presence, now = self._shared.presence, time.monotonic()
             return [
@@ -125,17 +125,17 @@ class Membership:
             ]
 
     def address(self, task: Task) -> str:
-        """Return where a task is."""
+        """Return the `"host:port"` of a task."""
         with self._shared.lock:
             return self._shared.presence.addresses[task]
 
     def name_of(self, worker: int) -> str:
-        """Return the words that name a worker in messages: its index and where it is."""
+        """Return the name of a worker in messages: its index and its address."""
         return f"worker {worker} at {self.address(('worker', worker))}"
 
     @property
     def absent_workers(self) -> set[int]:
-        """The workers that can be given nothing: lost, hung, left, or not there yet."""
+        """The workers that cannot get steps: lost, hung, left, or not connected yet."""
         with self._shared.lock:
             presence = self._shared.presence
             there = presence.of("worker", Status.THERE, Status.LEAVING)
@@ -143,13 +143,13 @@ class Membership:
 
     @property
     def leaving_workers(self) -> set[int]:
-        """The workers that finish what they do, and are to be given nothing new."""
+        """The workers that are about to leave: they finish their steps, and get no new ones."""
         with self._shared.lock:
             return {*self._shared.presence.of("worker", Status.LEAVING)}
 
     @property
     def lost_ps(self) -> int | None:
-        """A ps that hangs, or is lost; None where all answer. Of a closed cluster, the first."""
+        """A ps that hangs or is lost, None if all answer; 0 if the cluster is closed."""
         if self._is_closed:
             return 0
         with self._shared.lock:
@@ -166,25 +166,28 @@ class Membership:
         return worker not in self.absent_workers
 
     def generation(self, worker: int) -> int:
-        """Return how often a worker was taken back. Each time it has lost what it held."""
+        """Return how often a worker was reconnected. Each time it had lost its state."""
         with self._shared.lock:
             return self._shared.presence.generation(("worker", worker))
 
     def in_use(self) -> contextlib.AbstractContextManager[None]:
-        """In this context, workers that are about to leave are kept until they hold nothing."""
+        """In this context, do not dismiss leaving workers before the caller calls `dismiss`."""
         return self._departures.in_use()
 
-    # What happens
+    # Events
 
     def lose(self, worker: int, reason: str) -> None:
-        """Note that a call to a worker failed, and that it does not know this process any more."""
+        """Record that a call to a worker failed, and that it no longer knows this process."""
         self._shared.change(lambda presence, now: presence.lose(("worker", worker), now, reason))
 
     def give_up_leaving(self, worker: int, reason: str) -> bool:
-        """Give up a worker on which a call failed, where it takes no new connections.
+        """Give up a worker on which a call failed, if it refuses new connections.
 
-        It died, or is about to leave, whether that was noticed before or not, and cannot finish
-        what it does: a ps that has no connection to it yet gets none. Returns whether it is so.
+        Such a worker died, or is about to leave, noticed before or not. It cannot finish its steps:
+        a ps that has no connection to it yet gets none.
+
+        Returns:
+            True if the worker was given up.
         """
         address = self.address(("worker", worker))
         if ask_servers({worker: address}, ANSWER_S)[worker] is not Answer.REFUSES:
@@ -210,5 +213,5 @@ class Membership:
             )
 
     def dismiss(self, worker: int) -> None:
-        """Tell a worker to go that is about to leave and holds nothing any more."""
+        """Tell a worker that is about to leave to end now. Call when it has no results any more."""
         self._departures.dismiss(worker)

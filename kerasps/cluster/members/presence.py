@@ -1,9 +1,9 @@
 """The status of each task, as a state machine without threads and TensorFlow.
 
-`MemberPoll` asks the tasks, and `Membership` hears of failures. `SharedPresence` brings both here
-as events, one at a time, and does what follows from what comes back. Times are seconds of a clock
-that never goes back. How long a task is silent is counted by another clock, which stands still
-while this process is asleep or held up.
+`MemberPoll` polls the tasks, and callers report failures to `Membership`. `SharedPresence` passes
+both to this machine as events, one at a time, and acts on the changes that it returns. Times are
+seconds of a monotonic clock. Another clock measures the silence of a task: it stops while this
+process is suspended or delayed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Status(enum.Enum):
     JOINING = "joins"
 
 
-# A task whose calls TensorFlow may be given.
+# The statuses of tasks that TensorFlow may call.
 _CONNECTED = (Status.THERE, Status.LEAVING)
-# Calls to a task that is gone have ended by then. One that is started anew takes as long, mostly.
+# By then, calls to an ended task have ended. Restarting a task usually takes as long.
 _SETTLE_S = 1.0
 
 
@@ -40,14 +40,14 @@ class _Known:
     address: str
     status: Status
     since: float
-    # When the first of the questions was asked that were not answered since, by the clock of
-    # silence; None where the last one was.
+    # The time of the first unanswered probe since the last answer, by the clock of silence; None if
+    # it answered the last probe.
     silent_since: float | None = None
-    # Answers now, and TensorFlow does not know it yet.
+    # True if it answers and TensorFlow does not know it yet.
     is_back: bool = False
-    # How often it was taken back: each time it has lost what it held.
+    # The number of times it was reconnected; each time it had lost its state.
     generation: int = 0
-    # How often it was lost, or hung, and how often it was there again afterwards.
+    # The number of times it was lost, or hung, and the number of times it returned afterwards.
     losses: int = 0
     returns: int = 0
     reason: str = ""
@@ -55,15 +55,16 @@ class _Known:
 
 @dataclass(frozen=True)
 class Noticed:
-    """A task has a new status.
+    """A change of a task's status.
 
     Args:
         task: its type and index.
-        address: where it is.
+        address: its `"host:port"`.
         status: the new status.
         before: the status before.
-        after_s: for how many seconds the one before lasted; where it hangs, those without answer.
-        reason: why, in words; may be empty.
+        after_s: the seconds that the status before lasted; for a task that hangs, the seconds
+            without an answer.
+        reason: the reason in words; may be empty.
     """
 
     task: Task
@@ -79,7 +80,7 @@ class Presence:
 
     Args:
         addresses: the `"host:port"` of each task.
-        limit_s: a task that is there and does not answer for so long hangs.
+        limit_s: the seconds without an answer after which a task counts as hung.
         now: the time.
     """
 
@@ -88,12 +89,12 @@ class Presence:
         self._tasks = {
             task: _Known(address, Status.THERE, now) for task, address in addresses.items()
         }
-        # When the tasks were asked last; until when the clock of silence has run, and what it says;
-        # what it said when the tasks were asked last.
+        # The time of the last probe; the time up to which the clock of silence has advanced; the
+        # clock's value, now and at the last probe.
         self._ticked_at = self._ran_until = now
         self._clock = self._asked_at = 0.0
 
-    # What others may know
+    # Queries
 
     @property
     def addresses(self) -> dict[Task, str]:
@@ -101,7 +102,7 @@ class Presence:
         return {task: known.address for task, known in self._tasks.items()}
 
     def status(self, task: Task) -> Status:
-        """Return what is known of a task."""
+        """Return the status of a task."""
         return self._tasks[task].status
 
     def since(self, task: Task) -> float:
@@ -109,16 +110,16 @@ class Presence:
         return self._tasks[task].since
 
     def generation(self, task: Task) -> int:
-        """Return how often a task was taken back."""
+        """Return how often a task was reconnected."""
         return self._tasks[task].generation
 
     def changes(self, task: Task) -> tuple[int, int]:
-        """Return how often a task was lost or hung, and how often it came back afterwards."""
+        """Return how often a task was lost or hung, and how often it returned afterwards."""
         known = self._tasks[task]
         return known.losses, known.returns
 
     def of(self, job: str, *statuses: Status) -> list[int]:
-        """Return the indices of a job's tasks that have one of `statuses`; without any, of all."""
+        """Return the indices of a job's tasks that have one of `statuses`; of all if none given."""
         return sorted(
             index
             for (task_type, index), known in self._tasks.items()
@@ -127,9 +128,9 @@ class Presence:
 
     @property
     def connected(self) -> dict[Task, str]:
-        """The addresses of the tasks that TensorFlow is to know.
+        """The addresses of the tasks that TensorFlow must know.
 
-        All ps are among them: to take one out is to give up its variables.
+        All ps are among them: removing one gives up its variables.
         """
         return {
             task: known.address
@@ -139,10 +140,10 @@ class Presence:
 
     @property
     def back(self) -> dict[Task, str]:
-        """The addresses of tasks that answer again, or for the first time, and wait to be taken.
+        """The addresses of workers that answer, again or for the first time, and are not connected.
 
-        A worker that was lost just now is not among them. Calls to it are still on their way: to
-        their error, which TensorFlow may lose where the worker is taken back meanwhile.
+        A worker that was lost just now is not among them. Calls to it are still in flight and will
+        fail; if the worker were reconnected meanwhile, TensorFlow might lose their errors.
         """
         return {
             t: k.address
@@ -158,18 +159,18 @@ class Presence:
 
     @property
     def is_anyone_away(self) -> bool:
-        """True while a task is silent, lost or joining, and may answer at any time."""
+        """True while a task is silent, lost, joining or has left, and may answer at any time."""
         away = (Status.LOST, Status.HUNG, Status.JOINING, Status.LEFT)
         return any(
             known.status in away or known.silent_since is not None for known in self._tasks.values()
         )
 
-    # What happens
+    # Events
 
     def tick(self, now: float, interval_s: float) -> None:
-        """Note that the tasks are about to be asked, `interval_s` after the last answers.
+        """Record that a probe of all tasks begins, `interval_s` after the last answers.
 
-        Where this process was asleep itself, no task is blamed for it.
+        Time in which this process was suspended does not count as silence of a task.
         """
         self._run(now, interval_s)
         self._ticked_at, self._asked_at = now, self._clock
@@ -182,12 +183,13 @@ class Presence:
     def hear(
         self, answers: Mapping[Task, Answer], now: float, answer_s: float = math.inf
     ) -> list[Noticed]:
-        """Note what tasks answered to the question of the last `tick`; return what is new.
+        """Record the answers of tasks to the probe of the last `tick`; return the changes.
 
         Args:
-            answers: what each has answered.
+            answers: the answer of each task.
             now: the time.
-            answer_s: how long they had for it. Longer than that, this process was held up.
+            answer_s: the time limit of the answers. If more time has passed, this process was
+                delayed, and the rest does not count as silence.
         """
         self._run(now, answer_s)
         noticed: list[Noticed] = []
@@ -203,19 +205,24 @@ class Presence:
                 continue
             known.is_back = False
             if answer is Answer.REFUSES:
-                known.silent_since = None  # its machine is awake
+                known.silent_since = None  # its machine answers
                 continue
             if known.silent_since is None:
                 known.silent_since = self._asked_at
             silent_s = self._clock - known.silent_since
             is_hung = silent_s >= self._limit_s
-            # A call to it may have failed before, of a ping that was not answered.
+            # LOST too: a call to it may have failed before, because a gRPC ping got no answer.
             if known.status in (*_CONNECTED, Status.LOST) and is_hung:
                 noticed.append(self._become(task, Status.HUNG, now, answer.value, silent_s))
         return noticed
 
     def impatient(self, answers: Mapping[Task, Answer], now: float) -> list[Noticed]:
-        """Take those that did not answer for hung at once, since others wait for it."""
+        """Count workers that did not answer as hung at once, since a cluster update waits for them.
+
+        Args:
+            answers: the answer of each task.
+            now: the time.
+        """
         return [
             self._become(task, Status.HUNG, now, answer.value, self._silent_s(task))
             for task, answer in answers.items()
@@ -228,31 +235,31 @@ class Presence:
         return 0.0 if since is None else self._clock - since
 
     def lose(self, task: Task, now: float, reason: str) -> list[Noticed]:
-        """Note that a call to a task failed, and that it does not know this process any more."""
+        """Record that a call to a task failed, and that it does not know this process any more."""
         if self._tasks[task].status not in _CONNECTED:
             return []
         return [self._become(task, Status.LOST, now, reason)]
 
     def leave(self, task: Task, now: float) -> list[Noticed]:
-        """Note that a task is about to leave: it finishes what it does, and is given no more."""
+        """Record that a task is about to leave: it finishes its steps, and gets no new ones."""
         if self._tasks[task].status is not Status.THERE:
             return []
         return [self._become(task, Status.LEAVING, now)]
 
     def left(self, task: Task, now: float) -> list[Noticed]:
-        """Note that a task holds nothing any more, and may go."""
+        """Record that a task has finished, has no pending results, and may end."""
         if self._tasks[task].status is not Status.LEAVING:
             return []
         return [self._become(task, Status.LEFT, now)]
 
     def give_up_leaving(self, task: Task, now: float, reason: str) -> list[Noticed]:
-        """Note that a task which is about to leave cannot finish what it does, and may go."""
+        """Record that a task which is about to leave cannot finish its steps, and may end."""
         if self._tasks[task].status not in _CONNECTED:
             return []
         return [self._become(task, Status.LEFT, now, reason)]
 
     def take(self, tasks: Iterable[Task], now: float) -> list[Noticed]:
-        """Note that TensorFlow knows tasks again."""
+        """Record that TensorFlow has reconnected tasks."""
         noticed = []
         for task in tasks:
             self._tasks[task].generation += 1
@@ -262,7 +269,7 @@ class Presence:
         return noticed
 
     def move(self, addresses: Mapping[Task, str], now: float) -> list[Noticed]:
-        """Note where tasks are now, and which are new. Those that are not named stay."""
+        """Record the current addresses of tasks, and new tasks. Other tasks do not change."""
         noticed = []
         for task, address in addresses.items():
             known = self._tasks.get(task)

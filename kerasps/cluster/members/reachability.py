@@ -1,4 +1,4 @@
-"""Asks the tasks of a cluster whether they answer, and waits until all do."""
+"""Probes the tasks of a cluster, and waits until all answer."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from kerasps.runtime.supervision import tell_supervisor
 
 _LOGGER = logging.getLogger("kerasps")
 
-# Longer than tasks take that start together with the coordinator; then twice as long each time.
+# Tasks that start together with the coordinator take less; doubled after each message.
 _SAY_AFTER_S = 3.0
-# Long enough for tasks that a scheduler starts together with the coordinator; short enough to be
-# waited for by a person.
+# Long enough for tasks that a scheduler starts together with the coordinator; short enough for a
+# person to wait.
 DEFAULT_CONNECT_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_VARIABLE = "KERASPS_CONNECT_TIMEOUT"
-# A refused attempt costs less than a millisecond, so ten a second cost nothing to speak of.
+# A refused attempt costs less than a millisecond, so ten a second cost almost nothing.
 _POLL_INTERVAL_S = 0.1
-# A host that drops packets says nothing; a handshake across a continent takes a tenth of this.
+# A host that drops packets never answers; a handshake across a continent takes a tenth of this.
 _ATTEMPT_TIMEOUT_S = 2.0
-# Threads at a time, each of which mostly waits: a large cluster has a few hundred tasks.
+# The number of threads, which mostly wait: a large cluster has a few hundred tasks.
 _MAX_ATTEMPTS = 64
 
 
 def wait_until_reachable(
     addresses: Mapping[tuple[str, int], str], timeout_s: float | None = None
 ) -> None:
-    """Wait until a server of gRPC answers at the address of every task.
+    """Wait until a gRPC server answers at the address of every task.
 
-    TensorFlow waits for ever, in silence, for a task that is not there. So the coordinator asks
-    first. It logs which tasks it waits for after 3, 6, 12 … seconds.
+    TensorFlow waits for ever, in silence, for a missing task. So the coordinator probes all tasks
+    first. After 3, 6, 12 … seconds it logs the tasks that it waits for.
 
     Args:
         addresses: the `"host:port"` of each task, keyed by (task type, task index).
@@ -78,7 +78,7 @@ def wait_until_reachable(
         f"{len(missing)} of {len(addresses)} tasks could not be reached within {limit:g} s. "
         "Expected: a server that accepts connections at each address. Received: "
         f"{describe_unreachable(addresses, missing)}. Start `kerasps serve` in these tasks, check "
-        "that the addresses are right and no firewall is between, or allow more time with "
+        "that the addresses are correct and no firewall is in the way, or allow more time with "
         "KERASPS_CONNECT_TIMEOUT (seconds)."
     )
 
@@ -86,7 +86,7 @@ def wait_until_reachable(
 def describe_unreachable(
     addresses: Mapping[tuple[str, int], str], missing: Mapping[tuple[str, int], str]
 ) -> str:
-    """Return a phrase that names each unreachable task, its address and the reason."""
+    """Return text that names each unreachable task, its address and the reason."""
     return ", ".join(
         f"{job} {index} at {addresses[job, index]} ({missing[job, index]})"
         for job, index in missing
@@ -107,7 +107,7 @@ def unreachable(
     """
     if not addresses:
         return {}
-    # Side by side, so that a host which drops packets does not use up the time of the others.
+    # Concurrently, so that a host that drops packets does not delay the others.
     with ThreadPoolExecutor(max_workers=min(len(addresses), _MAX_ATTEMPTS)) as pool:
         errors = list(
             pool.map(lambda address: connection_error(address, timeout_s), addresses.values())
@@ -117,7 +117,7 @@ def unreachable(
         for task, error in zip(addresses, errors, strict=True)
         if error is not None
     }
-    # The kernel accepts for a process that is stopped, and anyone may listen at an address.
+    # The kernel accepts connections for a stopped process, and any program may listen there.
     accepting = {task: addresses[task] for task in addresses if task not in reasons}
     for task, answer in ask_servers(accepting, timeout_s).items():
         if answer is not Answer.SERVES:

@@ -1,4 +1,4 @@
-"""The presence of a cluster's tasks, for all threads that ask, change it or wait for a change."""
+"""Shares the status of a cluster's tasks among the threads that read, change or await it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _LOGGER = logging.getLogger("kerasps")
 
 
 class SharedPresence:
-    """A `Presence` under one lock, and what follows from what it notices.
+    """Guards a `Presence` with one lock, and acts on its changes.
 
-    Each thing that is noticed is logged in one line. Connections to a task that hangs are broken,
-    so that the calls which wait for it end. Threads that wait for a change are woken.
+    It logs each change in one line. It closes the connections to a task that hangs, so that pending
+    calls to it end. It wakes the threads that wait for a change.
 
-    Contract: hold `lock`, or `changed`, to read `presence`. Events go through `change`; where an
-    event and a question must see the same state, hold `changed` for both, and hand what the event
-    returned to `follow` after releasing it. Thread: any.
+    Contract: hold `lock`, or `changed`, to read `presence`. Send events through `change`. If an
+    event and a query must see the same state, hold `changed` for both, and pass the changes that
+    the event returned to `follow` after releasing it. Thread: any.
 
     Args:
         addresses: the `"host:port"` of each worker and ps.
 
     Attributes:
-        presence: what is known of each task.
+        presence: the status of each task.
         lock: guards `presence`.
-        changed: the condition of `lock`; notified when something was noticed, and on `stop`.
-        is_update_due: set when TensorFlow may have to be told who is there, and on `stop`.
-        has_stopped: whether the watch is over. Nothing is logged or broken then.
+        changed: the condition of `lock`; notified of each change, and on `stop`.
+        is_update_due: set when TensorFlow's cluster may need an update, and on `stop`.
+        has_stopped: True once the watch is over. Then nothing is logged and no connection closed.
     """
 
     def __init__(self, addresses: Mapping[Task, str]) -> None:
@@ -44,30 +44,30 @@ class SharedPresence:
         self.has_stopped = False
 
     def stop(self) -> None:
-        """End the watch: whoever waits is woken."""
+        """End the watch, and wake all threads that wait."""
         with self.changed:
             self.has_stopped = True
             self.changed.notify_all()
         self.is_update_due.set()
 
     def change(self, event: Callable[[Presence, float], list[Noticed]]) -> None:
-        """Bring an event to the presence, and do what follows from it.
+        """Send an event to the presence, and act on the changes.
 
         Args:
-            event: called with the presence and the time; returns what is noticed.
+            event: called with the presence and the time; returns the changes.
         """
         with self.changed:
             noticed = event(self.presence, time.monotonic())
         self.follow(noticed)
 
     def follow(self, noticed: list[Noticed]) -> None:
-        """Do what follows from what was noticed. Call without the lock."""
+        """Act on changes. Call without the lock."""
         if self.has_stopped:
             return
         for one in noticed:
             if one.status is Status.HUNG:
                 break_connections(one.address)
-                if one.after_s >= hang_limit():  # others may have been impatient
+                if one.after_s >= hang_limit():  # `impatient` reports tasks before the limit
                     tell_supervisor("hung", *one.task)
             text = _in_words(one)
             if text:
@@ -79,7 +79,7 @@ class SharedPresence:
 
 
 def _in_words(noticed: Noticed) -> str:
-    """Return one line that says what was noticed and what happens next; empty for nothing."""
+    """Return one line that names a change and what happens next; empty if there is none to log."""
     job, index = noticed.task
     name = f"{job} {index} at {noticed.address}"
     if job == "ps":
@@ -94,20 +94,20 @@ def _in_words(noticed: Noticed) -> str:
             return f"{name} has not answered for {noticed.after_s:.0f} s: it hangs."
         case Status.HUNG:
             return (
-                f"{name} has not answered for {noticed.after_s:.0f} s and counts as lost: what it "
-                "was doing goes to others. It is taken back when it answers."
+                f"{name} has not answered for {noticed.after_s:.0f} s and counts as lost: other "
+                "workers do its steps. It is reconnected when it answers."
             )
         case Status.LOST:
             return (
-                f"{name} is lost ({noticed.reason}): what it was doing goes to others. It is taken "
-                "back when it answers."
+                f"{name} is lost ({noticed.reason}): other workers do its steps. It is reconnected "
+                "when it answers."
             )
         case Status.LEAVING:
-            return f"{name} is about to leave: it finishes what it does, and is given no more."
+            return f"{name} is about to leave: it finishes its steps, and gets no new ones."
         case Status.LEFT if noticed.reason:
             return (
-                f"{name} leaves, and could not finish what it was doing ({noticed.reason}): that "
-                "goes to others."
+                f"{name} leaves, and could not finish its steps ({noticed.reason}): other workers "
+                "do them."
             )
         case Status.THERE if noticed.before is Status.JOINING:
             return f"{name} has joined."

@@ -17,11 +17,11 @@ _ANSWER_S = 1.0
 
 @contextlib.contextmanager
 def silent_killed(processes: Mapping[Task, TaskProcess], watch: TaskWatch) -> Iterator[None]:
-    """In this context, kill processes that do not answer: nobody waits for them then.
+    """In this context, kill processes that do not answer, so that nobody waits for them.
 
     Args:
         processes: the process of each task.
-        watch: what would report, or start again, a process that ends.
+        watch: the watch, which must not report or restart the killed processes.
     """
 
     def kill() -> None:

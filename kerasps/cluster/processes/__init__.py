@@ -1,4 +1,4 @@
-"""The processes of tasks on this machine: started, watched, started again, and ended.
+"""Starts, watches, restarts and ends the processes of tasks on this machine.
 
-Contract: knows a task by its command and its log. It never connects to one.
+Contract: knows a task by its command and its log, and never connects to one.
 """

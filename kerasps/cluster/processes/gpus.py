@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-# `nvidia-smi` takes a second or two to wake a driver that sleeps.
+# `nvidia-smi` takes a second or two to wake an idle driver.
 _NVIDIA_SMI_TIMEOUT_S = 10
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """Return the GPUs that CUDA would show to a process, as CUDA_VISIBLE_DEVICES names them.
 
-    TensorFlow is not asked: that would make this process take hold of them.
+    This does not call TensorFlow, with which this process would allocate memory on them.
 
     Args:
         environ: the environment of the process.
@@ -23,22 +23,22 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
-        # CUDA reads the list up to the first entry that is not a device; "-1" and the empty string
-        # are the usual ones.
+        # CUDA reads the list up to the first entry that is not a device: usually "-1" or the empty
+        # string.
         return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
     return [str(index) for index in range(_count_gpus())]
 
 
 def worker_gpus(num_workers: int, gpus: list[str]) -> list[str] | None:
-    """Return the CUDA_VISIBLE_DEVICES of each worker, None where there is nothing to split.
+    """Return the CUDA_VISIBLE_DEVICES of each worker, None if there is nothing to split.
 
     Args:
         num_workers: the number of workers that share the GPUs of this machine.
         gpus: the GPUs, as CUDA_VISIBLE_DEVICES names them.
 
     Returns:
-        One value per worker: neighbouring GPUs where there are enough for all, else one GPU that
-        several workers share.
+        One value per worker: neighbouring GPUs if there are enough for all, else one GPU, which
+        several workers may share.
     """
     if len(gpus) < 2:
         return None
@@ -49,7 +49,7 @@ def worker_gpus(num_workers: int, gpus: list[str]) -> list[str] | None:
 
 
 def _count_gpus() -> int:
-    # The driver's own list costs nothing; containers often lack it, and have `nvidia-smi`.
+    # The driver's list costs nothing; containers often lack it but have `nvidia-smi`.
     if _NVIDIA_GPUS.is_dir():
         return len(list(_NVIDIA_GPUS.iterdir()))
     try:

@@ -1,6 +1,6 @@
 """Makes log directories and opens log files that only their owner can read.
 
-A task's log has what its user's functions print, and paths and data in its errors.
+A task's log has the output of the user's functions, and paths and data in its errors.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import IO
 
 
 def make_log_dir(path: Path) -> None:
-    """Make a directory for logs, for its owner alone; one that is there is left as it is."""
+    """Make a directory for logs that only its owner can use; do not change an existing one."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open a log file to append to it, unbuffered, for its owner alone.
+    """Open a log file to append to it, unbuffered, readable only by its owner.
 
-    One that is there, of an earlier run, becomes so too. Devices and other people's files are left
-    as they are.
+    An existing file of an earlier run gets the same permissions. Devices and other users' files are
+    not changed.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     stream = os.fdopen(descriptor, "ab", buffering=0)

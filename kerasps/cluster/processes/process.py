@@ -1,10 +1,10 @@
 """One child process: the server of one ps or worker task on this machine.
 
-The parent holds two pipes to a child. Through `report` the child says that its server runs and on
-which port, so that no log has to be parsed. The other is the child's stdin, on which nothing is
-ever written. Its end tells the child that the parent is gone, also where that was killed. A
-parent-death signal would not do here: Linux sends it when the *thread* that started the child ends,
-and notebooks and test runners start clusters in threads that end early.
+The parent holds two pipes to a child. On the report pipe the child reports that its server runs and
+on which port, so that nobody has to parse a log. The other pipe is the child's stdin, to which
+nobody writes. Its end tells the child that the parent has ended, also if it was killed. A
+parent-death signal does not work here: Linux sends it when the *thread* that started the child
+ends, and notebooks and test runners start clusters in threads that end early.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kerasps.cluster.server import REPORT_FD_FLAG, WATCH_PARENT_FLAG
 
 # Enough for a traceback with its message, short enough to be read in an error.
 LAST_LINES = 15
-# A traceback of TensorFlow's has lines of a few hundred bytes; two thousand each are plenty.
+# A traceback of TensorFlow has lines of a few hundred bytes; two thousand each are plenty.
 _TAIL_BYTES = 32 * 1024
-# How long a server gets to exit on SIGINT. It exits at once when it is healthy.
+# The time that a server gets to exit on SIGINT. A healthy one exits at once.
 _TERMINATE_GRACE_S = 3.0
 # From <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -46,8 +46,8 @@ class TaskProcess:
 
     Args:
         description: the cluster as this task sees it.
-        log_file: the file for the process's stdout and stderr. It is appended to, so a restart
-            keeps what was there.
+        log_file: the file for the process's stdout and stderr. The process appends to it, so a
+            restart keeps its content.
         env: the whole environment of the process; TF_CONFIG is added to it.
     """
 
@@ -61,7 +61,8 @@ class TaskProcess:
         self._report_fd: int | None = None
         self._report = b""
         self._started_at = 0.0
-        # Where the log of this start begins. What earlier ones wrote explains no later end.
+        # The position in the log at which this start begins. Earlier lines are of earlier
+        # processes.
         self._log_begin = 0
 
     @property
@@ -95,11 +96,11 @@ class TaskProcess:
 
     @property
     def started_at(self) -> float:
-        """The time when the process was started, on the monotonic clock of the machine."""
+        """The time at which the process was started, on the machine's monotonic clock."""
         return self._started_at
 
     def start(self) -> None:
-        """Start the process, without waiting for its server. See `is_ready`."""
+        """Start the process. Does not wait for its server; see `is_ready`."""
         env = dict(self._env, TF_CONFIG=json.dumps(self._description.as_tf_config()))
         read_fd, write_fd = os.pipe()
         try:
@@ -120,8 +121,8 @@ class TaskProcess:
                     stderr=subprocess.STDOUT,
                     env=env,
                     pass_fds=(write_fd,),
-                    # A session of its own: Ctrl-C in the terminal is for the coordinator, which
-                    # then closes the cluster.
+                    # A separate session: Ctrl-C in the terminal is for the coordinator, which then
+                    # closes the cluster.
                     start_new_session=True,
                 )
         except BaseException:
@@ -133,7 +134,7 @@ class TaskProcess:
         self._report_fd, self._report = read_fd, b""
 
     def is_ready(self) -> bool:
-        """Return whether the child has said that its server accepts connections. Does not wait."""
+        """Return whether the child reported that its server accepts connections. Does not wait."""
         if self._report_fd is not None:
             try:
                 chunk = os.read(self._report_fd, 64)
@@ -145,7 +146,7 @@ class TaskProcess:
         return self._report.endswith(b"\n")
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None where the process has not ended."""
+        """Return the exit code, negative for a signal; None if the process has not ended."""
         return None if self._process is None else self._process.poll()
 
     def is_running(self) -> bool:
@@ -162,20 +163,20 @@ class TaskProcess:
         self._collect()
 
     def begin_to_kill(self) -> None:
-        """End the process at once (SIGKILL), without waiting until it has ended. See `kill`."""
+        """End the process at once (SIGKILL). Does not wait until it has ended; see `kill`."""
         if self.is_running():
             self._started().kill()
 
     def terminate(self) -> None:
-        """Ask the process to end at once (SIGINT), without waiting. See `wait`.
+        """Ask the process to end at once (SIGINT). Does not wait; see `wait`.
 
-        SIGTERM would have a worker finish what it does first.
+        After SIGTERM, a worker would finish its steps first.
         """
         if self.is_running():
             self._started().send_signal(signal.SIGINT)
 
     def wait(self, timeout_s: float = _TERMINATE_GRACE_S) -> None:
-        """Wait until the process has ended; kill it where it has not after `timeout_s` seconds."""
+        """Wait until the process has ended; kill it if it has not after `timeout_s` seconds."""
         if self._process is not None:
             try:
                 self._process.wait(timeout_s)
@@ -184,18 +185,21 @@ class TaskProcess:
         self._collect()
 
     def last_lines(self, count: int = LAST_LINES) -> str:
-        """Return the last `count` lines that the process has logged, empty where there are none."""
+        """Return the last `count` lines that the process has logged, empty if there are none."""
         return last_lines(self._log_file, count, begin=self._log_begin)
 
     def describe_exit(self) -> str:
-        """Return how the process ended, in words: `"exit code 1"`, `"signal SIGKILL"`, not yet."""
+        """Return how the process ended, in words such as `"exit code 1"` or `"signal SIGKILL"`.
+
+        Return `"not started"` or `"still running"` if it has not ended.
+        """
         if self._process is None:
             return "not started"
         code = self._process.poll()
         return "still running" if code is None else describe_exit_code(code)
 
     def report(self) -> str:
-        """Return all that helps to find out why this process ended, over several lines."""
+        """Return several lines of text that help to find out why this process ended."""
         lines = self.last_lines() or "(the log is empty)"
         pid = "none" if self._process is None else str(self._process.pid)
         state = (
@@ -230,7 +234,7 @@ class TaskProcess:
         if self._process is not None:
             self._process.wait()
             if self._process.stdin is not None:
-                # The child may be gone already; nothing was written, so there is nothing to lose.
+                # The child may have ended already; nothing was written, so nothing is lost.
                 with contextlib.suppress(OSError):
                     self._process.stdin.close()
 
@@ -241,15 +245,15 @@ class TaskProcess:
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child that must import this very kerasps.
+    """Return the environment of a child that must import the same kerasps as this process.
 
     Args:
-        base: the environment to start from, mostly `os.environ`.
+        base: the environment to start from, usually `os.environ`.
     """
     env = dict(base)
     root = str(Path(__file__).resolve().parents[3])
     installed = [*site.getsitepackages(), site.getusersitepackages()]
-    # Site packages are on the child's path anyway; put in front of the standard library, they could
+    # Site packages are on the child's path anyway. In front of the standard library, they could
     # shadow its modules.
     if root not in installed:
         env["PYTHONPATH"] = os.pathsep.join(path for path in (root, env.get("PYTHONPATH")) if path)
@@ -257,7 +261,7 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return a `preexec_fn` that has a child killed when this process ends, in whatever way.
+    """Return a `preexec_fn` that makes Linux kill the child when this process ends in any way.
 
     Thread: start the child from the main thread. Linux sends the signal when the thread that
     started the child ends.
@@ -285,12 +289,12 @@ def describe_exit_code(code: int) -> str:
 
 
 def last_lines(file: Path, count: int = LAST_LINES, *, begin: int = 0) -> str:
-    """Return the last `count` lines of a text file without reading all of it, empty without one.
+    """Return the last `count` lines of a text file, without reading all of it; empty if missing.
 
     Args:
         file: the file.
-        count: the number of lines at most.
-        begin: the byte before which nothing is read. Default: none.
+        count: the maximum number of lines.
+        begin: the byte at which to begin. Default 0.
     """
     try:
         with file.open("rb") as stream:

@@ -9,8 +9,8 @@ from kerasps.checks import count
 
 DEFAULT_MAX_RESTARTS = 3
 _WINDOW_S = 3600.0
-# The first restart comes at once: most tasks die once. The next wait a second, two, four: whatever
-# is wrong with the machine may pass meanwhile.
+# The first restart comes at once: most tasks die once. The next ones wait one, two, four seconds,
+# in which a problem of the machine may pass.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 
@@ -23,8 +23,8 @@ class Restart:
 
     Args:
         pause_s: the seconds to wait before it.
-        number: which one it is in the last hour, from 1.
-        of: how many there may be.
+        number: its number within the last hour, from 1.
+        of: the limit per hour.
     """
 
     pause_s: float
@@ -40,7 +40,7 @@ class RestartBudget:
     """Grants each task a number of restarts in any hour.
 
     Args:
-        max_restarts: that number; 0 grants none.
+        max_restarts: the number; 0 grants none.
 
     Raises:
         TypeError: `max_restarts` is not an integer.
@@ -67,7 +67,7 @@ class RestartBudget:
         return len(self._within_the_hour(task, now)) < self._max_restarts
 
     def grant(self, task: Task, now: float) -> Restart | None:
-        """Return the next restart of a task that has died, None where there were too many.
+        """Return the next restart of a task that has died, None if there were too many.
 
         Args:
             task: its type and index.
@@ -81,7 +81,7 @@ class RestartBudget:
         return Restart(pause, len(before), self._max_restarts)
 
     def refusal(self) -> str:
-        """Return why no restart is granted, in words: `"not started again: ..."`."""
+        """Return the reason for granting no restart, in words: `"not started again: ..."`."""
         if self.is_off:
             return "not started again: restarts are turned off"
         times = "1 restart" if self._max_restarts == 1 else f"{self._max_restarts} restarts"

@@ -1,8 +1,8 @@
-"""Keeps away from stderr what TensorFlow prints of tasks that are ended on purpose.
+"""Drops from stderr the lines that TensorFlow prints about tasks that end on purpose.
 
-TensorFlow's C++ code writes to the file descriptor, past `sys.stderr` and past Python's loggers. A
-call that was on its way to a task, or a task that has died before, makes it print some lines of
-errors when the process takes leave of the tasks.
+TensorFlow's C++ code writes to the file descriptor, not to `sys.stderr` or Python's loggers. When
+the process disconnects from the tasks, it prints some lines of errors for each call in flight to a
+task, and for each task that died before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# Lines of the source files that deal with other tasks, and what they print below such a line.
+# Lines of the source files that deal with other tasks, and the lines that follow these.
 _OF_TASKS = re.compile(
     rb"^[IWE]\d{4} .*\b(context|remote_\w+|destroy_tensor_handle_node|eager_executor"
     rb"|rpc_rendezvous_mgr|grpc_\w+|cluster_function_library_runtime|kernel_and_device)\.(cc|h):\d+\]"
@@ -27,10 +27,10 @@ _JOIN_S = 1.0
 
 @contextlib.contextmanager
 def without_lines_about_tasks() -> Iterator[None]:
-    """In this context, drop what TensorFlow prints about other tasks; all else goes through.
+    """In this context, drop the lines that TensorFlow prints about other tasks.
 
-    A line is passed on when it is complete. Where Python starts no thread any more, as at the end
-    of a process from 3.12 on, nothing is dropped.
+    All other lines are passed on, each when it is complete. If Python starts no thread any more, as
+    at the end of a process from 3.12 on, nothing is dropped.
     """
     with contextlib.ExitStack() as stack:
         # A process may have no stderr.
@@ -58,12 +58,12 @@ def _filtered() -> Iterator[None]:
     finally:
         _flush()
         os.dup2(saved, 2)
-        # A process that was started meanwhile has the pipe, and the thread goes on for it.
+        # A process that was started meanwhile may hold the pipe; then the thread keeps running.
         thread.join(_JOIN_S)
 
 
 def _flush() -> None:
-    with contextlib.suppress(Exception):  # it may be closed, or somebody's own
+    with contextlib.suppress(Exception):  # it may be closed, or an object of the user's
         sys.stderr.flush()
 
 

@@ -1,9 +1,9 @@
-"""Watches the processes of a cluster on this machine, and starts workers that die again.
+"""Watches the processes of a cluster on this machine, and restarts workers that die.
 
-One thread sleeps until a process ends (Linux tells that through a file descriptor), a pause is over
-or somebody wakes it. It holds no reference to the cluster, so a cluster that is forgotten is still
-collected. Everything that starts a process, or ends one on purpose, does so under `lock`; so no
-process is started behind the back of one who closes the cluster.
+One thread sleeps until a process ends (Linux reports that through a file descriptor), a pause is
+over, or another thread wakes it. It holds no reference to the cluster, so Python can collect a
+forgotten cluster. All code that starts a process, or ends one on purpose, holds `lock`; so no
+process is started after the cluster was closed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kerasps.cluster.processes.process import TaskProcess
 from kerasps.cluster.processes.restarts import Restart, RestartBudget, Task
 from kerasps.runtime.supervision import Notice
 
-# Where the system has no descriptor for a process.
+# For systems that have no descriptor for a process.
 _POLL_INTERVAL_S = 0.1
-# The thread does nothing that takes long, unless whoever reads stderr does not.
+# The thread does nothing that takes long, unless the reader of stderr blocks it.
 _JOIN_TIMEOUT_S = 5.0
 
 
@@ -33,11 +33,11 @@ class Death:
 
     Args:
         task: its type and index.
-        pid: the process id; 0 where a process could not be started.
-        what: what happened to it, in words: `"died"` mostly.
-        report: all that helps to find out why, over several lines.
-        restart: when it is started again; None where it is not.
-        refusal: why it is not, in words; empty where it is.
+        pid: the process id; 0 if a process could not be started.
+        what: the event in words, usually `"died"`.
+        report: several lines that help to find the cause.
+        restart: its restart; None if it is not restarted.
+        refusal: the reason, in words, for not restarting it; empty if it is restarted.
     """
 
     task: Task
@@ -53,11 +53,12 @@ class Death:
 
 
 class TaskWatch:
-    """The thread that watches the processes of a cluster, and what it knows of them.
+    """The thread that watches the processes of a cluster, and their state.
 
     Args:
-        processes: the process of each task. The cluster may add to them until `start`.
-        budget: how often a worker may be started again.
+        processes: the process of each task. The cluster may add to them; after `start`, under
+            `lock`.
+        budget: grants restarts of workers.
         on_death: called in the thread of the watch with each `Death`, outside of `lock`.
     """
 
@@ -71,13 +72,13 @@ class TaskWatch:
         self.on_death = on_death
         self._processes = processes
         self._budget = budget
-        # Tasks whose end is somebody's wish, or known to the user: nobody reports or restarts them.
+        # Tasks that end on purpose, or whose end the user knows: not reported and not restarted.
         self._left: set[Task] = set()
-        # The process ids of which the end was seen, and of those that were killed because they
-        # did not answer.
+        # The ids of processes that were seen to end, and of those that were killed because they did
+        # not answer.
         self._ended: dict[Task, int] = {}
         self._hung: dict[Task, int] = {}
-        # When a dead worker is started again.
+        # The times at which dead workers are restarted.
         self._due: dict[Task, float] = {}
         self._descriptors: dict[Task, tuple[int, int]] = {}
         self._owner = os.getpid()
@@ -88,7 +89,7 @@ class TaskWatch:
 
     @property
     def saw_death(self) -> bool:
-        """True once a process has ended without being told to."""
+        """True once a process ended without being told to."""
         return self._saw_death
 
     def start(self) -> None:
@@ -97,46 +98,49 @@ class TaskWatch:
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
         self._wake = read_fd, write_fd
-        # A daemon, since Python waits for others before it calls what is registered for its exit.
+        # A daemon, since Python waits for other threads before it calls the functions of `atexit`.
         self._thread = threading.Thread(target=self._run, name="kerasps-task-watch", daemon=True)
         atexit.register(self.close)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. From here on the watch starts no process. A second call does nothing."""
+        """End the thread. The watch then starts no process. A second call does nothing."""
         if os.getpid() != self._owner:
-            # A fork has no such thread.
+            # A forked process does not have the thread.
             return
         atexit.unregister(self.close)
         with self.lock:
             self._is_over = True
             self._wake_up()
         thread = self._thread
-        # A forgotten cluster may be collected in this very thread, which then ends by itself.
+        # Python may collect a forgotten cluster in the watch's thread, which then ends on return.
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_TIMEOUT_S)
 
     def leave(self, task: Task) -> None:
-        """Do nothing about a task from here on, whatever becomes of it. Call under `lock`."""
+        """Stop watching a task: its end is neither reported nor a reason to restart it.
+
+        Call under `lock`.
+        """
         self._left.add(task)
         self._due.pop(task, None)
 
     def resume(self, task: Task) -> None:
-        """Watch a task again whose process has been started."""
+        """Watch a task again, after its process was started."""
         with self.lock:
             self._left.discard(task)
             self._wake_up()
 
     def died(self, task: Task) -> bool:
-        """Return whether the process of a task has ended by itself, and is to stay so."""
+        """Return whether the process of a watched task has ended and will not be restarted."""
         with self.lock:
             ended = self._processes[task].has_ended()
             return ended and task not in self._left and task not in self._due
 
     def end_hung(self, notice: Notice) -> None:
-        """Kill a worker that is said to hang, if it may then be started again. Does not wait.
+        """Kill a worker that hangs according to `notice`, if it may be restarted. Does not wait.
 
-        What was said of a process that has been replaced since does not count.
+        A notice about a process that was replaced since is ignored.
         """
         task = notice.task_type, notice.task_index
         process = self._processes.get(task)
@@ -159,7 +163,7 @@ class TaskWatch:
                 with self.lock:
                     deaths = self._look(time.monotonic())
                 for death in deaths:
-                    # Nothing that a reader of this does may end the watch.
+                    # An error in the callback must not end the watch.
                     with contextlib.suppress(Exception):
                         self.on_death(death)
                 self._sleep()
@@ -174,7 +178,7 @@ class TaskWatch:
                     self._wake = None
 
     def _look(self, now: float) -> list[Death]:
-        """Take note of processes that have ended, and start those whose time has come."""
+        """Record processes that have ended, and restart those that are due."""
         deaths: list[Death] = []
         if self._is_over:
             return deaths
@@ -195,7 +199,7 @@ class TaskWatch:
         if self._hung.get(task) == process.pid:
             what = "did not answer and was killed"
         elif process.poll() == 0 and task[0] == "worker":
-            # As it does when it is told to, by SIGTERM.
+            # A worker exits with 0 after SIGTERM.
             what = "left"
         return self._restarted(task, process.pid, what, process.report(), now)
 
@@ -213,14 +217,14 @@ class TaskWatch:
     def _start_again(self, task: Task) -> Death | None:
         process = self._processes[task]
         try:
-            # Gone as it is, this closes our ends of its pipes.
+            # It has ended already; `kill` closes this process's ends of its pipes.
             process.kill()
             process.start()
         except OSError as exc:
             report = f"  task: {task[0]} {task[1]} at {process.address}\n  error: {exc}"
             return self._restarted(task, 0, "could not start", report, time.monotonic())
         if self._is_over:
-            # The cluster was collected in this thread meanwhile, and has not seen this process.
+            # Python collected the cluster in this thread meanwhile, before this process existed.
             process.kill()
         return None
 
@@ -236,15 +240,18 @@ class TaskWatch:
             if self._due:
                 pause = max(0.0, min(self._due.values()) - time.monotonic())
                 timeout_s = pause if timeout_s is None else min(timeout_s, pause)
-        # Rounded up: to wake a moment early would be to wake twice.
+        # Rounded up: a thread that wakes a moment early has to wake twice.
         poller.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
         with contextlib.suppress(BlockingIOError):
             os.read(woken, 4096)
 
     def _watch_descriptors(self, poller: select.poll) -> float | None:
-        """Register what tells the end of each process; return the time limit where that is not all.
+        """Register the descriptor of each process with `poller`.
 
         Call under `lock`.
+
+        Returns:
+            The seconds after which to look at processes without a descriptor; None if all have one.
         """
         limit = None
         for task, process in self._processes.items():
@@ -254,7 +261,7 @@ class TaskWatch:
                 os.close(descriptor)
                 descriptor = -1
             if not process.is_running():
-                # It may have ended just now, and then nobody has looked at it yet.
+                # It may have ended since the last look: then look again at once.
                 if process.has_ended() and self._ended.get(task) != process.pid:
                     limit = 0.0
                 continue
@@ -276,9 +283,9 @@ class TaskWatch:
 
 
 def _descriptor_of(pid: int) -> int:
-    """Return a file descriptor that is readable once a process has ended, -1 where there is none.
+    """Return a file descriptor that is readable once a process has ended, -1 if there is none.
 
-    Systems and sandboxes that have none say so; and the process may be gone just now.
+    Some systems and sandboxes have none, and the process may have ended just now.
     """
     try:
         return os.pidfd_open(pid)

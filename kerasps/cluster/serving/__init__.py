@@ -1,4 +1,4 @@
-"""The server of a task: the address and port at which it listens, and its coordinator.
+"""The server of a task: its address and port, and the watch on its coordinator.
 
-Contract: runs in the task's process, without Keras, and knows its own task only.
+Contract: runs in the task's process, without Keras, and knows only this task.
 """

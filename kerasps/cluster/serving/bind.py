@@ -1,15 +1,16 @@
 """Makes TensorFlow's server listen on one address of this machine, instead of on all.
 
-TensorFlow asks for `0.0.0.0:port`, whatever the cluster's description says, and has no option for
-it. Whoever reaches the port can read and write files as the user who runs the server. So while a
-server starts, the call of `bind` in TensorFlow's library leads here (`linkage` finds where the
-library keeps the function's address). A bind of the server's port to all addresses is turned into
-one of the given address. Any other goes on to the system as it came. When the server
-has started the library is as it was before. This module runs Python, and what TensorFlow does
-later is not to wait for Python's lock. (A coordinator's start holds that lock. It binds in the
-thread that has it, and waits for no other.)
+TensorFlow binds to `0.0.0.0:port`, whatever the cluster's description says, and has no option for
+it. Anyone who reaches the port can read and write files as the user who runs the server. So while a
+server starts, the calls of `bind` in TensorFlow's library come here (`linkage` finds where the
+library stores the function's address). A bind of the server's port to all addresses becomes a bind
+to the given address. Any other bind is passed to the system unchanged. When the server has started,
+the library is restored. This module runs Python, and TensorFlow's later work must not wait for
+Python's lock. (A coordinator's start holds that lock. It binds in the thread that has the lock, and
+waits for no other thread.)
 
-A server whose port is kept for it (`held_port`) is let in there by the same way.
+If a socket keeps the port for the server (`held_port`), the same replacement lets the server share
+it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from kerasps.cluster.serving.linkage import UnknownLayoutError, find_slots
 from kerasps.cluster.serving.listen_address import BIND_VARIABLE, may_listen_on_all
 from kerasps.errors import TaskStartError
 
-# gRPC is within one of TensorFlow's own libraries, and which one depends on the build; some
-# distributions have a library for it.
+# gRPC is in one of TensorFlow's libraries, which one depends on the build; some distributions have
+# a separate library for it.
 _LIBRARIES = re.compile(r"tensorflow.*\.so\b|^libgrpc\.so\b")
 _ANY_IPV4 = bytes(4)
 _MAPPED = bytes(10) + b"\xff\xff"
-# A socket of IPv6 that takes IPv4 too has two ways to say "all".
+# The two forms of "all addresses" of an IPv6 socket that accepts IPv4 too.
 _ANY_IPV6 = (bytes(16), _MAPPED + _ANY_IPV4)
-# Of <netinet/in.h>: family, port and address, for IPv6 with a flow and a scope. The family is in
+# From <netinet/in.h>: family, port and address, for IPv6 with a flow and a scope. The family is in
 # the byte order of the machine, which is little-endian where `linkage` finds a slot.
 _IPV4_BYTES, _IPV6_BYTES = 16, 28
 
@@ -56,22 +57,22 @@ def listening_on(
 ) -> Iterator[None]:
     """Make the server that starts within this context listen on `address` alone.
 
-    Call when the library that starts the server is loaded.
+    Call after the library that starts the server is loaded.
 
     Args:
-        address: an IP address of this machine. None leaves the server as it is.
+        address: an IP address of this machine. None does not change the server's address.
         port: the port that the server is told to listen on.
-        libraries: what the names of the libraries that start a server match. Default: those of
+        libraries: the pattern of the names of the libraries that start a server. Default: those of
             TensorFlow.
-        held: what keeps the port for the server. None (default) for nothing. Where the library
-            cannot let the server in beside it, it is closed before the server binds.
+        held: the sockets that keep the port for the server. None (default) if there are none. If
+            the library cannot let the server share the port, they are closed before it binds.
 
     Raises:
-        TaskStartError: the library is laid out otherwise than expected, so the server would listen
-            on all addresses, or does.
+        TaskStartError: the library is not laid out as expected, so the server would listen on all
+            addresses, or does.
 
     Warns:
-        RuntimeWarning: the same, where KERASPS_BIND says that it may.
+        RuntimeWarning: the same, if KERASPS_BIND allows all addresses.
     """
     if address is None and not held:
         yield
@@ -95,7 +96,7 @@ def listening_on(
 
 
 class _Redirection:
-    """Turns binds to all addresses into binds to a single address, where there is one."""
+    """Turns binds to all addresses into binds to a single address, if one is given."""
 
     def __init__(self, address: str | None, port: int, *, is_held: bool) -> None:
         self._port = struct.pack("!H", port)
@@ -104,7 +105,7 @@ class _Redirection:
         self.num_binds = 0
         if address is None:
             return
-        # Numbers only, so nobody is asked.
+        # The address is numeric, so this makes no query.
         family, _, _, _, place = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )[0]
@@ -121,14 +122,14 @@ class _Redirection:
         _current = None
 
     def shares(self, given: bytes) -> bool:
-        """Return whether a socket that is bound to an address shares it with what keeps it."""
+        """Return whether a socket that binds to an address shares it with the held sockets."""
         return self._is_held and given[2:4] == self._port
 
     def applied(self, given: bytes) -> bytes | None:
-        """Return the address to bind to in place of a given one; None where it has none.
+        """Return the address to bind to in place of a given one; None if the bind must fail.
 
         Args:
-            given: what `bind` is given, at least 28 bytes of it where it has as many.
+            given: the address that `bind` was called with, as bytes.
         """
         if given[2:4] != self._port or self._is_for_all:
             return given
@@ -143,7 +144,7 @@ class _Redirection:
         return given
 
 
-# One server starts at a time. What is current is read by any thread that binds a socket.
+# One server starts at a time. Any thread that binds a socket reads `_current`.
 _lock = threading.Lock()
 _current: _Redirection | None = None
 _real_bind = _FUNCTION(("bind", ctypes.CDLL(None)))
@@ -151,8 +152,8 @@ _real_bind = _FUNCTION(("bind", ctypes.CDLL(None)))
 
 @_FUNCTION
 def _bind(descriptor: int, pointer: int | None, length: int) -> int:
-    # An exception would get lost here, and the socket count as bound: it would listen on a port of
-    # the system's choice, on all addresses.
+    # An exception would be lost here, and the socket would count as bound: it would listen on a
+    # port that the system chooses, on all addresses.
     try:
         redirection = _current
         if redirection is None or pointer is None or length < _IPV4_BYTES:
@@ -160,7 +161,7 @@ def _bind(descriptor: int, pointer: int | None, length: int) -> int:
         given = ctypes.string_at(pointer, length)
         applied = redirection.applied(given)
         if applied is None:
-            # Never on all addresses instead. gRPC tries a socket of the other family.
+            # Never bind to all addresses instead. gRPC then tries a socket of the other family.
             ctypes.set_errno(errno.EADDRNOTAVAIL)
             return -1
         if redirection.shares(given):
@@ -179,16 +180,16 @@ def _address_of(function: object) -> int:
 
 
 def _redirect(libraries: re.Pattern[str], stack: ExitStack) -> tuple[int, list[str]]:
-    """Lead the libraries' calls of `bind` here until `stack` ends.
+    """Redirect the libraries' calls of `bind` to `_bind` until `stack` ends.
 
     Returns:
-        How many libraries it was done for, and what was in the way in others.
+        The number of redirected libraries, and the reasons why others were not redirected.
     """
     try:
         slots = find_slots("bind", libraries)
     except UnknownLayoutError as exc:
         return 0, [str(exc)]
-    reasons = [] if slots else ["no library of TensorFlow's in this process calls `bind`"]
+    reasons = [] if slots else ["no library of TensorFlow in this process calls `bind`"]
     for slot in slots:
         before = slot.read()
         if before != _address_of(_real_bind) and not slot.is_unresolved():
@@ -206,8 +207,8 @@ def _redirect(libraries: re.Pattern[str], stack: ExitStack) -> tuple[int, list[s
 def _cannot_be_held(address: str, port: int, reason: str) -> TaskStartError:
     return TaskStartError(
         f"The server cannot be held to {address}, and port {port} would be open on every network "
-        "interface: whoever reaches it can read and write files as this user. Expected: a library "
-        f"of TensorFlow's whose call of `bind` can be changed. Received: {reason}. Where all may "
-        f"reach the port, or a firewall is in front of it, set the environment variable "
+        "interface: anyone who reaches it can read and write files as this user. Expected: a "
+        f"library of TensorFlow whose call of `bind` can be changed. Received: {reason}. If all "
+        "may reach the port, or a firewall protects it, set the environment variable "
         f"{BIND_VARIABLE} to 0.0.0.0. If the server listens already, end this process."
     )

@@ -1,10 +1,10 @@
-"""Opens the first context on a ps, so that each process that connects to it finds one there.
+"""Opens the first context on a ps, so that no process that connects to it makes the first one.
 
-A context is what a server of TensorFlow holds for a process that is connected to it. A server that
-has none makes anew, for the first, what runs collective operations, and frees that of before. Two
-processes that connect at the same time both come first: then the context of one is left with what
-has been freed for the other, and when it makes its next function ready the server crashes. The
-workers of a cluster without a coordinator start at the same time. So a ps has a context from the
+A TensorFlow server has a context for each connected process. When a server makes its first context,
+it makes a new executor of collective operations and frees the previous one. If two processes
+connect at the same time, both make a first context. Then one context refers to the executor that
+was freed for the other, and the server crashes when it prepares the next function there. The
+workers of a cluster without a coordinator start at the same time. So a ps gets a context at its
 start, which nobody uses.
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import BytesValue
 
-# Of TensorFlow's eager_service.proto, which is not among the modules that it ships. The number of
-# the context is field 7 of the request, of 64 bits.
+# From TensorFlow's eager_service.proto, for which TensorFlow ships no module. The number of the
+# context is field 7 of the request, with 64 bits.
 _METHOD = "/tensorflow.eager.EagerService/CreateContext"
 _CONTEXT_ID = 7 << 3 | 1
 _TIME_LIMIT_S = 10.0
 
 
 def open_first_context(server_def: Any, host: str, port: int) -> None:
-    """Open a context, for good, in a server of this machine that nobody is connected to.
+    """Open a permanent context in a server of this machine before other processes connect to it.
 
     Args:
         server_def: the server's `tf.train.ServerDef`.
@@ -37,27 +37,27 @@ def open_first_context(server_def: Any, host: str, port: int) -> None:
         RuntimeWarning: the server has refused.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    # A context of the task alone: nothing in it concerns the others.
+    # The context contains only this task: it needs no other.
     task_def = type(server_def)(
         job_name=server_def.job_name,
         task_index=server_def.task_index,
         protocol=server_def.protocol,
     )
     task_def.cluster.job.add(name=task_def.job_name).tasks[task_def.task_index] = address
-    # The server definition is field 1, as is the value of a `BytesValue`, and on the wire bytes and
-    # a message look alike. The context is kept for as long as the server lives, since no time is
-    # given after which nobody uses it any more.
+    # The server definition is field 1, as is the value of a `BytesValue`, and protobuf encodes
+    # bytes and a message alike. The server keeps the context for ever, since the request has no
+    # keep-alive time.
     request = BytesValue(value=task_def.SerializeToString()).SerializeToString()
     request += struct.pack("<BQ", _CONTEXT_ID, random.getrandbits(64))
-    # A proxy that the environment names is for other machines.
+    # A proxy that the environment sets is for other machines.
     options = [("grpc.enable_http_proxy", 0)]
     try:
         with grpc.insecure_channel(address, options) as channel:
             channel.unary_unary(_METHOD)(request, timeout=_TIME_LIMIT_S)
     except grpc.RpcError as exc:
         warnings.warn(
-            "This ps holds no context, so it may crash where several workers connect to it for "
-            "the first time at the same time. Expected: TensorFlow's server to make one. Received: "
+            "This ps has no context, so it may crash if several workers connect to it for the "
+            "first time at the same time. Expected: TensorFlow's server to make one. Received: "
             f"{exc}. Start workers that drive their own steps one after the other.",
             RuntimeWarning,
             stacklevel=2,

@@ -1,13 +1,13 @@
-"""Keeps the port of a task from others while the task's process starts anew.
+"""Reserves the port of a task while the task's process restarts.
 
-The server's own socket is closed when the process begins again, and the next server listens about
-half a second later. Another process could take the port in between. So a second socket is bound to
-the same address before that, and stays open in the process as it begins again. It never listens:
-whoever connects meanwhile is refused at once, and tries again.
+The server's socket is closed when the process restarts, and the next server listens about half a
+second later. Another process could take the port in between. So a second socket is bound to the
+same address before, and stays open in the restarted process. It never listens: a client that
+connects meanwhile is refused at once, and tries again.
 
-Sockets share an address where all of them have SO_REUSEPORT and belong to one user. A server of
-TensorFlow does not have that option. It gets it for this, as it binds (`bind`), and
-loses it as soon as it listens. Otherwise another server of the same user could take a part of its
+Sockets share an address if all of them have SO_REUSEPORT and belong to one user. A server of
+TensorFlow does not set that option. kerasps sets it when the server binds (`bind`), and clears it
+as soon as the server listens. Otherwise another server of the same user could take a part of its
 connections.
 """
 
@@ -19,17 +19,17 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-# The file descriptors of the sockets that hold the port, from the process to what it becomes.
+# Passes the file descriptors of the sockets that hold the port to the restarted process.
 _VARIABLE = "KERASPS_HELD_SOCKETS"
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class HeldPort:
-    """The sockets that keep a port for a server of this process.
+    """The sockets that reserve a port for a server of this process.
 
     Args:
         port: the port.
-        sockets: those that are bound to it, and do not listen.
+        sockets: the sockets, which are bound to it and do not listen.
     """
 
     def __init__(self, port: int, sockets: list[socket.socket]) -> None:
@@ -37,11 +37,11 @@ class HeldPort:
         self._sockets = sockets
 
     def __bool__(self) -> bool:
-        """Return whether any socket keeps the port."""
+        """Return whether any socket reserves the port."""
         return bool(self._sockets)
 
     def close(self) -> None:
-        """Leave the port to the server that listens on it, or to anyone where none does."""
+        """End the reservation: the port belongs to the server that listens on it, or is free."""
         if not self._sockets:
             return
         for listener in _listeners(self._port):
@@ -53,9 +53,9 @@ class HeldPort:
 
 
 def hold(port: int) -> None:
-    """Keep a port on which this process listens, until it has begun again and listens there.
+    """Reserve a port on which this process listens, until it has restarted and listens there.
 
-    Where the system does not allow that, the port is free meanwhile. Call just before `os.execv`.
+    If the system does not allow that, the port is free meanwhile. Call just before `os.execv`.
     """
     held = []
     for listener in _listeners(port):
@@ -65,7 +65,10 @@ def hold(port: int) -> None:
 
 
 def taken_over(port: int) -> HeldPort:
-    """Return what this process, before it began again, kept the port with; once."""
+    """Return the sockets with which this process reserved the port before it restarted.
+
+    A second call returns none.
+    """
     sockets = []
     for number in os.environ.pop(_VARIABLE, "").split(","):
         with contextlib.suppress(OSError, ValueError):
@@ -79,7 +82,7 @@ def taken_over(port: int) -> HeldPort:
 
 
 def share(descriptor: int) -> None:
-    """Allow a socket, before it is bound, to share the address of those that keep its port."""
+    """Allow a socket, before it is bound, to share the address of the sockets that reserve it."""
     with socket.socket(fileno=os.dup(descriptor)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
@@ -102,7 +105,7 @@ def _listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _bound_beside(listener: socket.socket) -> socket.socket:
-    """Return a socket with the address of one that listens; `os.execv` leaves it open."""
+    """Return a socket bound to the address of one that listens; `os.execv` leaves it open."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held = socket.socket(listener.family, listener.type)
     try:
@@ -110,8 +113,8 @@ def _bound_beside(listener: socket.socket) -> socket.socket:
             is_ipv6_only = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, is_ipv6_only)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # For the connections to this port that are still open; and not for longer, or any server
-        # that sets the option, as most do, could listen beside a socket that does not.
+        # Needed while connections to this port are still open. Cleared after the bind, else any
+        # server that sets the option, as most do, could listen on the port of this socket.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(listener.getsockname())
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)

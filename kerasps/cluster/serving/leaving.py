@@ -1,9 +1,9 @@
 """Lets a worker that gets SIGTERM finish its work before it ends.
 
-The worker takes no new connections from then on, and keeps those that it has. That is how the
-coordinator, which asks every task time and again whether it is there, learns of it: it gives the
-worker nothing new and fetches what the worker holds. Then it tells the worker to go, by a name: the
-operation that writes a file on a worker's machine can write the name of the worker's own process.
+From then on the worker refuses new connections, and keeps those that it has. The coordinator, which
+polls every task, detects that. It gives the worker no new steps and fetches its results. Then it
+tells the worker to end, by renaming its process: TensorFlow's operation that writes a file on the
+worker's machine can write the name of the worker's process.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import time
 
 from kerasps.cluster.serving.renewal import connections_to
 
-# The name that a process is given which may go. The kernel keeps 15 bytes of one.
+# The name of a process that may end. The kernel keeps 15 bytes of a name.
 LET_GO = "kerasps-let-go"
 NAME_FILE = "/proc/self/comm"
-# As long as it takes to finish long executions; schedulers kill after 30 s, mostly.
+# Enough to finish long executions; most schedulers kill after 30 s.
 GRACE_S = 25.0
 _POLL_S = 0.05
-# How often connections are looked at, which takes longer than to look at a name.
+# The time between two reads of the connections, which take longer than reading the name.
 _LOOK_S = 0.5
 
 
 def can_leave() -> bool:
-    """Return whether this system lets a process leave so; Linux does."""
+    """Return whether this system supports leaving in this way; Linux does."""
     return os.path.exists(NAME_FILE)
 
 
 def leave(port: int) -> None:
-    """Take no new connections at `port`; return when the process may go.
+    """Refuse new connections at `port`; return when the process may end.
 
-    That is when the coordinator has said so, when nobody is connected, and at last after a time.
+    It may when the coordinator tells it to, when nobody is connected, or after 25 seconds.
     """
     if not connections_to(port):
         return
@@ -51,7 +51,7 @@ def leave(port: int) -> None:
 
 
 def stop_listening(port: int) -> None:
-    """Make this process refuse new connections at `port`, and keep those that it has."""
+    """Make this process refuse new connections at `port`, and keep the existing ones."""
     for number in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
@@ -60,5 +60,5 @@ def stop_listening(port: int) -> None:
                 is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if is_listening and listener.getsockname()[1] == port:
                     listener.shutdown(socket.SHUT_RDWR)
-        except OSError:  # closed meanwhile, or of another kind
+        except OSError:  # closed meanwhile, or a socket of another kind
             continue

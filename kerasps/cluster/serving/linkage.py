@@ -1,10 +1,10 @@
-"""Finds where the libraries of this process keep the address of a C function that they call.
+"""Finds where the libraries of this process store the address of a C function that they call.
 
-A shared library calls a function of another one through a slot in its procedure linkage table. The
-slot holds the function's address once it has been called, and an address within the library before.
-All that leads to the slot is in memory: the headers of the ELF file, its symbols and its
-relocations. So nothing is read from disk, where an update may have put another version by now.
-Every address is checked against the list of what is mapped before it is read.
+A shared library calls a function of another one through a slot in its procedure linkage table.
+Before the first call, the slot holds an address within the library; afterwards, that of the
+function. The data that locate the slot are in memory: the headers of the ELF file, its symbols and
+its relocations. So this module reads no file, which an update may have replaced by now. It checks
+every address against the list of mapped memory before it reads there.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _RELA_BYTES = _SYMBOL_BYTES = 24
 _JUMP_SLOT = {62: 7, 183: 1026}  # x86-64, AArch64
 
 _MAPS = Path("/proc/self/maps")
-# A file that an update has replaced is still mapped, under its old name and this.
+# A file that an update has replaced is still mapped, under its old name with this suffix.
 _DELETED = " (deleted)"
 _PROT_READ, _PROT_WRITE = 1, 2
 
 
 class UnknownLayoutError(Exception):
-    """A library is not laid out as this module expects; the text says how."""
+    """Raised if a library is not laid out as this module expects; the text says how it differs."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A part of this process's memory that a file is mapped to, from `start` up to `end`."""
+    """A part of this process's memory to which a file is mapped, from `start` up to `end`."""
 
     start: int
     end: int
@@ -51,19 +51,19 @@ class Region:
     path: str
 
     def holds(self, address: int, size: int = 1) -> bool:
-        """Return whether `size` bytes from `address` on are all within this part."""
+        """Return whether this part contains all of the `size` bytes from `address` on."""
         return self.start <= address and address + size <= self.end
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The place where a library keeps the address of a function.
+    """The place where a library stores the address of a function.
 
     Args:
         library: the path of the library.
-        address: where the slot is in this process's memory.
-        is_writable: False where the loader has made it read-only.
-        code: the parts of memory that hold the library's own code.
+        address: the address of the slot in this process's memory.
+        is_writable: False if the loader has made it read-only.
+        code: the parts of memory that contain the library's code.
     """
 
     library: str
@@ -76,10 +76,10 @@ class Slot:
         return ctypes.c_uint64.from_address(self.address).value
 
     def write(self, value: int) -> None:
-        """Put another address into the slot.
+        """Store another address in the slot.
 
         Raises:
-            OSError: the slot is in memory that may not be written to.
+            OSError: the slot's memory cannot be made writable.
         """
         if self.is_writable:
             ctypes.c_uint64.from_address(self.address).value = value
@@ -97,11 +97,11 @@ def find_slots(symbol: str, libraries: re.Pattern[str]) -> list[Slot]:
 
     Args:
         symbol: the name of the function.
-        libraries: what the names of their files match.
+        libraries: the pattern of the names of their files.
 
     Raises:
-        UnknownLayoutError: this system does not tell what is mapped, or a library is not laid out
-            as expected.
+        UnknownLayoutError: this system does not list mapped memory, or a library is not laid out as
+            expected.
     """
     found = []
     for path, regions in _mapped_files(libraries).items():
@@ -135,7 +135,7 @@ class _Library:
         self._start, self._bias, self._dynamic = self._loaded()
 
     def slot(self, symbol: str) -> Slot | None:
-        """Return the slot of a function, None where the library has none for it."""
+        """Return the slot of a function, None if the library has none for it."""
         if self._dynamic.get(_PLT_KIND, _RELA) != _RELA:
             self._fail("its relocations are of another kind")
         if _PLT not in self._dynamic:
@@ -144,7 +144,7 @@ class _Library:
         if index is None:
             return None
         relocations = self._read(self._table(_PLT), self._dynamic[_PLT_SIZE])
-        # A relocation is an offset, what it is of, and an addend. There are some 170,000 in
+        # A relocation is an offset, a symbol with a kind, and an addend. There are some 170,000 in
         # TensorFlow's library; a search for the bytes of one takes 2 ms, a loop over all 0.2 s.
         wanted = struct.pack("<Q", (index << 32) | self._jump_slot)
         at = relocations.find(wanted)
@@ -163,9 +163,9 @@ class _Library:
         return Slot(self._path, address, "w" in region.permissions, code)
 
     def _loaded(self) -> tuple[int, int, dict[int, int]]:
-        """Return where the library begins, what its addresses are relative to, and its tags.
+        """Return the library's first address, the base of its relative addresses, and its tags.
 
-        A file may be mapped more than once: only the loader maps its code to where the headers say.
+        A file may be mapped more than once: only the loader maps its code as the headers say.
         """
         for region in self._regions:
             if region.offset == 0 and region.end - region.start >= 64:
@@ -202,10 +202,10 @@ class _Library:
         return any(region.holds(address) and "x" in region.permissions for region in self._regions)
 
     def _undefined_symbol(self, name: bytes) -> int | None:
-        """Return the index of a symbol that the library takes from another one."""
+        """Return the index of a symbol that the library imports, None if it does not."""
         if _GNU_HASH in self._dynamic:
-            # The symbols that the library itself defines come last: this table begins with the
-            # number of buckets and the index of the first of them.
+            # The symbols that the library defines come last: this table begins with the number of
+            # buckets and the index of the first of them.
             _, count = struct.unpack("<II", self._read(self._table(_GNU_HASH), 8))
         elif _HASH in self._dynamic:
             _, count = struct.unpack("<II", self._read(self._table(_HASH), 8))
@@ -222,7 +222,7 @@ class _Library:
         if tag not in self._dynamic:
             self._fail(f"it has no table {tag}")
         address = self._dynamic[tag]
-        # The loader makes these absolute, on most systems.
+        # On most systems, the loader makes these addresses absolute.
         return address if address >= self._start else self._bias + address
 
     def _read(self, address: int, size: int) -> bytes:
@@ -231,7 +231,7 @@ class _Library:
         return ctypes.string_at(address, size)
 
     def _is_mapped(self, address: int, size: int) -> bool:
-        # Parts that lie side by side may differ in what one may do with them.
+        # Adjacent parts may differ in their permissions, so the range may span several.
         end = address + size
         for region in self._regions:
             if region.start <= address < region.end:
@@ -244,7 +244,7 @@ class _Library:
 
 @contextmanager
 def _made_writable(address: int) -> Iterator[None]:
-    """Make the page of an address writable for the time being."""
+    """In this context, make the page of an address writable."""
     page = address // mmap.PAGESIZE * mmap.PAGESIZE
     _protect(page, _PROT_READ | _PROT_WRITE)
     try:

@@ -1,9 +1,9 @@
-"""Decides which address of this machine a task's server listens on.
+"""Chooses the address of this machine that a task's server listens on.
 
-It is the one that the others use: the host of the task's own entry in the cluster's description.
-That may be a name, which need not mean the same everywhere. Only an address that this machine has,
-and that the other tasks can reach, is taken. Where there is none, no server starts, unless it was
-told to listen on all addresses.
+It is the address that the other tasks use: the host of the task's entry in the cluster's
+description. That host may be a name, which may resolve differently elsewhere. Only an address that
+this machine has, and that the other tasks can reach, is used. If there is none, the server does not
+start, unless it is told to listen on all addresses.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from kerasps.cluster.description.cluster_description import ClusterDescription, 
 from kerasps.errors import ClusterConfigError
 from kerasps.runtime.addresses import split_address
 
-# A family, and what `bind` takes for it.
+# A family, and a socket address of that family as `bind` takes it.
 _Address = tuple[int, Any]
 
 BIND_VARIABLE = "KERASPS_BIND"
 _HOW = (
-    "Correct the entry, or name the address to listen on, by `kerasps serve --bind ADDRESS` or the "
-    f"environment variable {BIND_VARIABLE}. 0.0.0.0 stands for all: whoever reaches the port can "
-    "then read and write files as this user."
+    "Correct the entry, or set the address to listen on, with `kerasps serve --bind ADDRESS` or "
+    f"the environment variable {BIND_VARIABLE}. 0.0.0.0 stands for all: then anyone who reaches "
+    "the port can read and write files as this user."
 )
 
 
 def listen_address(description: ClusterDescription, bind: str | None = None) -> str | None:
-    """Return the IP address that the server of this task is to listen on, None for all of them.
+    """Return the IP address that the server of this task must listen on, None for all addresses.
 
     Args:
-        description: the cluster, and which of its tasks this process is.
+        description: the cluster, and the task of this process in it.
         bind: a host name or an IP address of this machine; `0.0.0.0`, `::` and `*` stand for all.
-            None (default) takes the host of the task's own entry.
+            None (default) takes the host of the task's entry.
 
     Raises:
-        ClusterConfigError: `bind` is no address of this machine; or there is none, and the task's
-            own entry is no address of this machine that others can reach.
+        ClusterConfigError: `bind` is not an address of this machine; or it is None, and the task's
+            entry is not an address of this machine that others can reach.
     """
     if bind is not None:
         return _asked_for(bind)
@@ -49,11 +49,11 @@ def listen_address(description: ClusterDescription, bind: str | None = None) -> 
     found = _addresses(host)
     local = [address for address in found if _is_of_this_machine(address)]
     if not is_loopback(host) and not _all_are_here(description, host):
-        # Debian gives a machine's own name the address 127.0.1.1 on that machine alone.
+        # On Debian, a machine resolves its name to 127.0.1.1; other machines do not.
         local = [address for address in local if not is_loopback(_text(address))]
     if local:
         return _text(_best(local))
-    received = _text_of_all(found) or "a name that no address is known of"
+    received = _text_of_all(found) or "a name that has no known address"
     raise ClusterConfigError(
         f"{description.task_type} {description.task_index} does not start, since it would listen "
         f"on every network interface. Expected: its host in the cluster's description, {host!r}, "
@@ -67,7 +67,7 @@ def is_of_this_machine(address: str, hostname: str) -> bool:
 
     Args:
         address: the `"host:port"`.
-        hostname: the name of this machine, which need not lead to an address that it has.
+        hostname: the name of this machine, which need not resolve to an address that it has.
     """
     try:
         host, _ = split_address(address)
@@ -79,28 +79,29 @@ def is_of_this_machine(address: str, hostname: str) -> bool:
 
 
 def leads_here(host: str) -> bool | None:
-    """Return whether an address of a host is this machine's; None where the host has none."""
+    """Return whether an address of a host is this machine's; None if the host has no address."""
     found = _addresses(host)
     return any(_is_of_this_machine(address) for address in found) if found else None
 
 
 def may_listen_on_all() -> bool:
-    """Return whether the environment says that servers may listen on all addresses."""
+    """Return whether the environment allows servers to listen on all addresses."""
     return _is_all(os.environ.get(BIND_VARIABLE, ""))
 
 
 def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
-    """Return the IP address that the coordinator's own server is to listen on, None for all.
+    """Return the IP address that the coordinator's server must listen on, None for all.
 
-    As `listen_address`. The environment variable KERASPS_BIND takes the place of the argument
-    `bind`, but for a cluster that is all on the loopback: the variable is that of the machine.
+    Like `listen_address`, with the environment variable KERASPS_BIND as the argument `bind`. If the
+    whole cluster is on the loopback, the variable is ignored: it is meant for the machine's network
+    addresses.
 
     Args:
         cluster: the cluster, seen from its chief.
 
     Raises:
-        ClusterConfigError: KERASPS_BIND is no address of this machine; or it is not set, and the
-            entry is no address of this machine that others can reach.
+        ClusterConfigError: KERASPS_BIND is not an address of this machine; or it is not set, and
+            the entry is not an address of this machine that others can reach.
     """
     host, _ = split_address(str(cluster.address))
     is_local = cluster.is_on_one_machine and is_loopback(host)
@@ -118,19 +119,20 @@ def _asked_for(bind: str) -> str | None:
     if _text_of_all(found) not in ("", bind):
         received += f" ({_text_of_all(found)})"
     raise ClusterConfigError(
-        "The address to listen on is none of this machine. Expected: a host name or an IP address "
-        f"of this machine, or 0.0.0.0 for all. Received: {received}. `ip address` lists them."
+        "The address to listen on is not one of this machine. Expected: a host name or an IP "
+        f"address of this machine, or 0.0.0.0 for all. Received: {received}. `ip address` lists "
+        "them."
     )
 
 
 def _all_are_here(description: ClusterDescription, host: str) -> bool:
-    """Return whether all tasks are known to be on the machine that `host` names."""
+    """Return whether all tasks are certainly on the machine that `host` names."""
     hosts = {split_address(address)[0] for address in description.addresses.values()}
     return all(other == host or is_loopback(other) for other in hosts)
 
 
 def _is_all(bind: str) -> bool:
-    # To some resolvers `*` is a name.
+    # Check for `*` first: some resolvers treat it as a name.
     return bind == "*" or _is_unspecified(bind)
 
 
@@ -147,7 +149,7 @@ def _is_unspecified(host: str) -> bool:
 
 
 def _addresses(host: str) -> list[_Address]:
-    """Return the socket addresses of a host, none where it has none or nobody knows it."""
+    """Return the socket addresses of a host; none if its name cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -156,7 +158,7 @@ def _addresses(host: str) -> list[_Address]:
 
 
 def _is_of_this_machine(address: _Address) -> bool:
-    # One can only bind to what the machine has.
+    # A socket can bind only to an address that the machine has.
     family, place = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -167,8 +169,8 @@ def _is_of_this_machine(address: _Address) -> bool:
 
 
 def _best(addresses: list[_Address]) -> _Address:
-    # A server has one socket. Who looks a name up tries all of its addresses in turn, and one that
-    # others reach over IPv4 alone is more common than the other way round.
+    # A server has one socket, and a client tries all addresses of a name in turn. A machine that
+    # others reach only over IPv4 is more common than one that they reach only over IPv6.
     return min(
         addresses,
         key=lambda address: (is_loopback(_text(address)), address[0] != socket.AF_INET),
@@ -176,7 +178,7 @@ def _best(addresses: list[_Address]) -> _Address:
 
 
 def _text(address: _Address) -> str:
-    """Return the IP address as text, with the scope that an address of one link has."""
+    """Return the IP address as text, with the scope of a link-local address."""
     _, place = address
     return socket.getnameinfo(place, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
 

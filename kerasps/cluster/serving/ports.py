@@ -1,4 +1,4 @@
-"""Free ports of the loopback, reserved for servers of TensorFlow."""
+"""Reserves free ports of the loopback for servers of TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ HOST = "127.0.0.1"
 
 
 def reserve_port() -> socket.socket:
-    """Pick a free port, and keep it from everyone but the server that is told it.
+    """Pick a free port, and reserve it for the server that will be given its number.
 
-    Linux lets two sockets with SO_REUSEADDR share a port while neither listens. TensorFlow's server
-    sets that option. So a socket that is bound and never listens leaves the port to the server. It
-    keeps the port from everyone who asks for a free one, before the server starts and while a
-    killed one is being restarted.
+    Linux lets two sockets with SO_REUSEADDR share a port while neither listens, and TensorFlow's
+    server sets that option. So the server can use the port of a socket that is bound and never
+    listens. Meanwhile the system gives the port to no other process that asks for a free one:
+    before the server starts, and while a killed one restarts.
 
     Returns:
-        The socket. To close it frees the port.
+        The socket. Closing it frees the port.
     """
     port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -1,16 +1,16 @@
-"""Notices in a served task that its coordinator has ended, and starts the task's process anew.
+"""Detects in a served task that its coordinator has ended, and restarts the task's process.
 
-A coordinator that ends as it should takes its variables, functions and iterators off the tasks; the
-memory that they took comes back to the system with the new beginning. One that was killed leaves
-them. TensorFlow then keeps them for ten minutes, in which the next coordinator may find no room for
-its own tables. Nor can that one ask for them: nobody else knows under which number TensorFlow keeps
-them. So the task, which can use them no more, lets its whole process begin again.
+A coordinator that ends normally removes its variables, functions and iterators from the tasks; the
+restart then returns their memory to the system. A killed coordinator leaves them. TensorFlow keeps
+them for ten minutes, in which the next coordinator may find no room for its tables. The next
+coordinator cannot free them either, because it does not know the number under which TensorFlow
+keeps them. So the task, which has no use for them, restarts its whole process.
 
-The task must be sure, since a ps holds the only copy of its variables. A process that is asleep,
-stopped or out of reach still has its sockets. So two things must come together. A connection to
-this task is closed. And the coordinator's machine refuses connections at the port on which the
-coordinator listens for as long as it lives. Where a machine vanishes as a whole, nobody refuses,
-and TensorFlow's ten minutes are what remains.
+The task must be certain, since a ps has the only copy of its variables. A process that is
+suspended, stopped or unreachable still has its sockets. So two conditions must hold: a connection
+to this task was closed, and the coordinator's machine refuses connections at the port on which the
+coordinator listens all its life. If a whole machine disappears, nothing refuses, and TensorFlow
+frees the memory after its ten minutes.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from kerasps.cluster.serving import held_port
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.probe import connection_error
 
-# How often the task looks at its connections, in milliseconds. A script takes longer to import
-# TensorFlow, so a coordinator that is started again at once does not find the task that is about to
-# leave. A look reads two tables of the kernel, which list every socket of the machine or container:
-# 14 ms of processor time with 20 sockets there, 22 ms with 2,000, which is 3 to 4% of a core. To
-# look more rarely saves little, and lets a new coordinator meet the old task.
+# The time between two polls of the task's connections, in milliseconds. A script takes longer to
+# import TensorFlow, so a coordinator that is restarted at once does not meet the old process. A
+# poll reads two tables of the kernel, which list every socket of the machine or container: 14 ms of
+# processor time with 20 sockets, 22 ms with 2,000, which is 3 to 4% of a core. Fewer polls would
+# save little, and a new coordinator could meet the old process.
 POLL_MS = 500
-# What was read so recently is not read again: well below the time between two looks.
+# A result that is not older is reused: well below the time between two polls.
 _SAME_LOOK_S = 0.1
-# When the connections to a port were read last, and which there were.
+# The time of the last read of the connections to a port, and its result.
 _LAST_LOOK: dict[int, tuple[float, set[str]]] = {}
-# For so many looks after a connection was closed: a process that is killed closes its sockets one
-# by one.
+# Probe the coordinator in so many polls after a connection was closed: a killed process closes its
+# sockets one by one.
 _LOOKS = 4
 # A machine that refuses does so within a round trip.
 _PROBE_TIMEOUT_S = 1.0
-# Two refusals this far apart: a coordinator that renews its listening socket is not gone.
+# Two refusals this far apart are needed: a coordinator may reopen its listening socket.
 _BETWEEN_PROBES_S = 0.1
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-# The kernel's number of the state, as these tables write it.
+# The state's number in these tables.
 _ESTABLISHED = "01"
 
 
@@ -59,7 +59,7 @@ class End(Protocol):
 
 
 class CoordinatorWatch:
-    """Polls whether the coordinator that this task served has ended.
+    """Detects that the coordinator of this task has ended.
 
     Args:
         port: the port of this task.
@@ -75,10 +75,10 @@ class CoordinatorWatch:
         self._looks_left = 0
 
     def is_over(self) -> bool:
-        """Return whether the coordinator was there and has ended. Call every `POLL_MS`."""
+        """Return whether the coordinator was connected and has ended. Call every `POLL_MS`."""
         now = last_connections_to(self._port)
         if now and not self._was_there:
-            # Whoever connected first need not be the coordinator: `kerasps env` does so too.
+            # The first connection need not be the coordinator's: `kerasps env` connects too.
             self._was_there = connection_error(self._coordinator, _PROBE_TIMEOUT_S) is None
         if self._seen - now:
             self._looks_left = _LOOKS
@@ -89,7 +89,7 @@ class CoordinatorWatch:
         return self._is_refused() and self._is_refused()
 
     def _is_refused(self) -> bool:
-        # Only a refusal counts. A machine that is silent may have a coordinator that sleeps.
+        # Only a refusal counts. If the machine does not answer, its coordinator may be suspended.
         error = connection_error(self._coordinator, _PROBE_TIMEOUT_S)
         if not isinstance(error, ConnectionRefusedError):
             return False
@@ -98,12 +98,12 @@ class CoordinatorWatch:
 
 
 class AfterTheEnd:
-    """Polls whether something is over and nobody is connected any more.
+    """Ends a task when an event has happened and nobody is connected to the task any more.
 
     Args:
         address: the `"host:port"` of this task.
-        has_come: returns whether it is over.
-        linger_s: how many seconds after that the connections are waited for at most.
+        has_come: returns whether the event has happened.
+        linger_s: the seconds after the event to wait at most for the connections to close.
     """
 
     def __init__(self, address: str, has_come: Callable[[], bool], *, linger_s: float) -> None:
@@ -130,9 +130,9 @@ def can_watch() -> bool:
 
 
 def last_connections_to(port: int) -> set[str]:
-    """Return what `connections_to` does, as it was a moment ago.
+    """Return the result of `connections_to`, at most 0.1 seconds old.
 
-    The watches of a task look one after the other, and share what one of them has read.
+    The watches of a task poll one after the other, and share the result of one read.
     """
     now = time.monotonic()
     looked_at, found = _LAST_LOOK.get(port, (-_SAME_LOOK_S, set()))
@@ -143,7 +143,7 @@ def last_connections_to(port: int) -> set[str]:
 
 
 def connections_to(port: int) -> set[str]:
-    """Return the other ends of the established connections to a port of this machine."""
+    """Return the remote addresses of the established connections to a port of this machine."""
     found = set()
     for table in _TABLES:
         try:
@@ -161,7 +161,7 @@ def start_anew(port: int) -> NoReturn:
     """Restart this process, with the same arguments, environment and process id.
 
     Args:
-        port: the port that it listens on, and which nobody else can take meanwhile.
+        port: the port that it listens on, which is reserved meanwhile.
     """
     held_port.hold(port)
     sys.stdout.flush()

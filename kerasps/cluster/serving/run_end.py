@@ -1,9 +1,9 @@
 """Tells the nodes of `kerasps run` that the run has ended, and with which exit code.
 
-While the script runs, its coordinator listens on the chief's port. When it has ended, the process
-that started it listens there and answers each task that asks. So no further port is needed. A task
-says who it is before it gets an answer: gRPC's own connections, and the probes of a scheduler, come
-to that port too.
+While the script runs, its coordinator listens on the chief's port. After the script has ended, its
+parent process listens there and answers each task that asks. So no further port is needed. A task
+sends its name before it gets an answer: gRPC connections, and the probes of a scheduler, come to
+that port too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kerasps.runtime.addresses import split_address
 
 Task = tuple[str, int]
 
-# Both end with the end of the line, so that half of one is none.
+# Both include the end of the line, so that half a message does not match.
 _QUESTION = re.compile(
     rb"kerasps run: (chief|worker|ps|evaluator) ([0-9]{1,9})(?: asks| ended with ([0-9]{1,3}))\n"
 )
@@ -29,34 +29,34 @@ _ANSWER = re.compile(rb"kerasps run: ended with ([0-9]{1,3})\n")
 _MOST_BYTES = 64
 _ASK_TIMEOUT_S = 1.0
 _BETWEEN_QUESTIONS_S = 1.0
-# How long a task goes on asking after a connection to it was closed: it takes a script a while to
-# end, whose threads have ended.
+# How long a task keeps asking after a connection to it was closed: a script may take a while to end
+# after its connections are closed.
 _ASK_FOR_S = 60.0
-# Nobody but the tasks is waited for. Who else asks, as an evaluator does, asks this often.
+# Answer at least this long: others than the tasks, such as an evaluator, ask more often than this.
 _LEAST_S = 2.0
-# Who still runs asks once a second.
+# A running task asks once a second; one that was silent for so long is not waited for.
 _SILENT_S = 45.0
 _POLL_S = 0.05
-# The exit code of a run that a lost task has ended. Schedulers that read exit codes try it again,
-# as they do after a signal.
+# The exit code of a run that ended because a task was lost. Schedulers that read exit codes retry
+# it, as they do after a signal.
 CODE_OF_LOST = 138
 
 
 def ask_run_end(
     chief: str, task: Task, *, ended_with: int | None = None, timeout_s: float = _ASK_TIMEOUT_S
 ) -> int | None:
-    """Return the exit code of a run that has ended; None where it has not.
+    """Return the exit code of a run that has ended; None if it has not.
 
-    Somebody else may listen there: a coordinator, while the run goes on.
+    Another process may listen there: the coordinator, while the script runs.
 
     Args:
         chief: the `"host:port"` of the chief.
         task: the type and index of the task that asks.
-        ended_with: the exit code of its own script, where that has ended. Default None.
+        ended_with: the exit code of the task's script, if that has ended. Default None.
         timeout_s: the time limit in seconds for the connection, and for each part of the answer.
 
     Raises:
-        OSError: nobody accepts a connection there.
+        OSError: no process accepts a connection there.
     """
     what = b"asks" if ended_with is None else b"ended with %d" % ended_with
     received = b""
@@ -75,7 +75,7 @@ def ask_run_end(
 
 
 def wait_for_run_end(chief: str, task: Task, *, timeout_s: float) -> int | None:
-    """Ask how a run has ended whose chief has ended; return None where nobody says so in time.
+    """Ask for the exit code of a run whose chief has ended; return None if there is none in time.
 
     Args:
         chief: the `"host:port"` of the chief.
@@ -93,18 +93,18 @@ def wait_for_run_end(chief: str, task: Task, *, timeout_s: float) -> int | None:
 
 
 class RunEndAnnouncer:
-    """Answers those that ask for the exit code of a run, from the moment that it is made.
+    """Answers tasks that ask for the exit code of a run, from its construction on.
 
-    Where workers drive their own steps, the end of the chief's script need not be that of theirs.
-    Then only workers that have ended get an answer, until all have; the exit code is that of the
-    first of them that is not 0.
+    If workers drive their own steps, the chief's script may end before theirs. Then only workers
+    whose scripts have ended get an answer, until all have ended; the exit code is the first one
+    that is not 0.
 
     Args:
         address: the IP address of this machine to listen on; None for all.
         port: the chief's port, on which nobody listens any more.
         code: the exit code, from 0 to 255.
-        tasks: the tasks that are to hear of it.
-        waits_for: those of them that have to end first, where the code is 0. Default: none.
+        tasks: the tasks that need an answer.
+        waits_for: those of them that have to end first, if the code is 0. Default: none.
 
     Raises:
         OSError: the port is taken.
@@ -133,11 +133,11 @@ class RunEndAnnouncer:
         return self._state.code
 
     def finish(self, timeout_s: float, is_hurried: Callable[[], bool] = lambda: False) -> set[Task]:
-        """Answer until each task has its answer, or the time is over; return those without.
+        """Answer until each task has its answer, or the time is over; return those without one.
 
         Args:
-            timeout_s: the time limit in seconds, from when all have ended that are waited for.
-            is_hurried: asked again and again; returns True where there is no time left.
+            timeout_s: the time limit in seconds, counted from the end of all of `waits_for`.
+            is_hurried: called repeatedly; returns True if there is no time left.
         """
         while self._state.running(time.monotonic() - _SILENT_S) and not is_hurried():
             time.sleep(_POLL_S)
@@ -178,11 +178,11 @@ class _RunEnd:
         self.answered: set[Task] = set()
         self._lock = threading.Lock()
         now = time.monotonic()
-        # When each of those that still run was heard last.
+        # The time of the last question of each task that still runs.
         self._running = dict.fromkeys(waits_for, now)
 
     def running(self, since: float) -> bool:
-        """Return whether tasks are waited for; forget those that were not heard since a time."""
+        """Return whether tasks of `waits_for` still run; forget those silent since a time."""
         with self._lock:
             self._running = {task: at for task, at in self._running.items() if at >= since}
             return bool(self._running)
@@ -204,7 +204,7 @@ class _RunEnd:
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    # A task that has asked has its answer within a round trip.
+    # A task that asks gets its answer within a round trip.
     block_on_close = False
 
     def __init__(self, address: str | None, port: int, state: _RunEnd) -> None:
@@ -221,7 +221,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().server_bind()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a connection that was broken off."""
+        """Print nothing about a connection that broke."""
 
 
 class _Answerer(socketserver.StreamRequestHandler):
@@ -239,17 +239,17 @@ class _Answerer(socketserver.StreamRequestHandler):
 
 
 class RunEndWatch:
-    """Finds out from the chief whether the run has ended.
+    """Asks the chief whether the run has ended.
 
-    The chief is asked where there is a reason to: while nobody is connected to this task, and for a
-    minute after a connection was closed.
+    It asks only while nobody is connected to this task, and for a minute after a connection was
+    closed.
 
     Args:
         chief: the `"host:port"` of the chief.
         task: the type and index of this task.
-        timeout_s: the seconds for which nobody listens at that address, after which the task gives
-            up with `CODE_OF_LOST`.
-        port: the port of this task. None (default) for one without a server, which asks always.
+        timeout_s: the seconds after which the task gives up with `CODE_OF_LOST`, if nobody listens
+            at that address.
+        port: the port of this task. None (default) for a task without a server, which always asks.
         say: prints a text about the end. Default: nothing is printed.
     """
 
@@ -271,11 +271,11 @@ class RunEndWatch:
         self._ask_until = self._asked_at = 0.0
         self._heard_at = time.monotonic()
         self.exit_code: int | None = None
-        # The exit code of the script of this task, where it has one and that has ended.
+        # The exit code of this task's script, if it has one and that has ended.
         self.ended_with: int | None = None
 
     def is_over(self) -> bool:
-        """Return whether this task is to end, with `exit_code`. Call about every half second."""
+        """Return whether this task must end, with `exit_code`. Call about every half second."""
         if self.exit_code is not None:
             return True
         now = time.monotonic()
@@ -288,7 +288,7 @@ class RunEndWatch:
         try:
             self.exit_code = ask_run_end(self._chief, self._task, ended_with=self.ended_with)
         except OSError:
-            # Nobody is there, so whoever comes is asked too.
+            # Nobody listens now, so keep asking when somebody does.
             self._ask_until = now + _ASK_FOR_S
         else:
             self._heard_at = now
@@ -297,8 +297,8 @@ class RunEndWatch:
         elif now - self._heard_at > self._timeout_s:
             self.exit_code = CODE_OF_LOST
             self._say(
-                f"the chief at {self._chief} has not been there for {self._timeout_s:g} s, and "
-                "the task gives up"
+                f"the chief at {self._chief} has not answered for {self._timeout_s:g} s, and the "
+                "task gives up"
             )
         return self.exit_code is not None
 
