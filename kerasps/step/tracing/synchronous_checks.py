@@ -1,4 +1,4 @@
-"""The checks of steps for operations that synchronous updates do not support."""
+"""Checks that a step uses no operation that synchronous updates do not support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_no_update(updates: Sequence[Update]) -> None:
     """Check that a function that a custom loop schedules applies no optimizer.
 
     Args:
-        updates: what the optimizers want applied.
+        updates: the updates of the optimizers.
 
     Raises:
         UnsupportedError: it applies one.
@@ -27,11 +27,11 @@ def check_no_update(updates: Sequence[Update]) -> None:
 
 
 def check_synchronous(method: str, updates: Sequence[Update], inventory: Inventory) -> None:
-    """Check that the update by the mean of several workers' gradients is exact.
+    """Check that an update by the mean of several workers' gradients is exact.
 
     Args:
-        method: the name of what a step calls.
-        updates: what the optimizers want applied.
+        method: the name of the method that the step calls.
+        updates: the updates of the optimizers.
         inventory: the variables that the step touches.
 
     Raises:
@@ -52,7 +52,7 @@ def check_synchronous(method: str, updates: Sequence[Update], inventory: Invento
 
 
 def _reason_against(update: Update) -> tuple[str, str] | None:
-    """Return what of an update cannot be, and what to do instead; None for nothing."""
+    """Return why an update is unsupported, and what to do instead; None if it is supported."""
     optimizer = update.optimizer
     for argument in ("clipnorm", "global_clipnorm", "clipvalue"):
         if getattr(optimizer, argument, None) is not None:
