@@ -37,7 +37,7 @@ class Lockstep(Generic[_Result]):
     """Runs a function for each replica, which may wait for the others in `meet`.
 
     One replica runs at a time, in the order of their numbers: after a meeting, the second goes on
-    only when the first has reached the next meeting.
+    only when the first has reached the next meeting or its end.
 
     Args:
         bodies: the functions of the replicas.
@@ -68,7 +68,7 @@ class Lockstep(Generic[_Result]):
                     raise UnsupportedError(
                         "The replicas of a worker did not apply their optimizers equally often. "
                         "Expected: a `train_step` that does the same in each replica. Received: "
-                        f"one that differs among {len(self._threads)}. Do not have it depend on "
+                        f"one that differs among {len(self._threads)}. Make it independent of "
                         "`replica_id_in_sync_group`, or give one device as `worker_devices`."
                     )
                 self._met = [thread.met for thread in self._threads]
@@ -229,9 +229,9 @@ class Replicas:
         if phase.values.in_control_flow():
             raise UnsupportedError(
                 "An optimizer was applied inside a `tf.cond` or a loop of `train_step`, and the "
-                "worker has several devices, whose gradients meet there. Expected: "
+                "worker has several devices, whose gradients are summed there. Expected: "
                 "`optimizer.apply` outside of control flow. Received: it inside. Apply it outside, "
-                "to zeros where nothing is to change, or give one device as `worker_devices`."
+                "with gradients of zeros for no change, or give one device as `worker_devices`."
             )
         given = self._lockstep.meet([_dense(gradient) for gradient in gradients])
         if phase is self.phases[0]:
@@ -300,8 +300,8 @@ class _ReplicaOfSeveral(tf.distribute.ReplicaContext):
 
 def _no_other_meeting(received: str) -> UnsupportedError:
     return UnsupportedError(
-        "The step has the replicas of a worker exchange values, as `BatchNormalization` does with "
-        "`synchronized=True`. Expected: replicas that meet where an optimizer is applied alone. "
+        "The replicas of a worker exchange values in the step, as `BatchNormalization` does with "
+        "`synchronized=True`. Expected: replicas that exchange only an optimizer's gradients. "
         f"Received: {received} with several devices per worker. Leave `synchronized` out, or give "
         "one device as `worker_devices`."
     )

@@ -166,7 +166,7 @@ class Inventory:
             self._warned.add(table)
             warnings.warn(
                 f"All {num_bytes:,} bytes of '{table.path}' are read in each step, not only the "
-                f"rows that are looked up, because {reason}. This is exact, and slow.",
+                f"rows that are looked up, because {reason}. This is exact but slow.",
                 stacklevel=2,
             )
         self.add(table)

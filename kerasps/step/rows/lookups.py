@@ -2,7 +2,7 @@
 
 A table is a variable that a step reads by rows only. `train_step` computes the ids that it looks
 up. So the part of its graph that leads from the batch to the ids is cut out and runs ahead of the
-step; the rows are then pulled together with all other values. Ids that depend on pulled values, or
+step. The rows are then pulled together with all other values. Ids that depend on pulled values, or
 on rows of another table, are found a round trip later (`Round`). If ids cannot be found ahead,
 inside a loop or because they depend on the table's own rows, the step pulls the table whole.
 """
@@ -119,7 +119,7 @@ def plan_rounds(
         if not found:
             return MustReadWhole(
                 ByIdentity(
-                    (table, "its ids follow from rows of its own")
+                    (table, "its ids depend on rows of the same table")
                     for table in needed
                     if table not in rounds
                 )
@@ -155,12 +155,12 @@ class _ComputeGraph:
         """Return why `ids` cannot be found ahead of the step; None if they can."""
         for node in self._leading_to(ids):
             if "Random" in node.op and not node.op.startswith("Stateless"):
-                return f"its ids are drawn at random by {node.op}, which draws anew in each place"
+                return f"its ids are drawn at random by {node.op}, which would draw others ahead"
             if node.op in ("ReadVariableOp", "VarHandleOp"):
-                return "its ids follow from a variable that is assigned in a loop"
+                return "its ids depend on a variable that is assigned in a loop"
             if node.op == "PlaceholderWithDefault":
                 # The index of a call of `tf.vectorized_map`; outside of such a call it is 0.
-                return "its ids differ from call to call of a function that is vectorized"
+                return "its ids differ between the calls of a `tf.vectorized_map`"
         return None
 
     def inputs_of(self, ids: Sequence[tf.Tensor]) -> set[str]:

@@ -254,7 +254,7 @@ def _part_of(values: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
 
 
 def _counts(shard: tf.Tensor | None, table_of: tf.Tensor, group: TableGroup) -> list[tf.Tensor]:
-    """Return, for each shard, the number of `table_of`'s rows that each table has there."""
+    """Return, for each shard, the number of some rows that each table has there."""
     num_tables, num_shards = len(group.tables), group.num_shards
     counts = tf.raw_ops.DenseBincount(
         input=table_of if shard is None else shard * num_tables + table_of,

@@ -2,8 +2,8 @@
 
 A worker that runs a function across tasks registers parts of it on the other tasks, under random
 names. TensorFlow never removes these parts, and frees the worker's part only if no other task has
-one. So the memory of a step graph on a worker and a ps, some megabytes for a small model, cannot be
-freed, nor can the threads that read the worker's data, one for each step in the graph.
+one. So a step graph's memory on a worker and a ps cannot be freed: some megabytes for a small model.
+The same holds for the threads that read the worker's data, one for each step in the graph.
 
 But the graph can be used again. A model that is made like one that is gone leads to the same graph,
 except for names. Names of functions and operations do not matter to a task. Names of resources are

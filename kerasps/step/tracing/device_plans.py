@@ -112,8 +112,8 @@ class DevicePlans:
             except UnsupportedError as exc:
                 # A worker with unsupported devices must not end the training.
                 _LOGGER.warning(
-                    f"The step is done on {devices[0]} as on other devices, since it cannot be "
-                    f"traced for it: {exc}"
+                    f"The step cannot be traced for {devices[0]}, so the trace for other devices "
+                    f"runs there: {exc}"
                 )
                 self._plans[devices] = self.trace.plan
         with self._has_changed:

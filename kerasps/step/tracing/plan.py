@@ -33,7 +33,7 @@ from kerasps.variables.named import Lookup
 MAX_UNROLLED_STEPS = 10
 MAX_UNROLLED_OPERATIONS = 20000
 MAX_UNROLLED_COMPUTE_OPERATIONS = 8000
-# Steps overlap only within a block, and the network delay between blocks is some ten times longer:
+# Steps overlap only within a block. Between blocks, a step waits for the network some ten times, so
 # longer blocks are worth the time that building them takes.
 MAX_OVERLAPPING_STEPS = 40
 MAX_OVERLAPPING_OPERATIONS = 12000

@@ -416,7 +416,7 @@ class _Step:
         index: tf.Tensor,
         state: StepState,
     ) -> tuple[tf.Tensor, StepState]:
-        """Return the index and the state after all steps of `size` batches that are complete.
+        """Return the index and the state after all steps that have `size` batches.
 
         The last of the `num_batches` batches does not exist.
         """

@@ -21,7 +21,7 @@ def check_no_update(updates: Sequence[Update]) -> None:
     for update in updates:
         raise _unsupported(
             f"optimizer {update.optimizer.name!r} is applied in a function that a custom loop "
-            "schedules, and nobody knows which workers are given one to wait for",
+            "schedules, and no ps knows which workers to wait for",
             "Train with `model.fit`",
         )
 
@@ -45,8 +45,8 @@ def check_synchronous(method: str, updates: Sequence[Update], inventory: Invento
     ahead = [variable.path for variable in inventory.ahead]
     if ahead:
         raise _unsupported(
-            f"{method} reads {', '.join(map(repr, ahead))} after an update of it, which no worker "
-            "knows before all gradients are there",
+            f"{method} reads {', '.join(map(repr, ahead))} after an update of it, and no worker "
+            "knows the new value before all gradients have arrived",
             "Read it before the update",
         )
 

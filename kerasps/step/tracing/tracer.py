@@ -150,7 +150,7 @@ class Tracer:
             raise UnsupportedError(
                 f"{self._method.name}{self._method.whose} touches other variables on workers with "
                 "other devices. Expected: the same ones. Received: a step that differs on "
-                f"{', '.join(devices)}. Do not have it depend on the devices or on "
+                f"{', '.join(devices)}. Make it independent of the devices and of "
                 "`num_replicas_in_sync`, or give one device as `worker_devices`."
             )
         return trace.plan
@@ -410,7 +410,7 @@ def _check_python_calls(graph_def: tf.compat.v1.GraphDef, method: str) -> None:
     if calls:
         raise UnsupportedError(
             f"{method} calls Python functions (`tf.py_function`, `tf.numpy_function`), which "
-            "live in this process, where the workers cannot reach them. Expected: operations of "
+            "live in this process, which the workers cannot call. Expected: operations of "
             f"Keras or TensorFlow. Received: {', '.join(calls)}. Write it with `keras.ops`, or do "
             "it to the data: batches that a generator yields are made in this process."
         )

@@ -19,7 +19,7 @@ _ELEMENTWISE = (
     keras.optimizers.Nadam,
     keras.optimizers.Ftrl,
     keras.optimizers.Lion,
-        # Not in every supported version of Keras.
+    # Not in every supported version of Keras.
     *filter(None, [getattr(keras.optimizers, "ScheduleFreeAdamW", None)]),
 )
 

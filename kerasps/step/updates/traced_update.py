@@ -204,7 +204,7 @@ class TracedUpdate:
                 kept.CopyFrom(self.nodes[node])
                 del kept.input[:]
                 kept.input.extend(sources)
-        # The reads that feed it wait for the lock; its own operations must not.
+        # The reads that feed it wait for the lock, so its operations need not.
         with tf.control_dependencies(None):
             imported = tf.graph_util.import_graph_def(subgraph, used, missing, name="update")
         tensors = dict(zip(missing, imported, strict=True))
