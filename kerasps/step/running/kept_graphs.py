@@ -2,7 +2,8 @@
 
 A worker that runs a function across tasks registers parts of it on the other tasks, under random
 names. TensorFlow never removes these parts, and frees the worker's part only if no other task has
-one. So a step graph's memory on a worker and a ps cannot be freed: some megabytes for a small model.
+one. So the memory of a step graph cannot be freed: some megabytes on a worker and a ps for a small
+model.
 The same holds for the threads that read the worker's data, one for each step in the graph.
 
 But the graph can be used again. A model that is made like one that is gone leads to the same graph,
