@@ -60,7 +60,7 @@ class Compute:
         lookups: the look-ups, by the table.
         values: the values of variables that it has whole.
         sums: makes gradients of tables dense.
-        value_reads: the values that were handed out, of which the step may use only rows.
+        value_reads: the values that the step has asked for; it may use only rows of them.
     """
 
     hides_constraints = True

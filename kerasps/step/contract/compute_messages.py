@@ -124,7 +124,7 @@ class ComputeOutputs(NamedTuple):
     Attributes:
         metrics: the new states of metrics.
         updates: the tensors of each update, in the order of the updates.
-        deltas: what the step added to each variable that is pushed as a difference.
+        deltas: the additions of the step to each variable that is pushed as a difference.
         assigned: the new value of each variable that is pushed as a value.
         logs: the values that the step returned beside the metrics.
         predicted: the tensors that it predicted.

@@ -35,7 +35,7 @@ class UpdateMessage(NamedTuple):
         gradients: the gradients of other shards.
         groups: the gradients of each group of several tables: on the worker, a list of tensors to
             be put end to end; on the ps, one tensor.
-        sent: what each of `gradients` needs of the whole variable; mostly nothing.
+        sent: the values of the whole variable that each of `gradients` needs; mostly none.
         applied: whether the optimizer was applied, as a float32, if that is conditional; else None.
     """
 

@@ -80,7 +80,7 @@ def plan_rounds(
 ) -> list[Round] | MustReadWhole:
     """Plan the rounds in which a step asks for rows.
 
-    A round is a round trip of requests and rows. The first also brings the dense variables. In an
+    A round is a round trip of requests and rows. The first also pulls the dense variables. In an
     example with users, friends whose ids are rows of `users`, and items of the batch:
 
     ```

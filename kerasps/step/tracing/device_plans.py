@@ -17,7 +17,7 @@ from kerasps.step.tracing.tracer import Tracer
 
 _LOGGER = logging.getLogger("kerasps")
 
-# How often a waiting worker's thread checks that its flight is still running.
+# The interval at which a waiting worker's thread checks that its flight is still running.
 _POLL_S = 0.1
 
 
