@@ -1,9 +1,8 @@
 """A step of a model (train, test or predict) as graphs for workers: pull, compute, push.
 
 Contract: `step_for` returns a `TracedStep`. Call `load` before the first step and `store` after the
-last; between them, run its graphs on any worker, in any order. Nothing here knows who drives it,
-nor when: a coordinator does, a worker could by itself. `run_in_graph` puts a step into a graph that
-somebody else builds.
+last; between them, run its graphs on any worker, in any order. No module here knows which process
+drives the steps: a coordinator or a worker. `run_in_graph` adds a step to another graph.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_a_table_whose_ids_follow_from_its_own_rows_is_read_whole():
     )
     assert isinstance(answer, MustReadWhole)
     assert list(answer.reasons) == [chain]
-    assert answer.reasons[chain] == "its ids follow from rows of its own"
+    assert answer.reasons[chain] == "its ids depend on rows of the same table"
 
 
 def test_a_table_whose_ids_are_drawn_at_random_is_read_whole():

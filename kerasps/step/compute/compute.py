@@ -2,12 +2,11 @@
 
 While `train_step` is traced, a `ParameterServerVariable` resolves to the tensor that was pulled for
 it, an assignment becomes a value of the step, and `optimizer.apply` is recorded instead of carried
-out (`update_recorder.py`). What comes out are tensors: gradients and new values, for the push phase
-to bring to the ps tasks. Nothing in here touches a remote resource.
+out (`update_recorder.py`). The outputs are tensors: gradients and new values, which the push phase
+sends to the ps tasks. No code here touches a remote resource.
 
-A variable that is read by rows only, through `take`, is a table: in a step it is the tensor of the
-rows that the step asked for, each once, and a gradient with respect to it has a row for each of
-these.
+A variable that is read by rows only, through `take`, is a table. In a step it is the tensor of the
+rows that the step asked for, each once. A gradient with respect to it has a row for each of these.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from kerasps.variables.tensor_like import note_read
 
 _IN_ANOTHER_WAY = "the step does not only look rows up, or does so inside a loop or a condition"
 
-# Regularizers that are a sum over elements, of which a table's rows have theirs.
+# Regularizers that are a sum over elements, so that they can be computed from a table's rows.
 _SUMS_OVER_ELEMENTS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 ApplyTogether = Callable[["Compute", Callable[[Any], None], Sequence[Any]], None]
@@ -43,25 +42,25 @@ ApplyTogether = Callable[["Compute", Callable[[Any], None], Sequence[Any]], None
 class Compute:
     """The phase in which variables are the tensors of one step (see `variables.Phase`).
 
-    A variable that the inventory does not know yet reads as zeros: the trace goes on to meet the
-    others, and is done again.
+    A variable that is not yet in the inventory reads as zeros: the trace goes on to meet other
+    variables, and is done again.
 
     Args:
-        inventory: what traces before have met; this one adds to it.
-        inputs: the arguments of the graph that is traced; of it, this replica's.
+        inventory: the variables that earlier traces have met; this trace adds to it.
+        inputs: this replica's share of the arguments of the traced graph.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
-        has_gpu: whether it computes on a GPU, and may use kernels that a GPU alone has.
-        apply_together: applies an optimizer once for all replicas of the step. Default: this is the
-            only one.
+        has_gpu: whether it computes on a GPU, and may use kernels that only a GPU has.
+        apply_together: applies an optimizer once for all replicas of the step. Default: the step
+            has one replica.
 
     Attributes:
         has_gpu: as given.
         inputs: the names of those arguments.
-        whole: the variables that this trace read whole, and why that was.
+        whole: the variables that this trace read whole, and the reasons.
         lookups: the look-ups, by the table.
         values: the values of variables that it has whole.
         sums: makes gradients of tables dense.
-        value_reads: the values that were handed out and of which rows may be all that is wanted.
+        value_reads: the values that the step has asked for; it may use only rows of them.
     """
 
     hides_constraints = True
@@ -88,7 +87,7 @@ class Compute:
         self.lookups: ByIdentity[ParameterServerVariable, list[LookupIds]] = ByIdentity()
         self.value_reads = ValueReads()
 
-    # What variables resolve to
+    # Reads and assignments of variables
 
     def read(self, variable: ParameterServerVariable) -> tf.Tensor:
         if _compat.in_symbolic_scope():
@@ -105,7 +104,7 @@ class Compute:
         return self.value_reads.hand_out(variable, value)
 
     def _may_be_read_by_rows(self, variable: ParameterServerVariable) -> bool:
-        """Return whether a value may be asked for to look rows up in it, which is told later."""
+        """Return True if the step may use the value only to look rows up; the graph tells later."""
         return (
             self.inventory.may_be_table(variable)
             and not self.values.in_control_flow()
@@ -115,14 +114,14 @@ class Compute:
         )
 
     def settle_reads(self) -> None:
-        """Find which values that were handed out are used otherwise. Call after the trace."""
+        """Find the values that were used for more than look-ups. Call after the trace."""
         for variable in self.value_reads.used():
             self.inventory.use_whole(variable)
             if not self.needs_whole(variable, _IN_ANOTHER_WAY):
                 self.inventory.add(variable)
 
     def read_whole(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the value of `variable` for what needs all of it."""
+        """Return the value of `variable` for an operation that needs all of it."""
         self.whole.setdefault(variable, _IN_ANOTHER_WAY)
         self._look_ahead(variable)
         if self.is_table(variable):
@@ -134,12 +133,12 @@ class Compute:
         return self.values.current(variable)
 
     def _zeros_of_table(self, table: ParameterServerVariable) -> tf.Tensor:
-        """Return zeros in the place of a whole table."""
+        """Return zeros in place of a whole table."""
         zeros = zeros_of(table)
         if not self.inventory.presumes:
             return zeros
-        # What was only presumed is no table, and Keras warns of variables without a gradient: one
-        # flows through here in the trace that finds out.
+        # The presumed table is none. Keras warns of variables without a gradient, so this adds a
+        # gradient of zeros in the trace that finds out.
         note_read(table)
         return zeros + tf.zeros((), zeros.dtype) * tf.reduce_sum(self.rows(table))
 
@@ -157,7 +156,7 @@ class Compute:
         if _compat.in_symbolic_scope():
             return _no_rows(variable, ids)
         if getattr(ids, "graph", None) is not tf.compat.v1.get_default_graph():
-            ids = tf.identity(ids)  # of a value, or of a function around this one
+            ids = tf.identity(ids)  # an eager value, or a tensor of a function around this one
         number = len(self.lookups.setdefault(variable, []))
         self.lookups[variable].append(LookupIds(ids, from_end))
         self._look_ahead(variable)
@@ -168,7 +167,7 @@ class Compute:
             ids = from_start(ids, variable.shape[0]) if from_end else ids
             return self.value_reads.gather(value, checked(ids, variable))
         if self.values.in_control_flow():
-            # Ids that only a loop or a condition knows cannot be found ahead of the step.
+            # Ids that are computed in a loop or a condition cannot be found ahead of the step.
             self.inventory.read_whole(variable, _IN_ANOTHER_WAY)
         elif not self.is_table(variable) or number >= len(self._tables[variable].positions):
             self.inventory.add_table(variable, number + 1)
@@ -201,7 +200,7 @@ class Compute:
     # Tables
 
     def is_table(self, variable: ParameterServerVariable) -> bool:
-        """Return whether this trace has the variable by rows."""
+        """Return True if this trace has the variable by rows."""
         return variable in self._tables
 
     def rows(self, table: ParameterServerVariable) -> tf.Tensor:
@@ -211,7 +210,7 @@ class Compute:
     def needs_whole(self, variable: ParameterServerVariable, reason: str) -> bool:
         """Note that an update needs the whole `variable`.
 
-        Returns True where the inventory did not know that: the trace is then done again.
+        Returns True if the inventory did not know that: the trace is then done again.
         """
         self.whole.setdefault(variable, reason)
         if self.is_table(variable):
@@ -236,8 +235,8 @@ class Compute:
         """Apply an optimizer once, to the sums of the gradients of all replicas.
 
         Args:
-            apply: applies it to gradients.
-            gradients: those of this replica.
+            apply: applies the optimizer to gradients.
+            gradients: the gradients of this replica.
         """
         if self._apply_together is None:
             apply(gradients)
@@ -245,7 +244,7 @@ class Compute:
             self._apply_together(self, apply, gradients)
 
     def share_updates(self, first: Compute) -> None:
-        """Use the recorder of the first replica, which records what is applied for all of them."""
+        """Use the recorder of the first replica, which records the updates of all replicas."""
         self._recorder = first._recorder
 
     def apply_gradients(
@@ -254,7 +253,7 @@ class Compute:
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
         trainable: Sequence[ParameterServerVariable],
     ) -> None:
-        """Stand in for `Optimizer._backend_apply_gradients`: record what the ps tasks need."""
+        """Replace `Optimizer._backend_apply_gradients`: record what the ps tasks need."""
         self._recorder.apply_gradients(optimizer, gradients, trainable)
 
     def record_update_step(
@@ -263,9 +262,9 @@ class Compute:
         trainable: Sequence[keras.Variable],
         learning_rate: tf.Tensor,
     ) -> None:
-        """Stand in for `TFOptimizer._backend_update_step`, which an optimizer may have wrapped.
+        """Replace `TFOptimizer._backend_update_step`, around which an optimizer may add code.
 
-        `keras.optimizers.Nadam` does.
+        `keras.optimizers.Nadam` does so.
         """
         self._recorder.take_arguments(gradients, trainable, learning_rate)
 
@@ -277,7 +276,7 @@ class Compute:
         return self._recorder.updates
 
     def outputs(self) -> ComputeOutputs:
-        """Return the tensors that leave the step, but logs and predictions.
+        """Return the tensors that leave the step, except logs and predictions.
 
         Call once, at the end of the trace, in the graph of the step.
         """

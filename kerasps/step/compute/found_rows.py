@@ -1,9 +1,9 @@
 """The rows that a look-up finds in a table, and their gradient.
 
-The rows that look-ups find are taken for all tables of a group at once, before the step computes
-(`RowRequest.find`). In the step each look-up is an input; a gradient tape is told that it follows
-from the table's rows. Its gradient is then a sum over the look-ups of the table. Where the step
-only hands that to an optimizer, the sum is left to the push, which takes one for the whole group.
+The rows of all look-ups are gathered for all tables of a group at once, before the compute phase
+(`RowRequest.find`). In the step each look-up is an input. A gradient tape is told that it depends
+on the table's rows, so the gradient is a sum over the look-ups of the table. If the step only hands
+it to an optimizer, the push computes the sum, once for the whole group.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
     """Return the rows that a look-up finds.
 
     Args:
-        table: what the table is in this step.
-        number: which of its look-ups it is.
-        ids: the ids that are looked up, of any shape.
+        table: the rows of the table in this step.
+        number: the index of the look-up among those of the table.
+        ids: the ids to look up, of any shape.
 
     Returns:
         A tensor of shape `ids.shape + table.rows.shape[1:]`.
@@ -49,29 +49,29 @@ def rows_found(table: TableRows, number: int, ids: tf.Tensor) -> tf.Tensor:
 
 
 class GradientSums:
-    """Makes gradients of tables dense, and knows what each is the sum of.
+    """Makes gradients of tables dense, and knows the addends of each.
 
     Args:
-        tables: what each table is in this step, by the table.
+        tables: the rows of each table in this step, by the table.
     """
 
     def __init__(self, tables: Mapping[ParameterServerVariable, TableRows]) -> None:
-        # By the positions of each look-up, its table and its number.
+        # The table and the index of each look-up, by its positions.
         self._lookups: ByIdentity[tf.Tensor, tuple[ParameterServerVariable, int]] = ByIdentity(
             (positions, (table, number))
             for table, rows in tables.items()
             for number, positions in enumerate(rows.positions)
         )
-        # By the dense gradient, those look-ups and what is added up of each.
+        # The look-ups and their addends, by the dense gradient.
         self._addends: ByIdentity[
             tf.Tensor, tuple[list[tuple[ParameterServerVariable, int]], list[tf.Tensor]]
         ] = ByIdentity()
 
     def dense(self, gradient: tf.Tensor | tf.IndexedSlices | None) -> Any:
-        """Return a gradient as a tensor; None where it is None."""
+        """Return a gradient as a tensor; return None unchanged."""
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        # Of a table it has one row per different id, so to make it dense is cheap.
+        # A table's gradient has one row per different id, so the dense tensor is small.
         dense = tf.convert_to_tensor(gradient)
         parts, addends = _parts(gradient.indices), _parts(gradient.values)
         known = [self._lookups[part] for part in map(_uncast, parts) if part in self._lookups]
@@ -82,14 +82,14 @@ class GradientSums:
     def addends(
         self, gradient: tf.Tensor | tf.IndexedSlices | None, table: ParameterServerVariable
     ) -> tuple[list[int], list[tf.Tensor]] | None:
-        """Return what a gradient is the sum of; None where it is not known to be such a sum.
+        """Return the addends of a gradient; None if it is not known to be a sum over look-ups.
 
         Args:
-            gradient: what is given to an optimizer, as `dense` has returned it.
-            table: what it is given for: its look-ups alone count.
+            gradient: the gradient that an optimizer receives, as `dense` returned it.
+            table: the table that it updates; only its look-ups count.
 
         Returns:
-            Numbers of look-ups of the table, and of each a tensor with a row for each id.
+            The indices of look-ups of the table, and for each a tensor with a row for each id.
         """
         lookups, addends = self._addends.get(gradient, ([], []))
         numbers = [number for other, number in lookups if other is table]
@@ -97,7 +97,7 @@ class GradientSums:
 
 
 def _parts(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Return what a tensor was concatenated of, as a tape does with gradients of one variable."""
+    """Return the parts of a concatenated tensor; a tape concatenates gradients of one variable."""
     return list(tensor.op.inputs[:-1]) if tensor.op.type == "ConcatV2" else [tensor]
 
 

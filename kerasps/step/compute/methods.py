@@ -1,4 +1,4 @@
-"""The method that a step calls: of a model, as in `fit`, or a function of a custom loop."""
+"""The method that a step calls: a model's, as in `fit`, or a function of a custom loop."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Method(Protocol):
 
     @property
     def whose(self) -> str:
-        """The text that names its owner, for messages; else empty."""
+        """The text that names the method's owner, for messages; empty without one."""
 
     @property
     def jit_compile(self) -> bool:
-        """True if XLA compiles it."""
+        """True if XLA compiles the method."""
 
     def expected(self) -> list[Any]:
-        """Return the variables that it probably reads, but the states of metrics."""
+        """Return the variables that it probably reads, except the states of metrics."""
 
     def expected_metrics(self, element_spec: object) -> list[Any]:
         """Return the states of metrics that it probably adds to. Call in the strategy's scope.
@@ -42,7 +42,7 @@ class Method(Protocol):
         """Return the optimizers that it probably applies."""
 
     def call(self, batch: object) -> Returned:
-        """Call it, in the phase in which it computes."""
+        """Call the method, in the compute phase."""
 
 
 class ModelMethod:
@@ -69,13 +69,13 @@ class ModelMethod:
 
     @property
     def jit_compile(self) -> bool:
-        """True if the model was compiled with it."""
+        """True if the model was compiled with `jit_compile`."""
         return bool(self._model.jit_compile)
 
     def expected(self) -> list[Any]:
-        """Return the model's variables but the states of metrics."""
+        """Return the model's variables, except the states of metrics."""
         others = IdentitySet(self._model.metrics_variables)
-        # Layers that draw random numbers mostly do so in training alone.
+        # Layers mostly draw random numbers only in training.
         draws = self._method == "train_step"
         return [
             v for v in self._model.variables if v not in others and (draws or not is_seed_state(v))

@@ -1,10 +1,10 @@
 """The replicas of a step: `train_step` traced once for each device of a worker, in one graph.
 
-Each replica has a batch, metrics and seeds of its own; pulled values they share. A thread traces
-each, and one of them at a time: a replica runs until it applies an optimizer, where it waits for
-the others. The first one then applies it, once, to the sums of all gradients, and what that changes
-all of them see. Keras divides the loss of a replica by their number, so the sum of the gradients is
-the gradient of the mean.
+Each replica has a batch, metrics and seeds; all share the pulled values. A thread traces each, one
+at a time: a replica runs until it applies an optimizer, where it waits for the others. The first
+replica then applies it, once, to the sums of all gradients, and all replicas see the changes. Keras
+divides the loss of a replica by their number, so the sum of the gradients is the gradient of the
+mean.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _Result = TypeVar("_Result")
 
 
 class _Abandoned(BaseException):
-    """Ends the thread of a replica when another one has failed."""
+    """Ends the thread of a replica after another one has failed."""
 
 
 class Lockstep(Generic[_Result]):
-    """Runs a function for each replica, which may meet the others on the way.
+    """Runs a function for each replica, which may wait for the others in `meet`.
 
-    One of them runs at a time, in the order of their numbers: what the first does behind a meeting,
-    it has done when the second goes on.
+    One replica runs at a time, in the order of their numbers: after a meeting, the second goes on
+    only when the first has reached the next meeting or its end.
 
     Args:
-        bodies: what the replicas do.
+        bodies: the functions of the replicas.
     """
 
     def __init__(self, bodies: Sequence[Callable[[], _Result]]) -> None:
@@ -49,9 +49,9 @@ class Lockstep(Generic[_Result]):
         self._met: list[Any] = []
 
     def run(self) -> list[_Result]:
-        """Return what each replica returned.
+        """Return the result of each replica.
 
-        Raises what the first one to fail raised; UnsupportedError where they do not meet equally
+        Raises the error of the first one to fail; UnsupportedError if they do not meet equally
         often.
         """
         for thread in self._threads:
@@ -68,7 +68,7 @@ class Lockstep(Generic[_Result]):
                     raise UnsupportedError(
                         "The replicas of a worker did not apply their optimizers equally often. "
                         "Expected: a `train_step` that does the same in each replica. Received: "
-                        f"one that differs among {len(self._threads)}. Do not have it depend on "
+                        f"one that differs among {len(self._threads)}. Make it independent of "
                         "`replica_id_in_sync_group`, or give one device as `worker_devices`."
                     )
                 self._met = [thread.met for thread in self._threads]
@@ -77,7 +77,7 @@ class Lockstep(Generic[_Result]):
                 thread.abandon()
 
     def meet(self, value: object) -> list[Any]:
-        """Wait until all replicas have come here; return their values. Call in a replica."""
+        """Wait until all replicas call this; return their values. Call in a replica."""
         assert self._current is not None
         self._current.wait_for_others(value)
         return self._met
@@ -90,7 +90,7 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
         super().__init__(name=f"kerasps-replica-{index}", daemon=True)
         self._body = body
         self._graph: Any = tf.compat.v1.get_default_graph()
-        # Device scopes and the like are the graph's; from here on, they are those of each thread.
+        # Makes device scopes and other state of the graph local to each thread, from here on.
         self._graph.switch_to_thread_local()
         self._keras = {
             name: list(value) if isinstance(value, list) else value
@@ -116,7 +116,7 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
             self._has_paused.set()
 
     def go_on(self) -> None:
-        """Run it until it waits for others, or is done. Raises what it raised."""
+        """Run the thread until it waits for others or is done. Raises its error."""
         if self.is_done:
             return
         self._may_run.set()
@@ -126,13 +126,13 @@ class _ReplicaThread(threading.Thread, Generic[_Result]):
             raise self._error
 
     def wait_for_others(self, value: object) -> None:
-        """Give a value to the others, and wait for theirs. Thread: this one."""
+        """Pass a value to the others, and wait for theirs. Thread: this one."""
         self.met = value
         self._has_paused.set()
         self._wait()
 
     def abandon(self) -> None:
-        """End it, and wait until it has ended."""
+        """End the thread, and wait until it has ended."""
         self._is_abandoned = True
         self._may_run.set()
         self.join()
@@ -149,7 +149,7 @@ class Replicas:
 
     Args:
         strategy: the strategy, which is current in the step.
-        inventory: what traces before have met.
+        inventory: the variables that earlier traces have met.
         inputs: the arguments of the graph, by replica.
         trains_bare: whether optimizers may be given bare `tf.Variable`s.
         has_gpu: whether all replicas compute on GPUs.
@@ -171,7 +171,7 @@ class Replicas:
         self._batches = [replica.batch for replica in inputs]
         self._lockstep: Lockstep[Returned]
         self._is_applying = False
-        # What the optimizer that was applied last has changed, and all that any has.
+        # The changes of the optimizer that was applied last, and the variables changed by any.
         self._last_changes: list[tuple[ParameterServerVariable, tf.Tensor]] = []
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.phases = [
@@ -188,7 +188,7 @@ class Replicas:
             phase.share_updates(self.phases[0])
 
     def call(self, call: Callable[[Any], Returned], devices: Sequence[str]) -> list[Returned]:
-        """Call a method for each replica, on its device; return what each call returned.
+        """Call a method for each replica, on its device; return the results.
 
         Args:
             call: calls the method, given a batch.
@@ -216,22 +216,22 @@ class Replicas:
         apply: Callable[[Sequence[tf.Tensor | tf.IndexedSlices | None]], None],
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
     ) -> None:
-        """Apply an optimizer to the sums of what all replicas give. Thread: that of a replica.
+        """Apply an optimizer to the sums of all replicas' gradients. Thread: that of a replica.
 
         Args:
             phase: the phase of the replica.
-            apply: applies it to gradients.
-            gradients: those of the replica.
+            apply: applies the optimizer to gradients.
+            gradients: the gradients of the replica.
         """
-        if self._is_applying:  # one within another, such as that which scales losses
+        if self._is_applying:  # inside another optimizer, such as one that scales losses
             apply(gradients)
             return
         if phase.values.in_control_flow():
             raise UnsupportedError(
                 "An optimizer was applied inside a `tf.cond` or a loop of `train_step`, and the "
-                "worker has several devices, whose gradients meet there. Expected: "
+                "worker has several devices, whose gradients are summed there. Expected: "
                 "`optimizer.apply` outside of control flow. Received: it inside. Apply it outside, "
-                "to zeros where nothing is to change, or give one device as `worker_devices`."
+                "with gradients of zeros for no change, or give one device as `worker_devices`."
             )
         given = self._lockstep.meet([_dense(gradient) for gradient in gradients])
         if phase is self.phases[0]:
@@ -248,9 +248,9 @@ class Replicas:
             phase.values.set_ahead(variable, value)
 
     def outputs(self) -> ComputeOutputs:
-        """Return what leaves the step, but logs and predictions. Call once, after `call`.
+        """Return the outputs of the step, except logs and predictions. Call once, after `call`.
 
-        All but the first replica begin with states of metrics of zeros, so these add up.
+        In all but the first replica, states of metrics start at zeros, so that they add up.
         """
         first = self.phases[0]
         outputs = first.outputs()
@@ -270,7 +270,7 @@ class Replicas:
 
 
 def mean_logs(returned: Sequence[Returned]) -> list[tf.Tensor]:
-    """Return the means of the logs that replicas returned beside metrics."""
+    """Return the means of the logs, except metrics, that replicas returned."""
     return [
         tf.add_n(of_replicas) / len(returned)
         for of_replicas in zip(*(replica.logs for replica in returned), strict=True)
@@ -287,21 +287,21 @@ class OnlyReplica(tf.distribute.ReplicaContext):
 
 
 class _ReplicaOfSeveral(tf.distribute.ReplicaContext):
-    """The replica context of one of several replicas, which meet in their optimizers alone."""
+    """The replica context of one of several replicas, which meet only in their optimizers."""
 
     def merge_call(self, *args: object, **kwargs: object) -> Any:
-        """Refuse."""
+        """Raise UnsupportedError."""
         raise _no_other_meeting("`merge_call`")
 
     def all_reduce(self, *args: object, **kwargs: object) -> Any:
-        """Refuse."""
+        """Raise UnsupportedError."""
         raise _no_other_meeting("`all_reduce`")
 
 
 def _no_other_meeting(received: str) -> UnsupportedError:
     return UnsupportedError(
-        "The step has the replicas of a worker exchange values, as `BatchNormalization` does with "
-        "`synchronized=True`. Expected: replicas that meet where an optimizer is applied alone. "
+        "The replicas of a worker exchange values in the step, as `BatchNormalization` does with "
+        "`synchronized=True`. Expected: replicas that exchange only an optimizer's gradients. "
         f"Received: {received} with several devices per worker. Leave `synchronized` out, or give "
         "one device as `worker_devices`."
     )
@@ -312,16 +312,16 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices | None) -> Any:
 
 
 def _sum(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> Any:
-    """Return the sum of the gradients of a variable; None where no replica has one."""
+    """Return the sum of the gradients of a variable; None if no replica has one."""
     given = [gradient for gradient in gradients if gradient is not None]
     return tf.add_n(given) if given else None
 
 
 def _aggregated(variable: ParameterServerVariable, differences: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return what all replicas have added to a variable that they assign.
+    """Return the total addition of all replicas to a variable that they assign.
 
-    As its `aggregation` says. Where that says nothing: integers count, and add up; of all else,
-    such as moving averages, it is the mean.
+    It follows the variable's `aggregation`. Without one, integers are counts and are summed; other
+    values, such as moving averages, are averaged.
     """
     aggregation = variable.aggregation
     if aggregation == "only_first_replica":

@@ -1,4 +1,4 @@
-"""The values that a method of a model returned in a trace, and those that are metrics."""
+"""The values that a model's method returned in a trace, and which of them are metrics."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ class MetricResult:
     key: str | None = None
 
     def value(self) -> Any:
-        """Return it as the metric's variables are now."""
+        """Return the result for the current values of the metric's variables."""
         result = self.metric.result()
         return result if self.key is None else result[self.key]
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The values that a method of a model returned in a trace.
+    """The values that a model's method returned in a trace.
 
     Attributes:
         log_names: the names of the scalars in logs.
         logs: these scalars, as tensors of the trace.
-        logs_are_metrics: whether they are the model's metrics and nothing else; no logs stand here.
-        results: of the other logs, those that are results of metrics.
-        predicted: what `predict_step` returned; [] of other methods.
+        logs_are_metrics: whether the logs are the model's metrics and nothing else; then `logs` is
+            empty.
+        results: those of the other logs that are results of metrics.
+        predicted: the return value of `predict_step`; [] for other methods.
     """
 
     log_names: list[str] = field(default_factory=list)
@@ -44,17 +45,17 @@ class Returned:
 
     @classmethod
     def of_logs(cls, logs: object, model: keras.Model, results: Results) -> Returned:
-        """Return what there is to know of the logs that a step returned.
+        """Return the record for the logs that a step returned.
 
         Args:
-            logs: what it returned.
-            model: its model.
-            results: what metrics returned meanwhile.
+            logs: the logs.
+            model: the step's model.
+            results: the results of metrics during the step.
         """
         scalars = _scalars(logs)
         metrics = _scalars(model.get_metrics_result())
         if scalars and scalars.keys() == metrics.keys():
-            # The merged states of the metrics say more than one step's last return.
+            # The merged states of all workers replace one step's logs.
             return cls(logs_are_metrics=True)
         return cls(
             list(scalars),
@@ -76,15 +77,15 @@ class Results:
         return self._results[id(value)][1]
 
     def add(self, metric: keras.Metric, result: object) -> None:
-        """Note a result."""
+        """Note the result of a metric."""
         for key, value in result.items() if isinstance(result, dict) else [(None, result)]:
-            # The value is kept so that its id is not given to another.
+            # Keeps the value alive, so that its id is not reused.
             self._results[id(value)] = value, MetricResult(metric, key)
 
 
 @contextlib.contextmanager
 def noting_results(metrics: Iterable[keras.Metric]) -> Iterator[Results]:
-    """In this context, note what `result` of each of `metrics` returns."""
+    """In this context, note the results of each of `metrics`."""
     results = Results()
     with contextlib.ExitStack() as stack:
         for metric in metrics:
@@ -96,7 +97,7 @@ def noting_results(metrics: Iterable[keras.Metric]) -> Iterator[Results]:
 def _noting(metric: keras.Metric, results: Results) -> Iterator[None]:
     original, attributes = metric.result, vars(metric)
     if isinstance(attributes.get("result"), _Noted):
-        yield  # for the first of several replicas, which are traced at the same time
+        yield  # patched already, for the first of several replicas that are traced together
         return
 
     before = attributes.get("result")
@@ -110,7 +111,7 @@ def _noting(metric: keras.Metric, results: Results) -> Iterator[None]:
 
 
 class _Noted:
-    """Stands in for `result` of a metric, and notes what it returns."""
+    """Replaces `result` of a metric, and notes the values that it returns."""
 
     def __init__(
         self, metric: keras.Metric, original: Callable[[], object], results: Results

@@ -2,7 +2,7 @@
 
 They begin on the worker's CPU, and most end there: a counter is pushed, a seed is read by the
 kernel that draws from it. On a GPU each would be copied there and back, and the copy back waits for
-all that the GPU has to do. So operations that work on such scalars alone are placed on the CPU.
+all pending work of the GPU. So operations on such scalars alone are placed on the CPU.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import tensorflow as tf
 
 from kerasps.cluster.description.worker_devices import FIRST_CPU
 
-# A seed is two numbers; what is put together of a few scalars is no work for a GPU either.
+# A seed is two numbers; vectors of a few scalars are no work for a GPU either.
 _MAX_ELEMENTS = 16
 
 
 def place_scalars(graph: tf.Graph, inputs: Iterable[tf.Tensor], devices: Sequence[str]) -> None:
-    """Place what follows from scalars alone on the CPU. Call at the end of a trace, in its graph.
+    """Place operations on scalars alone on the CPU. Call at the end of a trace, in its graph.
 
     Args:
         graph: the graph.
-        inputs: the inputs of the graph that are on the CPU, such as pulled values; those that are
-            small count.
-        devices: the devices that compute. What is on others is where the user wants it.
+        inputs: the inputs of the graph that are on the CPU, such as pulled values; only small ones
+            count.
+        devices: the devices that compute. Operations on other devices stay where the user put them.
     """
     scalars = {id(tensor) for tensor in inputs if _is_small(tensor)}
-    constants: set[int] = set()  # what follows from no input
+    constants: set[int] = set()  # tensors that depend on no input
     known = {"", *(f"/device:{device}" for device in devices)}
     for operation in graph.get_operations():
         given = [tensor for tensor in operation.inputs if id(tensor) not in constants]
@@ -59,7 +59,7 @@ def _is_small(tensor: tf.Tensor) -> bool:
 
 
 def _does_more(operation: tf.Operation) -> bool:
-    """Return whether an operation calls functions, or has an effect."""
+    """Return True if an operation calls functions or has an effect."""
     definition = operation.op_def
     calls = any(attribute.type in ("func", "list(func)") for attribute in definition.attr)
     return calls or definition.is_stateful or not operation.outputs

@@ -1,7 +1,7 @@
-"""The values of variables within one trace of a step, and where they are held meanwhile.
+"""The values of variables within one trace of a step, and their storage meanwhile.
 
-An assignment makes a new tensor the value of a variable. One that is assigned inside a condition or
-a loop, from which a plain tensor cannot get out, is held in a scratch resource of the worker.
+An assignment makes a new tensor the value of a variable. A plain tensor cannot get out of a
+condition or a loop, so a value that is assigned there is kept in a scratch resource of the worker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kerasps.step.records.specs import spec_of
 from kerasps.variables import ParameterServerVariable, is_seed_state
 from kerasps.variables.kinds import is_metric_state, is_recurrent_state
 
-# Seeds to keep between two steps for a generator that draws inside a loop, where the number of
-# draws is unknown.
+# The number of seeds to keep between two steps for a generator that draws inside a loop, where the
+# number of draws is unknown.
 SEEDS_PER_STEP_OF_A_LOOP = 2**20
 
 
@@ -28,13 +28,13 @@ class StepValues:
     Make it in the graph of the step.
 
     Args:
-        inventory: what traces before have met; this one notes there what needs a scratch resource.
-        inputs: the arguments of the graph that is traced; of it, this replica's.
+        inventory: the variables that earlier traces have met; this trace adds scratch resources.
+        inputs: this replica's share of the arguments of the traced graph.
 
     Attributes:
         assigned: the variables that the step has assigned.
-        changed: those that were given another value since this was last cleared.
-        draws: how many seeds the step draws from each generator.
+        changed: the variables whose values have changed since this was last cleared.
+        draws: the number of seeds that the step draws from each generator.
     """
 
     def __init__(self, inventory: Inventory, inputs: ComputeInputs) -> None:
@@ -49,23 +49,23 @@ class StepValues:
         self.draws: ByIdentity[ParameterServerVariable, int] = ByIdentity()
 
     def has_tensor(self, variable: ParameterServerVariable) -> bool:
-        """Return whether the value of a variable is a plain tensor of the trace."""
+        """Return True if the value of a variable is a plain tensor of the trace."""
         return _value_of(variable) in self._values
 
     def is_in_scratch(self, variable: ParameterServerVariable) -> bool:
-        """Return whether the value of a variable is held in a scratch resource."""
+        """Return True if the value of a variable is kept in a scratch resource."""
         return _value_of(variable) in self._scratch
 
     def has(self, variable: ParameterServerVariable) -> bool:
-        """Return whether the trace has the value of a variable."""
+        """Return True if the trace has the value of a variable."""
         return self.has_tensor(variable) or self.is_in_scratch(variable)
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the value of a variable as it stands in the step."""
+        """Return the current value of a variable in the step."""
         return self._current(_value_of(variable), self._initial.get(variable))
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        """Give a variable another value, which leaves the step with it."""
+        """Set the value of a variable; the change leaves the step."""
         self.assigned.add(variable)
         self.changed.add(variable)
         if is_seed_state(variable):
@@ -73,19 +73,19 @@ class StepValues:
         self._set(_value_of(variable), spec_of(variable), value)
 
     def set_ahead(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        """Give `variable` the value that an update on the ps will give it; it is not pushed."""
+        """Set `variable` to the value that an update on the ps will give it; do not push it."""
         spec = spec_of(variable)
         if variable in self.assigned:
-            # What the step itself has changed before is pushed all the same.
+            # The step's earlier changes are still pushed.
             self._set(_pending_of(variable), spec, self.difference(variable))
         self.changed.add(variable)
-        value = tf.stop_gradient(value)  # an assignment, to a GradientTape
+        value = tf.stop_gradient(value)  # as a GradientTape treats an assignment
         self._set(_value_of(variable), spec, value)
         self._set(_base_of(variable), spec, value)
 
     def difference(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return what the step has added to `variable`, beside the updates of optimizers."""
-        if variable not in self._initial:  # met in this trace, so there will be another
+        """Return the step's additions to `variable`, without the updates of optimizers."""
+        if variable not in self._initial:  # new in this trace, so another trace follows
             return zeros_of(variable)
         base = self._current(_base_of(variable), self._initial[variable])
         difference = self._current(_value_of(variable)) - base
@@ -98,8 +98,8 @@ class StepValues:
         """Return the variables that are pushed as a difference, and those pushed as a value.
 
         A difference loses nothing when two workers push at once: counters, and the state of layers.
-        The scalar state of an optimizer (a loss scale that is halved) does not add up, nor does the
-        state of a recurrent layer, which a step replaces; so there the last value stands.
+        The scalar state of an optimizer (a loss scale that is halved) does not add up. A step
+        replaces the state of a recurrent layer. Both are pushed as values; the last one stands.
         """
         deltas, assigned = [], []
         for variable in self.assigned:
@@ -117,7 +117,7 @@ class StepValues:
 
     def _count_draw(self, variable: ParameterServerVariable) -> None:
         # A generator assigns its state once for each seed that it gives. One that draws in a loop
-        # has a scratch resource, and how often it draws is unknown.
+        # has a scratch resource, and its number of draws is unknown.
         in_loop = self.is_in_scratch(variable)
         self.draws[variable] = (
             SEEDS_PER_STEP_OF_A_LOOP if in_loop else self.draws.get(variable, 0) + 1
@@ -135,11 +135,11 @@ class StepValues:
     # Scratch resources
 
     def in_control_flow(self) -> bool:
-        """Return whether a condition, a loop or a function inside the step is being traced."""
+        """Return True while a condition, a loop or a function inside the step is traced."""
         return tf.compat.v1.get_default_graph() is not self._graph
 
     def in_while_loop(self) -> bool:
-        """Return whether that is inside a `tf.while_loop`."""
+        """Return True while a `tf.while_loop` inside the step is traced."""
         graph = tf.compat.v1.get_default_graph()
         while graph is not self._graph:
             if "While" in type(graph).__name__:
@@ -156,11 +156,11 @@ class StepValues:
             self._inventory.add_scratch(key, spec)
 
     def kept(self, key: ScratchKey) -> tf.Tensor:
-        """Read what was kept; zeros where this trace is the first to keep it."""
+        """Read a scratch resource; return zeros if this trace is the first to need it."""
         spec = self._inventory.scratch[key]
         if key not in self._scratch:
             return tf.zeros([d or 0 for d in spec.shape], spec.dtype)
-        # As long as nothing is assigned, one tensor: a GradientTape knows a variable by it.
+        # One tensor until the next assignment: a GradientTape identifies a variable by its tensor.
         graph = tf.compat.v1.get_default_graph()
         reads = self._scratch_reads.setdefault(key, {})
         if graph not in reads:
@@ -172,7 +172,7 @@ class StepValues:
 def start_values(
     values: ByIdentity[ParameterServerVariable, tf.Tensor],
 ) -> dict[ScratchKey, tf.Tensor]:
-    """Return what scratch resources begin a step with, where that is not zeros."""
+    """Return the initial values of scratch resources; those of others are zeros."""
     return {
         key: value
         for variable, value in values.items()

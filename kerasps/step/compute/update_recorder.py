@@ -1,8 +1,8 @@
-"""Records `optimizer.apply` in the compute phase: what is clipped, and what the ps are to be sent.
+"""Records `optimizer.apply` in the compute phase: clips gradients, and plans what the ps receive.
 
 The worker clips, since the norm is over all gradients. The rest of the update runs on the ps. The
-worker does it too where the step reads a variable again afterwards (`_Ahead`), and in part where it
-couples rows that lie on several ps (`coupled.py`).
+worker runs it too if the step reads a variable again afterwards (`_Ahead`), and runs a part of it
+if the update couples rows on several ps (`coupled.py`).
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ class RecordingPhase(Protocol):
         """The `GradientSums` that makes gradients of tables dense."""
 
     def read_whole(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the value of `variable` for what needs all of it."""
+        """Return the value of `variable` for an operation that needs all of it."""
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        """Take the new value of `variable`."""
+        """Set the new value of `variable`."""
 
     def is_table(self, variable: ParameterServerVariable) -> bool:
-        """Return whether the trace has the variable by rows."""
+        """Return True if the trace has the variable by rows."""
 
     def rows(self, table: ParameterServerVariable) -> tf.Tensor:
         """Return the rows of a table that the step asked for."""
 
     def needs_whole(self, variable: ParameterServerVariable, reason: str) -> bool:
-        """Note that an update needs the whole `variable`; True where the trace is done again."""
+        """Note that an update needs the whole `variable`; True if the trace is done again."""
 
 
 class _Ahead(UpdatePhase):
-    """The phase in which a worker does for itself what the ps will do.
+    """The phase in which a worker runs an update that the ps will run too.
 
-    It updates a variable that the step reads again. The ps are pushed the gradient as ever; what
-    changes here are tensors of the step: of the variable, and of its slots.
+    It updates a variable that the step reads again. The ps still receive the gradient; this phase
+    changes only tensors of the step: the values of the variable and of its slots.
     """
 
     def __init__(self, phase: RecordingPhase, update: Update) -> None:
@@ -72,7 +72,7 @@ class _Ahead(UpdatePhase):
         self._phase = phase
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the value of `variable` as it stands in the step."""
+        """Return the current value of `variable` in the step."""
         return self._phase.read_whole(variable)
 
     def held(self, variable: ParameterServerVariable) -> ValueOf:
@@ -96,23 +96,23 @@ class _Arguments:
 
 @dataclass(frozen=True)
 class _Pending:
-    """The places of the tensors of an update that was applied inside a condition.
+    """The scratch keys of the tensors of an update that was applied inside a condition.
 
-    `keys` has the structure of the update's tensors. They are read when the step is over.
+    `keys` has the structure of the update's tensors, which are read at the end of the step.
     """
 
     keys: UpdateTensors
 
 
 class UpdateRecorder:
-    """Stands in for the optimizers of a step while it is traced.
+    """Records the calls of optimizers in a step while it is traced.
 
     Args:
         phase: the phase that traces the step.
 
     Attributes:
-        updates: what the ps are to do. Complete after `finish`.
-        updated: the variables that an update changes, as far as the trace has come.
+        updates: the updates that the ps run. Complete after `finish`.
+        updated: the variables that the updates recorded so far change.
     """
 
     def __init__(self, phase: RecordingPhase) -> None:
@@ -157,7 +157,7 @@ class UpdateRecorder:
         trainable: Sequence[keras.Variable],
         learning_rate: tf.Tensor,
     ) -> None:
-        """Keep what `_backend_update_step` was called with, in place of the update."""
+        """Keep the arguments of `_backend_update_step` instead of updating."""
         self._arguments = _Arguments(list(gradients), list(trainable), learning_rate)
 
     def _move_shared_state(
@@ -169,7 +169,7 @@ class UpdateRecorder:
     ) -> tuple[_Arguments, list[tf.Tensor]]:
         """Call the optimizer, which advances its shared state and calls `take_arguments` by a hook.
 
-        Returns what it called that with, and the shared state that its updates are to see.
+        Returns the arguments of that call, and the shared state for its updates.
         """
         phase, steps = self._phase, optimizer.gradient_accumulation_steps
         before = [phase.read_whole(v) for v in shared]
@@ -184,8 +184,8 @@ class UpdateRecorder:
             )
         after = [phase.read_whole(v) for v in shared]
         if steps:
-            # State that the optimizer moves with each update moves when the accumulated gradients
-            # are applied.
+            # State that the optimizer advances with each update advances only when the accumulated
+            # gradients are applied.
             is_update = tf.equal((phase.read_whole(optimizer._iterations) + 1) % steps, 0)
             for variable, old, new in zip(shared, before, after, strict=True):
                 if new is not old:
@@ -224,7 +224,7 @@ class UpdateRecorder:
     def _couple(
         self, update: Update, variable: ParameterServerVariable, gradient_dtype: tf.DType
     ) -> CoupledUpdate | None:
-        """Return the update of `variable`, cut in two, where it may couple rows."""
+        """Return the update of `variable`, cut in two, if it may couple rows; else None."""
         optimizer = update.optimizer
         in_rows = variable.sharding is not None or self._phase.is_table(variable)
         if not in_rows or is_known_to_treat_rows_alone(optimizer, variable):
@@ -240,7 +240,7 @@ class UpdateRecorder:
         return coupled
 
     def _sent(self, update: Update, variable: ParameterServerVariable, gradient: tf.Tensor) -> Sent:
-        """Return what is sent of the whole `variable`, where its update couples shards."""
+        """Return the values of the whole `variable` to send, if its update couples shards."""
         coupled = update.coupled.get(variable)
         if variable.sharding is None or coupled is None or not coupled.needs_whole:
             return Sent([], [])
@@ -264,8 +264,8 @@ class UpdateRecorder:
         gradients: Sequence[tf.Tensor],
         trainable: Sequence[keras.Variable],
     ) -> tf.Tensor:
-        # The norm is over all variables and so over all ps tasks: the worker, which has every
-        # gradient, works it out.
+        # The norm is over all variables and so over all ps tasks. The worker, which has every
+        # gradient, computes it.
         for variable in trainable:
             if self._phase.needs_whole(
                 variable, "`global_clipnorm` needs the norm of its accumulated gradient"
@@ -295,7 +295,7 @@ class UpdateRecorder:
                 f"Received: it inside one, for {update.optimizer.name!r}. Unroll the loop in "
                 "Python, or accumulate the gradients in the loop and apply them after it."
             )
-        # A resource is zeros, and so False, until something is assigned in this step.
+        # A resource is zeros, and so False, until the step assigns it.
         tensors = update.tensors._replace(applied=tf.constant(True))
         leaves = leaves_of(tensors)
         keys = [ScratchKey("update", number, index) for index in range(len(leaves))]
@@ -316,8 +316,8 @@ class UpdateRecorder:
     def _fitted(self, update: Update, tensors: UpdateTensors) -> list[tf.Tensor]:
         """Return the gradients, those of tables with a row for each row that was pulled.
 
-        If the optimizer was not applied in this step, these are zeros: the tensor in the scratch
-        resource has no rows then.
+        If the optimizer was not applied in this step, the scratch resource of a table's gradient
+        has no rows, and zeros replace it.
         """
         return [
             tf.cond(

@@ -1,4 +1,4 @@
-"""Records that the phases of a step share: its variables, and what enters and leaves it.
+"""Records that the phases of a step share: its variables, its inputs and its outputs.
 
-Contract: records that a trace fills and that the other phases read.
+Contract: a trace fills the records; the phases read them.
 """

@@ -21,8 +21,8 @@ class TableRows(NamedTuple):
 
     Attributes:
         rows: of shape `[num_rows_asked_for] + table.shape[1:]`.
-        positions: of each look-up, the place of each id among `rows`: a flat int32 tensor.
-        found: of each look-up, the row of each id, of shape `[num_ids] + table.shape[1:]`.
+        positions: for each look-up, the place of each id among `rows`: a flat int32 tensor.
+        found: for each look-up, the row of each id, of shape `[num_ids] + table.shape[1:]`.
     """
 
     rows: Any
@@ -40,7 +40,7 @@ class ComputeInputs(NamedTuple):
         pulled: the values of variables that are read whole.
         metrics: the states of metrics.
         seeds: the states of seed generators.
-        tables: what each table is.
+        tables: the rows of each table.
         scratch: the handles of the scratch resources.
     """
 
@@ -71,13 +71,13 @@ class ComputeInputs(NamedTuple):
 
     @classmethod
     def by_replica(cls, arguments: Sequence[Any], num_replicas: int) -> list[ComputeInputs]:
-        """Return the inputs of each replica, given those of the first, then of the second."""
+        """Return the inputs of each replica; `arguments` has those of the first, then the next."""
         size = len(arguments) // num_replicas
         firsts = range(0, len(arguments), size)
         return [cls(*arguments[first : first + size]) for first in firsts]
 
     def values(self, inventory: Inventory) -> ByIdentity[ParameterServerVariable, Any]:
-        """Return the values that the step starts from, by their variables."""
+        """Return the initial values of the step, by their variables."""
         return ByIdentity(
             [
                 *zip(inventory.pulled, self.pulled, strict=True),
@@ -87,7 +87,7 @@ class ComputeInputs(NamedTuple):
         )
 
     def tables_of(self, inventory: Inventory) -> ByIdentity[ParameterServerVariable, TableRows]:
-        """Return what each table is, by the table."""
+        """Return the rows of each table, by the table."""
         return ByIdentity(zip(inventory.tables, self.tables, strict=True))
 
 
@@ -96,9 +96,9 @@ class InputNames:
     """The names of the inputs of the compute phase's graph.
 
     Attributes:
-        batch: those of the tensors of the batch.
-        values: that of each variable's value.
-        tables: those of each table, in the order of `TableRows`.
+        batch: the names of the tensors of the batch.
+        values: the name of each variable's value.
+        tables: the names of each table's tensors, in the order of `TableRows`.
     """
 
     batch: list[str]
@@ -124,10 +124,10 @@ class ComputeOutputs(NamedTuple):
     Attributes:
         metrics: the new states of metrics.
         updates: the tensors of each update, in the order of the updates.
-        deltas: what the step added to each variable that is pushed as a difference.
+        deltas: the additions of the step to each variable that is pushed as a difference.
         assigned: the new value of each variable that is pushed as a value.
-        logs: what the step returned beside the metrics.
-        predicted: what it predicted.
+        logs: the values that the step returned beside the metrics.
+        predicted: the tensors that it predicted.
     """
 
     metrics: list[Any]

@@ -29,10 +29,10 @@ class StepHost(ClusterHost, Protocol):
 
     @property
     def num_workers(self) -> int:
-        """The number of workers, with those that are lost."""
+        """The number of workers, including lost ones."""
 
     def devices_of_workers(self) -> list[tuple[str, ...]]:
-        """Return, for each worker that does steps, the short names of its devices that compute."""
+        """Return the short names of the computing devices of each worker that runs steps."""
 
 
 def step_host_of(model: keras.Model) -> StepHost:

@@ -1,8 +1,8 @@
-"""The variables that a step touches, by how they reach it.
+"""The variables that a step touches, by how it reads and writes them.
 
-Which variables a step reads, which of them by rows only, and which it assigns inside a `tf.cond` or
-`tf.while_loop` (where a plain tensor cannot get out), is known only when it has been traced. So a
-trace notes here what it met and, if that was new, is done again.
+Only a trace shows which variables a step reads whole or by rows, and which it assigns inside a
+`tf.cond` or `tf.while_loop`, from which a plain tensor cannot get out. So a trace adds what it met
+to the inventory; if that was new, the step is traced again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from kerasps.step.updates.coupled import CoupledUpdate
 from kerasps.variables import ParameterServerVariable, is_seed_state
 from kerasps.variables.kinds import TABLE_NAME, is_metric_state
 
-# A table that is read whole all the same costs its size in each step; below this nobody would
-# notice.
+# A table that is read whole costs its size in each step; below this nobody would notice.
 _WARN_BYTES = 2**24
 
-# From here on it pays to ask for the rows of a variable, see `benchmarks/small_tables.py`.
+# From this size on it pays to ask for the rows of a variable, see `benchmarks/small_tables.py`.
 DEFAULT_TABLE_MIN_BYTES = 32 << 10
 
 _READ_AGAIN = "the step reads it again after an update of it"
@@ -35,9 +34,9 @@ class ScratchKey:
     """The key of a scratch resource, which holds a variable's value or a tensor of an update.
 
     Attributes:
-        kind: "value" of a variable as the step has it; "base", that value without what the step
-            itself has added since the last update; "pending", what it had added before that update;
-            or a tensor of an "update".
+        kind: "value": the variable's value in the step; "base": that value without the step's
+            additions since the last update; "pending": the step's additions before that update;
+            "update": a tensor of an update.
         owner: the `id` of the variable, or the number of the update.
         index: which tensor of the update.
     """
@@ -48,26 +47,26 @@ class ScratchKey:
 
 
 class Inventory:
-    """The variables that the traces of a step have met so far; each can only add to it.
+    """The variables that the traces of a step have met; each trace can only add to it.
 
     Args:
-        table_min_bytes: variables of fewer bytes are never tables: to bring one whole, with all
-            else that is small, costs less than to ask for its rows.
+        table_min_bytes: variables of fewer bytes are never tables: pulling one whole, with the
+            other small variables, costs less than asking for its rows.
 
     Attributes:
         optimizers: those that the step applies.
-        optimizer_state: their variables but the iterations: pushed in a way of its own (see
-            `StepValues.state_changes`).
+        optimizer_state: the optimizers' variables except the iterations; see
+            `StepValues.state_changes` for how they are pushed.
         ahead: variables that the step reads again after their update.
         pulled: variables that are read whole.
         metrics: the states of metrics.
         seeds: the states of seed generators.
-        tables: variables that are read by rows only, and in how many look-ups.
-        small: variables that would be tables, and are read whole for being small.
-        scratch: the resources that the worker has for a step, and the specs of their values.
-        coupled: the updates that were traced, by all that they depend on.
-        grew: whether anything was added since this was last set to False.
-        presumes: whether no trace has settled yet what was presumed.
+        tables: variables that are read by rows only, and the number of their look-ups.
+        small: variables that would be tables, but are read whole because they are small.
+        scratch: the worker's resources for a step, and the specs of their values.
+        coupled: the traced updates, by all that they depend on.
+        grew: True if a trace added a variable or value since this was last set to False.
+        presumes: True until a trace has settled what was presumed.
     """
 
     def __init__(self, table_min_bytes: int = 0) -> None:
@@ -89,7 +88,7 @@ class Inventory:
         self._warned: IdentitySet[ParameterServerVariable] = IdentitySet()
 
     def add_optimizers(self, optimizers: Iterable[keras.optimizers.Optimizer]) -> None:
-        """Note the optimizers of the step, in place of those before."""
+        """Replace the optimizers of the step by these."""
         self.optimizers = IdentitySet(optimizers)
         self.optimizer_state = IdentitySet(
             v for optimizer in self.optimizers for v in optimizer.variables if v.name != "iteration"
@@ -111,12 +110,12 @@ class Inventory:
     def presume(
         self, variables: Iterable[ParameterServerVariable], known: Inventory | None
     ) -> None:
-        """Note what the step probably reads, to save traces; the first one settles it.
+        """Add the variables that the step probably reads, to save traces; the first one settles it.
 
         Args:
             variables: the variables.
-            known: the inventory of another step of the same model, which mostly reads what it
-                reads in the same way; None for none.
+            known: the inventory of another step of the same model, which mostly reads the same
+                variables in the same way; None for none.
         """
         for variable in variables:
             if known is None:
@@ -132,12 +131,12 @@ class Inventory:
                 self.add(variable)
 
     def add_value(self, variable: ParameterServerVariable) -> None:
-        """Note a variable whose value the step asks for, if only to do nothing with it."""
+        """Note a variable whose value the step asks for, even if it does not use the value."""
         if variable not in self._unused:
             self.add(variable)
 
     def add_table(self, variable: ParameterServerVariable, num_lookups: int) -> None:
-        """Note a variable that the step reads by rows, and how often."""
+        """Note a variable that the step reads by rows, and the number of its look-ups."""
         if _num_bytes(variable) < self._table_min_bytes:
             self.small.add(variable)
             self.add(variable)
@@ -147,7 +146,7 @@ class Inventory:
             self.grew = True
 
     def may_be_table(self, variable: ParameterServerVariable) -> bool:
-        """Return whether rows may be all that the step wants of a variable, as far as is known."""
+        """Return False if the step is known to need more than rows of `variable`."""
         return (
             variable not in self._used_whole
             and bool(variable.storage.shape.rank)
@@ -157,23 +156,23 @@ class Inventory:
         )
 
     def use_whole(self, variable: ParameterServerVariable) -> None:
-        """Note that the step uses the value of a variable otherwise than to look rows up in it."""
+        """Note that the step uses the value of `variable` for more than look-ups of rows."""
         self._used_whole.add(variable)
 
     def read_whole(self, table: ParameterServerVariable, reason: str) -> None:
-        """Note that a table must be read whole, and warn where that is a lot, saying why."""
+        """Note that the step must read a table whole; warn with the reason if it is large."""
         num_bytes = _num_bytes(table)
         if num_bytes > _WARN_BYTES and table not in self._warned:
             self._warned.add(table)
             warnings.warn(
                 f"All {num_bytes:,} bytes of '{table.path}' are read in each step, not only the "
-                f"rows that are looked up, because {reason}. This is exact, and slow.",
+                f"rows that are looked up, because {reason}. This is exact but slow.",
                 stacklevel=2,
             )
         self.add(table)
 
     def meet(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Note that the step applies `optimizer`, which the model may not lead to."""
+        """Note that the step applies `optimizer`, which may be no attribute of the model."""
         if optimizer not in self.optimizers:
             self.optimizers.add(optimizer)
             self.grew = True
@@ -181,7 +180,7 @@ class Inventory:
     def look_ahead(self, variable: ParameterServerVariable) -> None:
         """Note a variable that the step reads again after an update of it.
 
-        The worker then works the update out too.
+        The worker then computes the update too.
         """
         if variable not in self.ahead:
             self.ahead.add(variable)
@@ -193,11 +192,11 @@ class Inventory:
         whole: Mapping[ParameterServerVariable, str],
         lookups: Mapping[ParameterServerVariable, Sequence[object]],
     ) -> None:
-        """Replace what the first trace presumed by what it saw. Does nothing after later ones.
+        """Replace what the first trace presumed by what it saw; do nothing after later traces.
 
         Args:
-            whole: the variables that the trace read whole, and why.
-            lookups: its look-ups, by the table.
+            whole: the variables that the trace read whole, and the reasons.
+            lookups: the look-ups of the trace, by table.
         """
         if not self.presumes:
             return
@@ -223,15 +222,15 @@ class Inventory:
                 self.grew = True
 
     def add_scratch(self, key: ScratchKey, spec: tf.TensorSpec) -> None:
-        """Note a value that is assigned inside control flow, and so needs a resource of its own."""
+        """Note a value that the step assigns inside control flow, so that it needs a resource."""
         if key not in self.scratch:
             self.scratch[key] = spec
             self.grew = True
 
 
 def _is_read_by_rows(variable: ParameterServerVariable) -> bool:
-    """Return whether the first trace presumes that a variable of some rank is read by rows."""
-    # TensorFlow has no gradient of a look-up in more rows than that.
+    """Return True if the first trace presumes that the step reads `variable` by rows."""
+    # TensorFlow has no gradient of a look-up in a table with more rows than that.
     return variable.name == TABLE_NAME or bool(variable.storage.shape[0] > tf.int32.max)
 
 

@@ -1,4 +1,4 @@
-"""The compute phase in a step graph: calls the traced step with what was pulled."""
+"""The compute phase in a step graph: calls the traced step on the pulled values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kerasps.step.phases.step_context import ReplicaInputs, StepContext
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.variables import call_with
 
-# Of the operations of the phase, in the graphs that workers run.
+# The name scope of the phase's operations, in the graphs that workers run.
 NAME_SCOPE = "compute_phase"
 
 
@@ -25,13 +25,13 @@ class ComputePhase:
     Attributes:
         function: its concrete function, from the `ComputeInputs` of each replica to
             `ComputeOutputs`.
-        captures: what that captured.
+        captures: the tensors that the function captured.
         inventory: the variables that it touches.
-        updates: what its optimizers want done.
+        updates: the updates of its optimizers.
         device: the device of the worker that runs it, in short ("GPU:0"). Operations for which the
-            trace names no other device are placed there; where that has no kernel for one,
+            trace names no other device are placed there; if the device has no kernel for one,
             TensorFlow takes the CPU.
-        pads_rows: whether it is to see tables in a shape that does not change with the number of
+        pads_rows: whether to pad tables to a shape that does not change with the number of
             different ids in a batch. XLA compiles anew for each shape.
     """
 
@@ -48,7 +48,7 @@ class ComputePhase:
         return [self.function]
 
     def add_to(self, step: StepContext) -> None:
-        """Leave `outputs` in the context."""
+        """Set `outputs` of the context."""
         for replica in step.replicas:
             self._fill_scratch(replica)
         inputs = [argument for replica in step.replicas for argument in self._inputs(replica)]
@@ -87,7 +87,7 @@ class ComputePhase:
 
 
 def _padded(table: TableRows) -> TableRows:
-    """Return as many rows as the step looks ids up, the last ones zeros."""
+    """Pad the rows with zeros to the number of ids that the step looks up."""
     num_ids = tf.add_n([tf.size(p) for p in table.positions])
     missing = num_ids - tf.shape(table.rows)[0]
     of_other_axes = [[0, 0]] * (len(table.rows.shape) - 1)
@@ -95,7 +95,7 @@ def _padded(table: TableRows) -> TableRows:
 
 
 def _cut_to_rows(update: Update, tensors: UpdateTensors, step: StepContext) -> list[tf.Tensor]:
-    """Return the gradients, those of tables with the rows that were pulled alone."""
+    """Return the gradients, those of tables cut to the rows that were pulled."""
     return [
         gradient[: step.requests[variable].num_rows(variable)]
         if variable in step.requests

@@ -1,11 +1,11 @@
-"""Joints: synchronous updates, of the gradients of all workers that take part.
+"""Joints: synchronous updates from the gradients of all participating workers.
 
-Each ps buffers what a push brings, under its lock. The push that completes the joint has the
-optimizer's own `update_step` run once, on the means. A push ends when its joint is completed; so
-the next pull of a worker, which follows it, brings what all workers then start from.
+Each ps buffers the content of each push, under its lock. The push that completes the joint runs the
+optimizer's own `update_step` once, on the means. A push ends when its joint is completed. The next
+pull of a worker follows its push, so all workers start the next step from the same values.
 
-A worker that leaves in the middle is taken out on each ps, which may complete the joint too. What
-it has brought counts. See `variables/joint_table.py` for who is counted when.
+When a worker leaves in the middle, each ps removes it, which may also complete the joint. Its
+earlier pushes count. See `variables/joint_table.py` for which workers count when.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Mutex = Callable[[str], tf.Tensor]
 
 
 class _Last:
-    """A tensor of which the last one counts: every worker works out the same."""
+    """A tensor of which the last value counts: every worker computes the same one."""
 
     def __init__(self, spec: tf.TensorSpec) -> None:
         self.variable = _variable(spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype))
@@ -44,11 +44,11 @@ class _Last:
         return self.variable.read_value()
 
     def clear(self) -> None:
-        """Do nothing: the next one takes its place."""
+        """Do nothing: the next value replaces this one."""
 
 
 class _Sum:
-    """A tensor of which the mean counts: a gradient, or what is added to a state."""
+    """A tensor of which the mean counts: a gradient, or an addition to a state."""
 
     def __init__(self, spec: tf.TensorSpec) -> None:
         self.variable = _variable(spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype))
@@ -65,7 +65,7 @@ class _Sum:
 
 
 class _Rows:
-    """Rows of tables, as a list of what each push has brought: it costs what these take."""
+    """Rows of tables, as a list with the rows of each push; it takes no more memory than these."""
 
     def __init__(self, spec: tf.TensorSpec, run: ShardRun) -> None:
         self.run = run
@@ -99,8 +99,8 @@ class _Rows:
         """Return one row for each different place.
 
         Args:
-            count: how many pushes there were; a row that some have not brought is zero in these.
-            place_of: for each row, which of the different places it has.
+            count: the number of pushes; a row counts as zero in pushes that do not have it.
+            place_of: for each row, the index of its place among the different places.
         """
         assert place_of is not None  # rows of gradients have places
         num_places = tf.reduce_max(tf.concat([[-1], place_of], 0)) + 1
@@ -111,10 +111,10 @@ class _Rows:
 
 
 class _Aside:
-    """The values that the pushes to the open joint of one ps have brought.
+    """The contents of the pushes to the open joint of one ps.
 
     Args:
-        changes: what the step changes there.
+        changes: the changes of the step on that ps.
         specs: the specs of a message that arrives.
     """
 
@@ -135,7 +135,7 @@ class _Aside:
                     _Rows(spec, run) if (run := ShardRun((shard,))) in tables else _Sum(spec)
                     for shard, spec in zip(update.single, update_specs.gradients, strict=True)
                 ],
-                # The rows of a group arrive run by run with each push, and so not in all.
+                # A group's rows arrive run by run within each push, not run by run over all pushes.
                 groups=[[_Rows(run.spec, run) for run in group.runs] for group in update.groups],
             )
             for update, update_specs in zip(changes.updates, specs.updates, strict=True)
@@ -150,7 +150,7 @@ class _Aside:
         )
 
     def add(self, message: PushMessage, places: RowPlaces) -> None:
-        """Buffer what a push brings. Runs on the ps, under the lock."""
+        """Buffer the content of a push. Runs on the ps, under the lock."""
         for rows in self._ids:
             rows.add(places[rows.run])
         updates = [
@@ -167,7 +167,7 @@ class _Aside:
             slot.add(value)
 
     def apply(self, count: tf.Tensor) -> None:
-        """Change what the ps holds by the mean of `count` pushes, and forget them.
+        """Apply the mean of `count` pushes to the values on the ps, then clear the buffers.
 
         Runs on the ps, under the lock.
         """
@@ -196,7 +196,7 @@ class DeviceJoints:
     Args:
         device: the device of the ps.
         mutex: returns the lock of a device, by the device's name.
-        num_backups: how many workers a joint does not wait for.
+        num_backups: the number of workers that a joint does not wait for.
     """
 
     def __init__(self, device: str, mutex: _Mutex, num_backups: int) -> None:
@@ -210,7 +210,7 @@ class DeviceJoints:
         self._aside: _Aside | None = None
 
     def hold(self, changes: DeviceChanges, specs: PushMessage) -> None:
-        """Make room for what pushes bring. Does nothing when called again."""
+        """Allocate the buffers for pushes. Does nothing when called again."""
         if self._aside is None:
             with tf.device(self.device):
                 self._aside = _Aside(changes, specs)
@@ -219,27 +219,27 @@ class DeviceJoints:
             self._admission = OnPS(self.device, self._admit, lane, mutex=mutex)
             self._excusing = OnPS(self.device, self._excuse, lane, number, mutex=mutex)
             self._departure = OnPS(self.device, self._depart, lane, mutex=mutex)
-            # Without the lock, which those need whom it waits for.
+            # Without the lock: the workers that it waits for need the lock.
             self._passing = OnPS(self.device, self._passed, number)
 
     def admit(self, lane: int) -> int:
-        """Add a worker from the open joint on; return its number."""
+        """Add a worker, from the open joint on; return that joint's number."""
         return int(self._admission.call(lane)[0])
 
     def excuse(self, lane: int, first: int) -> int:
         """Exempt a worker from the joints before number `first`.
 
         Returns:
-            The number of the open joint; less than `first` where that one waits for others.
+            The number of the open joint; less than `first` if that joint waits for other workers.
         """
         return int(self._excusing.call(lane, first)[0])
 
     def depart(self, lane: int) -> None:
-        """Remove a worker: no joint waits for it any more."""
+        """Remove a worker, so that no joint waits for it any more."""
         self._departure.call(lane)
 
     def wait_until_passed(self, number: int) -> None:
-        """Wait until a joint is completed."""
+        """Wait until the joint with this number is completed."""
         self._passing.call(number)
 
     def read_number(self) -> tf.Tensor:
@@ -247,22 +247,22 @@ class DeviceJoints:
         return read_joint(self._table.handle)
 
     def take_in(self, lanes: tf.Tensor, message: PushMessage, places: RowPlaces) -> tf.Tensor:
-        """Buffer a push, and apply the joint if that completes it. Call with the lock held.
+        """Buffer a push, and apply the joint if the push completes it. Call with the lock held.
 
         Args:
             lanes: the handle of the ps's table of lanes.
-            message: what the worker sent. Its clock is the number of the joint that it is for; its
-                lane is the complement of the lane where it brings nothing, and only comes.
-            places: those of the rows that gradients of tables have.
+            message: the message of the worker. Its clock is the number of its joint. Its lane is
+                the complement of the lane if the push arrives without content.
+            places: the places of the rows that gradients of tables have.
 
         Returns:
-            The number of the joint to wait for; -1 for none, where the push came too late.
+            The number of the joint to wait for; -1 for none, if the push came too late.
         """
         brings = message.lane >= 0
         lane = tf.where(brings, message.lane, -1 - message.lane)
         member = Member.read(self._table.handle, lane)
-        # One that only comes is not counted in its lane, and would else be taken for a push of the
-        # lane that has the place by now.
+        # A push without content is not counted in its lane. Without the check of the lane, it could
+        # be taken for a push of a later lane in the same place.
         is_due = tf.logical_and(member.is_due(lane, message.clock), is_open(lanes, lane))
         aside = self._held
 
@@ -270,7 +270,7 @@ class DeviceJoints:
             aside.add(message, places)
 
         def count() -> None:
-            # One that is too late counts as well: it is not to be done again.
+            # A push that is too late counts as well, so that it is not redone.
             apply_in_lane(
                 lanes,
                 lane,
@@ -285,12 +285,12 @@ class DeviceJoints:
         return tf.where(is_due, message.clock, -1)
 
     def wait(self, number: tf.Tensor) -> None:
-        """Wait until a joint is completed. Runs on the ps, without the lock."""
+        """Wait until the joint with this number is completed. Runs on the ps, without the lock."""
         wait_for(self._name, self._table.handle, number)
 
     @property
     def _held(self) -> _Aside:
-        assert self._aside is not None  # `hold` comes before
+        assert self._aside is not None  # `hold` is called first
         return self._aside
 
     @property
@@ -298,7 +298,7 @@ class DeviceJoints:
         return self._table.shared_name
 
     def _settle(self, lane: tf.Tensor, member: Member) -> tf.Tensor:
-        """Write what there is; where the joint is complete, apply it before. Returns the number."""
+        """Write `member`; apply the joint first if it is complete. Return the open joint."""
         state = member.state
         is_complete = state.is_complete(self._num_backups)
         applies = tf.logical_and(is_complete, state.contributions > 0)
@@ -312,8 +312,8 @@ class DeviceJoints:
             ]
             written = Member(type(state)(*counts), member.entry)
             _, writes = with_stateful(lambda: written.write(self._table.handle, lane))
-        # At last, since a queue takes nothing of a worker whose call is cancelled meanwhile. Who
-        # waits then is let go when that worker is taken out.
+        # The release comes last, since a queue takes nothing from a worker whose call is cancelled
+        # meanwhile. The workers that then still wait are released when that worker is removed.
         with tf.control_dependencies(writes):
             num_tokens = tf.where(is_complete, state.arrived, tf.zeros([], tf.int64))
             release(self._name, state.number, num_tokens)
@@ -344,7 +344,7 @@ class Joints:
     Args:
         devices: the devices of the ps.
         mutex: returns the lock of a device, by the device's name.
-        num_backups: how many workers a joint does not wait for.
+        num_backups: the number of workers that a joint does not wait for.
     """
 
     def __init__(self, devices: Sequence[str], mutex: _Mutex, num_backups: int) -> None:
@@ -354,7 +354,7 @@ class Joints:
     def after_pull(self, step: StepContext) -> None:
         """Mark the push as late when the step pulled from ps that were at different joints.
 
-        Ps may be at different joints where joints do not wait for all workers.
+        Such a push is dropped. Ps can differ only if joints do not wait for all workers.
         """
         if self.num_backups and len(self.on) > 1:
             numbers = tf.stack([step.clocks[device] for device in self.on])
@@ -365,14 +365,14 @@ class Joints:
             )
 
     def join(self, lane: int) -> None:
-        """Add a worker: on all ps from the same joint on. Thread: any.
+        """Add a worker, on all ps from the same joint on. Thread: any.
 
         Raises:
             tf.errors.OpError: a ps is lost.
         """
         with apart():
-            # A joint waits for it from here on, so that no ps gets further than one ahead of
-            # another.
+            # From here on, joints wait for the new worker, so no ps gets more than one joint ahead
+            # of another.
             numbers = [joints.admit(lane) for joints in self.on.values()]
             first = max(numbers, default=0)
             for joints, number in zip(self.on.values(), numbers, strict=True):
@@ -383,7 +383,7 @@ class Joints:
                         number = before + 1
 
     def leave(self, lane: int) -> None:
-        """Remove a worker, so that nobody waits for it. It may be called again. Thread: any.
+        """Remove a worker, so that no joint waits for it. May be called again. Thread: any.
 
         Raises:
             tf.errors.OpError: a ps is lost.

@@ -1,7 +1,7 @@
-"""The pull phase: what one ps task hands out to a worker at the start of a step.
+"""The pull phase: each ps task sends a worker the values that a step starts from.
 
-Dense variables come whole, tables by the rows that the step asks for. A variable that is in shards
-comes from several ps and is put together on the worker.
+It sends dense variables whole, and of tables the rows that the step asks for. The worker joins the
+shards of a variable that come from several ps.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from kerasps.step.updates.fused import FusedVariable
 from kerasps.variables import ParameterServerVariable, Shard, call_with, shards_in
 from kerasps.variables.pooled_rows import held_by
 
-# What is sent at a time of a large model, twice: enough that the network is never idle while the
-# worker says that it has arrived, for which it sends a message.
+# The bytes of a part of a large model; two parts are in flight. This is enough to keep the network
+# busy while the worker's message that a part has arrived is in flight.
 PART_BYTES = 2**23
 
 _Requests = Mapping[ParameterServerVariable, RowRequest]
 
 
 class PullMessage(NamedTuple):
-    """The message by which a worker asks one ps for rows: of each run of shards of tables on it.
+    """The message in which a worker asks one ps for rows, for each run of shards of tables there.
 
-    It travels as one int32 tensor: the counts, then the ids. Of one run alone, the ids are all.
+    It is sent as one int32 tensor: the counts, then the ids. With only one run, the ids alone.
 
     Attributes:
-        counts: for each group, how many rows are asked for of each of its runs.
-        ids: for each group, the places of the rows in what holds these, end to end.
+        counts: for each group, the number of rows requested from each of its runs.
+        ids: for each group, the places of the rows in their storages, end to end.
     """
 
     counts: list[tf.Tensor]
@@ -45,12 +45,12 @@ class PullMessage(NamedTuple):
 
     @staticmethod
     def spec() -> tf.TensorSpec:
-        """Return the spec of a message as it travels."""
+        """Return the spec of a message as it is sent."""
         return tf.TensorSpec([None], tf.int32)
 
     @classmethod
     def of(cls, requests: _Requests, groups: Sequence[GroupShard]) -> PullMessage:
-        """Return the message that asks for what `requests` want of `groups`."""
+        """Return the message for the rows that `requests` ask for in `groups`."""
         asked = [(requests[shard.group.tables[0]], shard) for shard in groups]
         return cls(
             [request.counts_of_runs(shard) for request, shard in asked],
@@ -58,29 +58,29 @@ class PullMessage(NamedTuple):
         )
 
     def pack(self, num_runs: int) -> tf.Tensor:
-        """Return the message as it travels, on the worker.
+        """Return the message as it is sent. Runs on the worker.
 
         Args:
-            num_runs: the runs of all groups.
+            num_runs: the number of runs of all groups.
         """
         return _end_to_end(self.counts, self.ids, num_runs)
 
     @staticmethod
     def unpack(tensor: tf.Tensor, num_runs: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
-        """Return how many ids there are of each run, and these, in what `pack` returned.
+        """Return the number of ids of each run, and the ids, from the result of `pack`.
 
-        Runs on the ps. Of one run alone it does not say how many.
+        Runs on the ps. With only one run, there are no numbers.
         """
         return _taken_apart(tensor, num_runs)
 
 
 class SentRequests(NamedTuple):
-    """The requests of one step in one round, sent.
+    """The requests of one step in one round, after they were sent.
 
     Attributes:
-        requests: the rows, of each group.
-        messages: what arrived on each ps, packed, by the pull from it; no tensor where nothing is
-            asked of it.
+        requests: the requested rows of each group.
+        messages: the packed message that arrived on each ps, by the pull from it; no tensor if the
+            step asks that ps for no rows.
     """
 
     requests: list[RowRequest]
@@ -91,13 +91,13 @@ class PullReply(NamedTuple):
     """The reply of one ps to a pull; holds tensors or their specs.
 
     Attributes:
-        fused: the values of each fused variable: one tensor where it is sent, a list with one for
-            each shard where it is received.
+        fused: the values of each fused variable: one tensor on the ps, a list with one for each
+            shard on the worker.
         dense: the values of other shards that are pulled whole.
-        rows: the rows of each group: a list with those of each run where they are sent, one tensor
-            where they are received.
-        clock: how many pushes, or joints, the ps had applied before it read any of these, an int64
-            scalar; None where the step will not push to it.
+        rows: the rows of each group: a list with those of each run on the ps, one tensor on the
+            worker.
+        clock: the number of pushes, or joints, that the ps had applied before it read these values,
+            an int64 scalar; None if the pull does not read the clock.
     """
 
     fused: list[Any]
@@ -111,14 +111,14 @@ class DevicePull:
 
     Args:
         device: the device of the ps.
-        dense: what is read whole.
-        groups: the shards of groups of tables of which rows are read.
+        dense: the shards that are read whole.
+        groups: the shards of groups of tables that are read by rows.
         fused: the fused variables, which hold some of `dense`.
-        clock: reads the clock of the ps, there; None for no clock.
+        clock: reads the clock, on the ps; None for no clock.
 
     Attributes:
-        groups: those.
-        runs: the runs of shards in them.
+        groups: as given.
+        runs: the runs of shards in `groups`.
     """
 
     def __init__(
@@ -162,13 +162,13 @@ class DevicePull:
 
     @property
     def message_specs(self) -> list[tf.TensorSpec]:
-        """The spec of the message that asks for rows; none where only what is dense is pulled."""
+        """The spec of the message that asks for rows; empty if the pull reads no rows."""
         return [PullMessage.spec()] if self.runs else []
 
     def places(self, messages: Sequence[tf.Tensor]) -> RowPlaces:
-        """Return the places of the rows of each of `runs` that messages ask for.
+        """Return the places of the rows that `messages` ask for, for each of `runs`.
 
-        Runs on the ps, in its pull and in its push. There is one message, or none.
+        Runs on the ps, in its pull and in its push. `messages` has one message or none.
         """
         places = RowPlaces({})
         for message in messages:
@@ -177,9 +177,9 @@ class DevicePull:
         return places
 
     def _reply(self, messages: Sequence[tf.Tensor]) -> PullReply:
-        """Read what is asked for. Runs on the ps."""
+        """Read the requested values. Runs on the ps."""
         clock = None if self._clock is None else self._clock()
-        # No push is missed that is applied meanwhile.
+        # The clock is read first, so that it misses no push that is applied meanwhile.
         with tf.control_dependencies([] if clock is None else [clock]):
             places = self.places(messages)
             rows = [[_rows_of(run, places[run]) for run in shard.runs] for shard in self.groups]
@@ -191,14 +191,14 @@ class DevicePull:
             )
 
     def ask(self, steps: Sequence[_Requests]) -> list[list[tf.Tensor]]:
-        """Send the ps what some steps ask for, in one message; return that of each, on the ps."""
+        """Send the requests of some steps to the ps in one message; return each, on the ps."""
         if not self.runs:
             return [[] for _ in steps]
         messages = [
             PullMessage.of(requests, self.groups).pack(len(self.runs)) for requests in steps
         ]
         lengths = [tf.shape(message) for message in messages]
-        # Not left to the calls: as an argument of the pull and of the push, it would wait for the
+        # Sent before the calls: as an argument of the pull and of the push, it would wait for the
         # push before.
         (arrived,) = brought_to(self.device, [_end_to_end(lengths, messages, len(messages))])
         with tf.device(self.device):
@@ -207,7 +207,7 @@ class DevicePull:
     def add_to(
         self, step: StepContext
     ) -> tuple[dict[Shard, tf.Tensor], dict[GroupShard, tf.Tensor]]:
-        """Pull what was asked for; return the values of dense shards, and the rows of groups."""
+        """Pull what the step asked for; return the values of dense shards and rows of groups."""
         waits = step.before_pull.get(self.device, [])
         with tf.device(self.device), tf.control_dependencies(waits):
             flats = call_with(step.pull_handles, self.function, self.captures, step.messages[self])
@@ -224,10 +224,10 @@ class DevicePull:
         return values, dict(zip(self.groups, reply.rows, strict=True))
 
     def _in_order(self, flats: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return tensors of the ps on the worker, where large ones arrive in their order.
+        """Bring tensors of the ps to the worker, large ones in their order.
 
-        TensorFlow would send all at a time, and the first would be there when the last is. So some
-        are sent, in two parts, and a further part when the first of them has arrived.
+        TensorFlow would send all at once, and the first would arrive as late as the last. So two
+        parts are in flight at a time, and the arrival of a part starts the next part but one.
         """
         parts = self.received.in_parts(flats, PART_BYTES)
         if len(parts) < 3:
@@ -242,14 +242,14 @@ class DevicePull:
 
 
 class RoundPull:
-    """One round trip to every ps that holds something of it (see `lookups.Round`).
+    """One round trip to every ps that has values for it (see `lookups.Round`).
 
     Args:
         dense: variables that are pulled whole.
-        fused: those that hold some of `dense`.
+        fused: the fused variables, which hold some of `dense`.
         found: the row requests of the round.
-        clocks: for each ps whose clock is to be brought, what reads it, by device.
-        devices: the ps that are to be asked for no more than their clocks.
+        clocks: for each ps whose clock the round reads, the function that reads it, by device.
+        devices: ps to pull from even if only their clocks are read.
     """
 
     def __init__(
@@ -278,17 +278,17 @@ class RoundPull:
         ]
 
     def can_ask(self, known: Mapping[str, tf.Tensor]) -> bool:
-        """Return whether the rows follow from what is known."""
+        """Return True if the ids of the rows follow from `known`."""
         return all(name in known for name in self.round.inputs)
 
     def ask(
         self, handles: dict[int, tf.Tensor], steps: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[SentRequests]:
-        """Ask every ps for what some steps need, in one message each.
+        """Ask every ps for the rows that some steps need, in one message each.
 
         Args:
             handles: see `StepContext`.
-            steps: what is known in each step, as `StepContext.known`.
+            steps: the known tensors of each step, as `StepContext.known`.
         """
         requests = [self.round.requests(handles, known) for known in steps]
         by_table = [_by_table(of_step) for of_step in requests]
@@ -299,9 +299,9 @@ class RoundPull:
         ]
 
     def add_to(self, step: StepContext) -> None:
-        """Pull from every ps, and put variables together from the shards that come.
+        """Pull from every ps, and join the shards of each variable.
 
-        The rows are asked for where that was not done ahead.
+        Asks for the rows first, unless that was done ahead.
         """
         asked = step.asked.get(self) or self.ask(step.handles, [step.known])[0]
         requests = asked.requests
@@ -323,14 +323,14 @@ class RoundPull:
 
 
 class PullPhase:
-    """The pull of a step (see `StepPhase`): a round trip, or several where ids follow from rows.
+    """The pull of a step (see `StepPhase`): one round trip, or several if ids depend on rows.
 
     Args:
-        dense: the variables that are pulled whole; they come with the first round.
-        rounds: the rounds in which rows are asked for.
+        dense: the variables that are pulled whole, in the first round.
+        rounds: the rounds in which rows are requested.
         fused: the fused variables, which hold some of `dense`.
-        clocks: for each ps that the step pushes to, what reads its clock, by device.
-        needs_clocks: whether a ps is asked for its clock too of which nothing is read.
+        clocks: for each ps that the step pushes to, the function that reads its clock, by device.
+        needs_clocks: whether to read also the clocks of ps from which the step reads nothing else.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class PullPhase:
             self.rounds.append(RoundPull(dense, fused, found, unread, devices))
             for pull in self.rounds[-1].pulls:
                 unread.pop(pull.device, None)
-            dense = fused = ()  # which come with the first round
+            dense = fused = ()  # pulled in the first round
 
     @property
     def pulls(self) -> list[DevicePull]:
@@ -364,7 +364,7 @@ class PullPhase:
 
     @property
     def functions(self) -> list[Any]:
-        """The functions that find ids, and those that run on the ps."""
+        """The functions that compute ids, and those that run on the ps."""
         finds = [round_pull.round.find for round_pull in self.rounds if round_pull.round.groups]
         return [*finds, *(pull.function for pull in self.pulls)]
 
@@ -376,7 +376,7 @@ class PullPhase:
     def ask_ahead(
         self, handles: dict[int, tf.Tensor], steps: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[dict[RoundPull, SentRequests]]:
-        """Ask for what some steps need that follows from their batches, together.
+        """Ask for all rows of some steps whose ids follow from their batches, in one message.
 
         Each message costs the worker and the ps some 0.2 ms, however short it is.
 
@@ -385,7 +385,7 @@ class PullPhase:
             steps: the batches of each step, by the names of the compute phase's inputs.
 
         Returns:
-            What each step has asked for so, by the round in which it is pulled.
+            The requests of each step, by the round in which they are pulled.
         """
         ahead = [
             round_pull
@@ -399,13 +399,13 @@ class PullPhase:
         ]
 
     def add_to(self, step: StepContext) -> None:
-        """Leave `requests` and `messages` in the context; values and tables in its replicas."""
+        """Set `requests` and `messages` of the context, and values and tables of its replicas."""
         for round_pull in self.rounds:
             round_pull.add_to(step)
 
 
 def _rows_of(run: ShardRun, places: tf.Tensor) -> tf.Tensor:
-    """Read rows of a run, at their places in what holds it."""
+    """Read rows of a run, at their places in its storage."""
     holder, _ = held_by(run.shards[0].storage)
     return tf.raw_ops.ResourceGather(resource=holder.handle, indices=places, dtype=holder.dtype)
 
@@ -413,18 +413,18 @@ def _rows_of(run: ShardRun, places: tf.Tensor) -> tf.Tensor:
 def _end_to_end(
     lengths: Sequence[tf.Tensor], parts: Sequence[tf.Tensor], num_parts: int
 ) -> tf.Tensor:
-    """Return lengths, and what is so long, end to end; of one part alone, that part.
+    """Return lengths and parts end to end; return a single part alone.
 
     Args:
         lengths: vectors of the lengths of the parts, some in each.
         parts: vectors that hold the parts, some in each.
-        num_parts: how many there are.
+        num_parts: the number of parts.
     """
     return parts[0] if num_parts == 1 else tf.concat([*lengths, *parts], 0)
 
 
 def _taken_apart(tensor: tf.Tensor, num_parts: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
-    """Return the lengths, of more than one part, and the parts that `_end_to_end` has joined."""
+    """Return the lengths (None for a single part) and the parts that `_end_to_end` has joined."""
     if num_parts == 1:
         return None, [tensor]
     lengths, parts = tf.split(tensor, [num_parts, -1])

@@ -29,14 +29,14 @@ class DevicePush:
 
     Args:
         device: the device of the ps.
-        changes: what the step changes there.
+        changes: the changes of the step there.
         pulls: the pulls from the same ps.
         mutex: returns the lock of a device, by the device's name.
-        rule: says when a push takes effect.
+        rule: decides when a push takes effect.
 
     Attributes:
-        tables: the runs of shards of which it sends gradients of rows, those of a group together.
-        packing: how what is sent travels.
+        tables: the runs of shards whose gradients are rows, those of a group together.
+        packing: packs the message.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DevicePush:
         self.device = device
         self.tables = changes.tables
         self._changes = changes
-        # Which rows the gradients are of, the ps has been told by the pull.
+        # The message of the pull has told the ps the rows of the gradients.
         sent = {run for runs in self.tables for run in runs}
         self._pulls = [pull for pull in pulls if sent & set(pull.runs)]
         clocked = any(pull.brings_clock for pull in pulls)
@@ -64,8 +64,8 @@ class DevicePush:
             with tf.device(device):
                 self._take_in(messages, flats, mutex)
 
-        # Not inlined: what runs on the ps for a step of a worker ends in the middle of anything
-        # when the worker is lost, but not in the middle of a function that it has called.
+        # Not inlined: when a worker is lost, its step's operations on the ps end at any point, but
+        # a function that they have called runs to its end.
         self.function = tf.function(
             take_in, autograph=False, experimental_attributes={"_noinline": True}
         ).get_concrete_function(
@@ -74,8 +74,8 @@ class DevicePush:
         self.captures = list(self.function.captured_inputs)
 
     def add_to(self, step: StepContext) -> None:
-        """Send what the ps needs of what the step has worked out."""
-        # The lock waits for them as the update does, and is not taken before they are there.
+        """Send the ps the outputs of the step that belong there."""
+        # The lock waits for these tensors, as the update does, so it is taken once they arrived.
         packed = self.packing.pack_by_call(self._changes.select(step), step.device)
         flats = brought_to(self.device, packed)
         messages = [step.messages[pull] for pull in self._pulls]
@@ -91,7 +91,7 @@ class DevicePush:
         flats: list[tf.Tensor],
         mutex: _Mutex,
     ) -> None:
-        """Apply what has arrived, under the lock, once. Runs on the ps."""
+        """Apply the push that has arrived, under the lock, once. Runs on the ps."""
         places = RowPlaces({})
         for pull, asked in zip(self._pulls, messages, strict=True):
             places.add(pull.places(asked))
@@ -113,13 +113,13 @@ class PushPhase:
     """The push of a step (see `StepPhase`), to each ps that it changes.
 
     Args:
-        changes: what the step changes.
+        changes: the changes of the step.
         pulls: all pulls of the step.
         mutex: returns the lock of a device, by the device's name.
-        rule: says when a push takes effect.
+        rule: decides when a push takes effect.
 
     Attributes:
-        changes: what the step changes.
+        changes: as given.
         rule: as given.
     """
 
@@ -150,20 +150,20 @@ class PushPhase:
         return [push.function for push in self.pushes]
 
     def redoing(self) -> PushPhase:
-        """Return the push of steps that may have been applied on some ps before."""
+        """Return the push of steps that some ps may have applied before."""
         return PushPhase(*self._given, self.rule.redoing())
 
     @property
     def devices(self) -> list[str]:
-        """The devices of the ps that are pushed to."""
+        """The devices of the ps that the step pushes to."""
         return [push.device for push in self.pushes]
 
     @property
     def captures(self) -> list[tf.Tensor]:
-        """The handles that these captured."""
+        """The handles that these functions captured."""
         return [captured for push in self.pushes for captured in push.captures]
 
     def add_to(self, step: StepContext) -> None:
-        """Push what is in the context; leave nothing."""
+        """Push the outputs in the context."""
         for push in self.pushes:
             push.add_to(step)

@@ -1,7 +1,7 @@
 """The application of a push on a ps: the optimizer's own `update_step`, beside its slots.
 
-It runs on each shard of a variable separately: on the whole shard, or, of a table that was read
-by rows, on these rows of the variable and its slots. What it treats alike, it is shown as one.
+It runs on each shard of a variable separately: on the whole shard, or, for a table that was read
+by rows, on these rows of the variable and its slots. Shards that it treats alike are joined to one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kerasps.variables.pooled_rows import held_by
 
 
 class _Rows:
-    """Some rows of shards of tables and of their slots, while an update works on them as on one.
+    """Some rows of shards of tables and of their slots, which an update treats as one variable.
 
     Args:
         optimizer: the optimizer, which treats all of the tables alike.
         runs: the shards, one of each table, in runs.
-        places: the places of the rows in what holds each run.
+        places: the places of the rows in the storage of each run.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class _Rows:
         self._runs = runs
         self._shards = shards = [shard for run in runs for shard in run.shards]
         self._places = [places[run] for run in runs]
-        # Of one run there is nothing to divide.
+        # A single run needs no division.
         self._counts = places.counts(runs) if len(runs) > 1 else None
         self._rows: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity()
         self._changed: IdentitySet[ParameterServerVariable] = IdentitySet()
@@ -56,13 +56,13 @@ class _Rows:
             )
 
     def holds(self, variable: ParameterServerVariable) -> bool:
-        """Return whether `variable` is the first table or a slot of its shape."""
+        """Return True if `variable` is the first table or a slot of its shape."""
         if self._alike:
             return variable in self._alike
         return bool(variable.storage.shape == self._shards[0].variable.storage.shape)
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the rows of `variable`, and of what is it to other tables, as they stand."""
+        """Return the current rows of `variable` and of its counterparts in the other tables."""
         if variable not in self._rows:
             gathered = [
                 tf.raw_ops.ResourceGather(resource=held.handle, indices=places, dtype=held.dtype)
@@ -74,7 +74,7 @@ class _Rows:
         return self._rows[variable]
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        """Take new rows of `variable`, and of what is it to other tables."""
+        """Set the rows of `variable` and of its counterparts in the other tables."""
         self._rows[variable] = value
         self._changed.add(variable)
 
@@ -88,20 +88,20 @@ class _Rows:
                 tf.raw_ops.ResourceScatterUpdate(resource=held.handle, indices=places, updates=part)
 
     def _held(self, variable: ParameterServerVariable) -> list[tuple[tf.Variable, tf.Tensor]]:
-        """Return what holds the rows of each run of `variable` and its like, and their places."""
+        """Return the storage of each run of `variable` and its counterparts, and the places."""
         index, remaining = self._shards[0].index, iter(self._alike.get(variable, [variable]))
         held = []
         for run, places in zip(self._runs, self._places, strict=True):
             members = [next(remaining) for _ in run.shards]
             holder, begin = held_by(members[0].shards[index])
-            # A slot may be stored separately, though its table is not.
+            # A slot may be stored separately even if its table is in a pool.
             move = begin - held_by(run.shards[0].storage)[1]
             held.append((holder, places + move if move else places))
         return held
 
 
 class OnDevice(UpdatePhase):
-    """The phase in which variables are what a ps holds of them (see `variables.Phase`).
+    """The phase in which a variable resolves to its storage on a ps (see `variables.Phase`).
 
     Args:
         optimizer: the `keras.optimizers.Optimizer`.
@@ -126,7 +126,7 @@ class OnDevice(UpdatePhase):
 
     @contextlib.contextmanager
     def on_fused(self, fused: FusedVariable) -> Iterator[None]:
-        """In this context, let the fused variable stand for the first variable in it."""
+        """In this context, replace the first variable of `fused` by the fused variable."""
         self._stand_ins = fused.stand_ins(self.optimizer)
         try:
             yield
@@ -135,9 +135,9 @@ class OnDevice(UpdatePhase):
 
     @contextlib.contextmanager
     def on(self, shard: Shard, rows: _Rows | None = None) -> Iterator[None]:
-        """In this context, let `shard`, or some rows of it, stand for its variable.
+        """In this context, replace a variable by `shard`, or by some rows of it.
 
-        New rows are written at the end.
+        At the end, write new rows.
         """
         self._index, self._rows = shard.index, rows
         try:
@@ -181,12 +181,12 @@ class OnDevice(UpdatePhase):
 
 
 def apply(changes: DeviceChanges, message: PushMessage, places: RowPlaces) -> None:
-    """Change what the ps holds. Call while its lock is held.
+    """Apply a push to the values on the ps. Call while its lock is held.
 
     Args:
-        changes: what the message is about.
-        message: what the worker sent.
-        places: those of the rows that gradients of tables have.
+        changes: the changes of the step on the ps.
+        message: the message of the worker.
+        places: the places of the rows that gradients of tables have.
     """
     for update, update_message in zip(changes.updates, message.updates, strict=True):
         _apply_if_wanted(update, update_message, places)
@@ -204,7 +204,7 @@ def _apply_if_wanted(update: DeviceUpdate, message: UpdateMessage, places: RowPl
 
 
 def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:
-    """Do what follows clipping in `Optimizer.apply`, for the shards on this ps."""
+    """Run the part of `Optimizer.apply` after clipping, for the shards on this ps."""
     optimizer, shared = update.update.optimizer, update.update.shared
     phase = OnDevice(optimizer, message.scalars, shared, compiles=update.compiles)
     for fused, gradient in zip(update.fused, message.fused, strict=True):

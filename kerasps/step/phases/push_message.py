@@ -1,6 +1,6 @@
 """The message of a push to one ps: planned at trace time, filled from a step's outputs.
 
-`push_apply.py` carries it out on the ps, and `push.py` has it travel.
+`push.py` sends it, and `push_apply.py` applies it on the ps.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kerasps.variables import ParameterServerVariable, Shard, shards_in
 
 
 class UpdateMessage(NamedTuple):
-    """The part of an `Update` that one ps is sent; holds tensors or their specs.
+    """The part of an `Update` that is sent to one ps; holds tensors or their specs.
 
     Attributes:
         scalars: the learning rate and shared state.
-        fused: the gradient of each fused variable: a list with one for each shard where it is sent,
-            one tensor where it is received.
+        fused: the gradient of each fused variable: a list with one for each shard on the worker,
+            one tensor on the ps.
         gradients: the gradients of other shards.
-        groups: the gradients of each group of several tables: a list of tensors that belong end to
-            end where they are sent, one tensor where they are received.
-        sent: what each of `gradients` needs of the whole variable; mostly nothing.
-        applied: whether the optimizer was applied, as a float32, where that depends; else None.
+        groups: the gradients of each group of several tables: on the worker, a list of tensors to
+            be put end to end; on the ps, one tensor.
+        sent: the values of the whole variable that each of `gradients` needs; mostly none.
+        applied: whether the optimizer was applied, as a float32, if that is conditional; else None.
     """
 
     scalars: Scalars
@@ -48,16 +48,16 @@ class UpdateMessage(NamedTuple):
 
 
 class PushMessage(NamedTuple):
-    """The part of a step that one ps is sent; holds tensors or their specs.
+    """The part of a step that is sent to one ps; holds tensors or their specs.
 
     Attributes:
-        updates: what is sent of each update.
-        deltas: what is added to shards of variables that are pushed as a difference.
+        updates: the message of each update.
+        deltas: the additions to shards of variables that are pushed as a difference.
         assigned: the new values of shards of variables that are pushed as a value.
         lane: the lane in which the worker sends it (see `variables.Fences`), an int32 scalar.
-        number: the number of the call in that lane that it is of, an int32 scalar; mostly None.
-        clock: what the clock of the ps was when the worker pulled from it, an int64 scalar; None
-            where it has pulled nothing.
+        number: the number of its call in that lane, an int32 scalar; mostly None.
+        clock: the clock of the ps when the worker pulled from it, an int64 scalar; None if the
+            worker did not pull the clock.
     """
 
     updates: list[UpdateMessage]
@@ -73,10 +73,10 @@ class StepChanges:
     """The changes that a step makes on the ps tasks.
 
     Attributes:
-        updates: what the optimizers want applied, in order.
+        updates: the updates of the optimizers, in order.
         deltas: the variables that a difference is added to.
-        assigned: the variables that take a value.
-        tables: those of which the gradient has the rows that were asked for.
+        assigned: the variables that receive a value.
+        tables: the variables whose gradients have only the rows that the step asked for.
         sparse_updates: the strategy's argument of that name.
         fused: the fused variables.
         groups: the groups of tables.
@@ -94,7 +94,7 @@ class StepChanges:
 
     @property
     def devices(self) -> list[str]:
-        """The devices of the ps that hold something of it."""
+        """The devices of the ps that have some of the changed variables."""
         shards = shards_in([*self.deltas, *self.assigned])
         for update in self.updates:
             shards += self.shards_of(update)
@@ -104,7 +104,7 @@ class StepChanges:
         """Return the shards that an update changes."""
         changed = update.variables
         if update.optimizer.use_ema:
-            # The moving averages follow every variable, also one without a gradient in this step.
+            # The moving averages follow every variable, even without a gradient in this step.
             followed = update.optimizer._trainable_variables
             changed = [*changed, *(v for v in followed if v not in self.tables)]
         return list(dict.fromkeys(shards_in(changed)))
@@ -121,7 +121,7 @@ class StepChanges:
         ]
 
     def on(self, device: str) -> DeviceChanges:
-        """Return what of this is on one ps."""
+        """Return the changes on one ps."""
 
         def here(shards: Sequence[Shard]) -> list[Shard]:
             return [shard for shard in shards if shard.device == device]
@@ -151,17 +151,17 @@ class DeviceUpdate:
     """The changes that an `Update` makes on one ps.
 
     Args:
-        number: which update of the step it is.
+        number: the index of the update in the step.
         update: the update.
         changed: the shards that it changes there.
         with_gradient: those of them that have a gradient.
         fused: the fused variables there that it updates.
         groups: the groups of several tables there that it updates.
-        changes: what the step changes on all ps.
+        changes: the changes of the step on all ps.
 
     Attributes:
-        fused: updated as one each.
-        groups: likewise.
+        fused: the fused variables, each updated as one.
+        groups: the groups, each updated as one.
         single: the other shards that have a gradient.
         rest: all shards that are not in fused variables or groups.
         compiles: whether XLA compiles the updates of large values.
@@ -191,7 +191,7 @@ class DeviceUpdate:
 
     @property
     def tables(self) -> list[list[ShardRun]]:
-        """The runs whose gradients have the rows that were asked for, those of a group together.
+        """The runs whose gradients have only the rows that the step asked for, by group.
 
         In the order of the message.
         """
@@ -199,16 +199,16 @@ class DeviceUpdate:
         return [*([ShardRun((shard,))] for shard in alone), *(shard.runs for shard in self.groups)]
 
     def coupled(self, shard: Shard) -> CoupledUpdate | None:
-        """Return how the whole of a variable takes part in the update of a shard of it."""
+        """Return the coupled update that updates a shard from the whole variable; None if none."""
         variable = shard.variable
         return None if variable.sharding is None else self.update.coupled.get(variable)
 
     def sums_lookups(self, group: TableGroup) -> bool:
-        """Return whether the push sums the gradients of a group's look-ups, and not the step."""
+        """Return True if the push, not the step, sums the gradients of a group's look-ups."""
         return all(table in self.update.lookups for table in group.tables)
 
     def updates_rows(self, shard: Shard) -> bool:
-        """Return whether rows of a table are updated by themselves, without the other rows."""
+        """Return True if rows of a table are updated without the other rows."""
         coupled = self.update.coupled.get(shard.variable)
         treats_rows_alone = coupled is None or not coupled.couples_rows
         return treats_rows_alone and may_update_rows(
@@ -220,9 +220,9 @@ class DeviceUpdate:
         of_fused: Callable[[FusedVariable], object],
         of_group: Callable[[GroupShard, int], object],
     ) -> UpdateMessage:
-        """Return the specs of the message, with those of what is updated as one from functions.
+        """Return the specs of the message; functions give those of fused variables and groups.
 
-        That of a group is also given in how many parts its gradient is sent.
+        `of_group` also receives the number of parts in which a group's gradient is sent.
         """
 
         def parts(shard: GroupShard) -> int:
@@ -249,7 +249,7 @@ class DeviceUpdate:
         )
 
     def select(self, step: StepContext, outputs: ComputeOutputs) -> UpdateMessage:
-        """Return the message, from what the compute phase has worked out."""
+        """Return the message, from the outputs of the compute phase."""
         tensors: UpdateTensors = outputs.updates[self._number]
         variables = self.update.variables
         gradients = ByIdentity(zip(variables, tensors.gradients, strict=True))
@@ -292,10 +292,10 @@ class DeviceChanges:
 
     Attributes:
         device: the device of the ps.
-        changes: what it changes on all ps.
-        updates: the updates that change something there.
+        changes: the changes of the step on all ps.
+        updates: the updates that change shards there.
         deltas: the shards that a difference is added to.
-        assigned: the shards that take a value.
+        assigned: the shards that receive a value.
     """
 
     device: str
@@ -306,18 +306,18 @@ class DeviceChanges:
 
     @property
     def tables(self) -> list[list[ShardRun]]:
-        """The runs whose gradients have the rows that were asked for, those of a group together.
+        """The runs whose gradients have only the rows that the step asked for, by group.
 
         In the order of the message.
         """
         return [runs for update in self.updates for runs in update.tables]
 
     def sent_specs(self, *, clocked: bool, numbered: bool) -> PushMessage:
-        """Return the specs of what `select` returns.
+        """Return the specs of the result of `select`.
 
         Args:
             clocked: whether the step pulls the ps's clock.
-            numbered: whether it says of which call it is.
+            numbered: whether the message carries the number of its call.
         """
 
         return self._specs(
@@ -350,7 +350,7 @@ class DeviceChanges:
         )
 
     def select(self, step: StepContext) -> PushMessage:
-        """Return the message, from what the compute phase has left in `step`."""
+        """Return the message, from the outputs of the compute phase in `step`."""
         outputs = step.outputs
         deltas = ByIdentity(zip(self.changes.deltas, outputs.deltas, strict=True))
         assigned = ByIdentity(zip(self.changes.assigned, outputs.assigned, strict=True))

@@ -1,4 +1,4 @@
-"""The seeds that a step of a custom loop draws, from a ps, which counts them."""
+"""The draw of the seeds of a custom loop's step, on a ps, which counts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SeedDraw:
 
     Args:
         seeds: the stand-ins of the generators' states, on one ps (see `variables.AwayStates`).
-        draws: how many seeds a step draws from each.
+        draws: the number of seeds that a step draws from each.
         mutex: returns the lock of a device, by the device's name.
     """
 

@@ -1,9 +1,9 @@
-"""The shape that pull, compute and push share, and the tensors that they hand each other.
+"""The interface of pull, compute and push, and the tensors that they pass to each other.
 
-Each phase is made once, when the step is traced: it has traced what runs on other tasks, and knows
-what travels. While a step graph is built, it adds its operations to that, once for each step laid
-out in it: it takes from the `StepContext` what the phases before have left there, and leaves what
-it has found. Nothing else passes between phases, so each can be read, and changed, by itself.
+Each phase is made once, when the step is traced: it traces its functions for other tasks and plans
+its messages. While a step graph is built, the phase adds its operations, once for each unrolled
+step. It reads from the `StepContext` the results of the phases before, and writes its own there.
+Phases share nothing else, so each can be read and changed alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepPhase(Protocol):
 
     @property
     def captures(self) -> list[tf.Tensor]:
-        """The handles that these captured; a step graph looks them up by name."""
+        """The handles that these functions captured; a step graph looks them up by name."""
 
     def add_to(self, step: StepContext) -> None:
         """Add the operations of one step to the step graph that is being built."""
@@ -53,12 +53,11 @@ class ReplicaInputs:
         scratch: the handles of the scratch resources.
         names: the names of the inputs of the compute phase.
         batch: the batch.
-        start: the values of metrics and seed generators that it starts from.
+        start: the initial values of metrics and seed generators.
 
     Attributes:
-        values: the value of each variable that it starts from. The pull adds those of dense
-            variables.
-        tables: what each table is. From the pull.
+        values: the initial value of each variable. The pull adds those of dense variables.
+        tables: the rows of each table. Set by the pull.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class ReplicaInputs:
             self.known[self._names.values[variable]] = value
 
     def add_table(self, table: ParameterServerVariable, rows: TableRows) -> None:
-        """Add what a table is."""
+        """Add the rows of a table."""
         self.tables[table] = rows
         self.known.update(zip(self._names.tables[table], leaves_of(rows), strict=True))
 
@@ -92,24 +91,25 @@ class StepContext:
     """The tensors of one step in a step graph.
 
     Args:
-        handles: what stands for captured handles in the step graph (see `variables.call_with`).
-        replicas: what each replica starts from.
-        lanes: the lane in which each ps is sent the step's push, by the device of the ps.
-        number: the number of the call that the step is of, where pushes carry one.
-        asked: what was asked for ahead of the step, by the round (see `PullPhase.ask_ahead`).
-        device: the short name of the device of the worker that converts large values and gradients
-            between the dtypes in which they travel and are computed.
+        handles: the step graph's replacements of captured handles (see `variables.call_with`).
+        replicas: the inputs of each replica.
+        lanes: the lane in which the step pushes to each ps, by the device of the ps.
+        number: the number of the step's call, if pushes carry one.
+        asked: the requests that were sent ahead of the step, by the round (see
+            `PullPhase.ask_ahead`).
+        device: the short name of the worker's device that converts large values and gradients
+            between the dtypes in which they are sent and computed.
 
     Attributes:
-        pull_handles: the handles for the pull; those of the other phases, unless steps overlap.
+        pull_handles: the handles for the pull: the same as `handles`, unless steps overlap.
         before_pull: operations that the pull from each ps waits for, by the device of the ps.
-        pushes: the operations that have pushed, likewise. From the push.
-        requests: the rows that the step asks for, by the table. From the pull.
-        messages: what each `DevicePull` has asked its ps for, packed: the push sends gradients for
-            the same rows. From the pull.
-        clocks: what the clock of each ps was when the step began to pull from it, by the device of
-            the ps. From the pull.
-        outputs: what the step has worked out. From the compute phase.
+        pushes: the operations of the push, by the device of the ps. Set by the push.
+        requests: the rows that the step asks for, by the table. Set by the pull.
+        messages: the packed request of each `DevicePull` to its ps: the push sends gradients for
+            the same rows. Set by the pull.
+        clocks: the clock of each ps when the step began to pull from it, by the device of the ps.
+            Set by the pull.
+        outputs: the results of the compute phase. Set by it.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class StepContext:
 
     @property
     def values(self) -> ByIdentity[ParameterServerVariable, tf.Tensor]:
-        """The values of variables that the first replica starts from; pulled ones are of all."""
+        """The initial values of the first replica; pulled ones are the same for all replicas."""
         return self.replicas[0].values
 
     @property
@@ -157,13 +157,13 @@ class StepContext:
         positions: Sequence[tf.Tensor],
         found: Sequence[tf.Tensor],
     ) -> None:
-        """Add what a table is in this step.
+        """Add the rows of a table in this step.
 
         Args:
             table: the table.
             rows: the rows that were asked for.
-            positions: of each look-up, those of the first replica before those of the second, the
-                place of each id among `rows`.
+            positions: for each look-up, the place of each id among `rows`; all look-ups of the
+                first replica come before those of the second.
             found: likewise, the row of each id.
         """
         num_lookups = len(positions) // len(self.replicas)

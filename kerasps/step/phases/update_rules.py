@@ -1,7 +1,7 @@
 """The rules by which a push takes effect: at once, or jointly with those of other workers.
 
-A rule is chosen when a step is traced. The phases and the step graph ask it and know none of its
-kinds, so a further update mode is a further class here.
+The trace of a step chooses a rule. The phases and the step graph call its methods and do not ask
+which class it is, so a new update mode is a new class here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class UpdateRule(Protocol):
     """The rule by which the pushes of a step take effect.
 
     Attributes:
-        max_unrolled_steps: how many steps of an execution may be laid out one after the other; None
-            for any number.
-        numbers_calls: whether a push says of which call of a function it is.
+        max_unrolled_steps: the most steps of an execution that may be laid out one after the other;
+            None for no limit.
+        numbers_calls: whether a push carries the number of its call of a function.
         waits: whether a step waits for those of other workers.
-        num_backups: how many workers an update does not wait for.
+        num_backups: the number of workers that an update does not wait for.
     """
 
     @property
@@ -46,10 +46,10 @@ class UpdateRule(Protocol):
     def num_backups(self) -> int: ...
 
     def redoing(self) -> UpdateRule:
-        """Return the rule for steps that may have been applied on some ps before."""
+        """Return the rule for steps that some ps may have applied before."""
 
     def clock(self, device: str) -> Callable[[], tf.Tensor]:
-        """Return what reads, on a ps, the number that a pull from it brings."""
+        """Return a function that reads, on a ps, the clock that a pull returns."""
 
     def lanes(
         self, devices: Sequence[str], lane: tf.Tensor, are_applied: Callable[[], list[tf.Tensor]]
@@ -59,43 +59,43 @@ class UpdateRule(Protocol):
         Args:
             devices: the devices of the ps.
             lane: the lane of the worker.
-            are_applied: returns for each ps whether the step was applied there before.
+            are_applied: returns, for each ps, whether it applied the step before.
         """
 
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
-        """Make room on a ps for what pushes bring. May be called again."""
+        """Allocate room on a ps for the content of pushes. May be called again."""
 
     def take_in(
         self, device: str, changes: DeviceChanges, message: PushMessage, places: RowPlaces
     ) -> tf.Tensor | None:
-        """Take in a push that has arrived. Runs on the ps, under its lock.
+        """Process a push that has arrived. Runs on the ps, under its lock.
 
         Args:
             device: the device of the ps.
-            changes: what the step changes there.
-            message: what the worker sent.
-            places: those of the rows that gradients of tables have.
+            changes: the changes of the step there.
+            message: the message of the worker.
+            places: the places of the rows that gradients of tables have.
 
         Returns:
-            What `after_lock` is given.
+            The argument of `after_lock`.
         """
 
     def after_lock(self, device: str, taken: tf.Tensor | None) -> None:
-        """Do what a push does when it has released the lock. Runs on the ps."""
+        """Run the part of a push that follows the release of the lock. Runs on the ps."""
 
     def after_pull(self, step: StepContext) -> None:
-        """Look at what the pull of a step has brought."""
+        """Check or change the context after the pull of a step."""
 
     def join(self, lane: int) -> None:
-        """Make updates wait for the steps of a worker. Call when nothing runs there."""
+        """Make updates wait for the steps of a worker. Call when no step runs there."""
 
     def leave(self, lane: int) -> None:
-        """Stop waiting for the steps of a worker. It may be called again."""
+        """Stop waiting for the steps of a worker. May be called again."""
 
 
 @dataclass(frozen=True)
 class Immediate:
-    """Each push is applied when it arrives, once (see `UpdateRule`).
+    """Applies each push when it arrives, once (see `UpdateRule`).
 
     Attributes:
         fences: the lanes on the ps tasks.
@@ -122,7 +122,7 @@ class Immediate:
     def hold(self, device: str, changes: DeviceChanges, specs: PushMessage) -> None:
         self.fences.table(device)
 
-    # How a push is applied that says its lane.
+    # Applies a push that carries its lane.
     _apply_once = staticmethod(apply_in_lane)
 
     def take_in(
@@ -143,20 +143,20 @@ class Immediate:
         """Do nothing."""
 
     def join(self, lane: int) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no worker waits."""
 
     def leave(self, lane: int) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no worker waits."""
 
 
 @dataclass(frozen=True)
 class ImmediateAgain(Immediate):
-    """The rule of steps that may have been applied on some ps before (see `UpdateRule`).
+    """The rule of steps that some ps may have applied before (see `UpdateRule`).
 
-    To a ps that has applied it, a push names no lane, and changes nothing there.
+    A push to a ps that has applied the step names no lane, and changes nothing there.
     """
 
-    # They are a few, and what counts is how long a worker takes to make their graph ready.
+    # Such steps are few, and most of their cost is making their graph ready on a worker.
     max_unrolled_steps: ClassVar[int | None] = 1
     _apply_once = staticmethod(apply_if_in_lane)
 
@@ -171,7 +171,7 @@ class ImmediateAgain(Immediate):
 
 @dataclass(frozen=True)
 class Synchronous:
-    """A ps buffers pushes until those of all workers are there (see `UpdateRule`, `Joints`).
+    """A ps buffers pushes until those of all workers have arrived (see `UpdateRule`, `Joints`).
 
     Attributes:
         fences: the lanes on the ps tasks.
@@ -223,9 +223,9 @@ class Synchronous:
 
 @dataclass(frozen=True)
 class SynchronousAgain(Synchronous):
-    """The rule of steps that may have been counted on some ps before (see `UpdateRule`).
+    """The rule of steps that some ps may have counted before (see `UpdateRule`).
 
-    To a joint a worker comes all the same, since the others wait for it; it brings nothing then.
+    The worker still comes to the joint, since the others wait for it, but its push has no content.
     """
 
     max_unrolled_steps: ClassVar[int | None] = 1

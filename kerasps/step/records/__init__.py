@@ -1,4 +1,4 @@
-"""Small records that all of the step uses: packed messages, maps by identity, specs, modes.
+"""Small records for all modules of the step: packed messages, maps by identity, specs, modes.
 
 Contract: holds data and knows no phase.
 """

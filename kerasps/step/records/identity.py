@@ -1,7 +1,7 @@
-"""A mapping and a set that tell their keys apart by identity.
+"""A mapping and a set that compare their keys by identity.
 
-A Keras variable compares element by element, and an optimizer may compare as it likes. Neither is
-fit to be the key of a `dict`.
+A Keras variable compares element by element, and an optimizer may define any comparison. Neither
+can be the key of a `dict`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ByIdentity(MutableMapping[_Key, _Value]):
 
 
 class IdentitySet(MutableSet[_Key]):
-    """A set in the order of insertion, which keeps what is in it alive."""
+    """A set in the order of insertion, which keeps its members alive."""
 
     def __init__(self, members: Iterable[_Key] = ()) -> None:
         self._members = {id(member): member for member in members}

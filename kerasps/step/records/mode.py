@@ -11,10 +11,10 @@ class Mode:
 
     Args:
         name: the word in the names of callbacks: `on_<name>_batch_end`.
-        step: the method of the model that is a step.
-        function: the attribute of the model that keeps the traced step; Keras clears it where it
+        step: the method of the model that the step calls.
+        function: the attribute of the model that keeps the traced step; Keras clears it when it
             must be traced anew.
-        stop: the attribute of the model by which a callback ends the loop.
+        stop: the attribute of the model that a callback sets to end the loop.
     """
 
     name: str

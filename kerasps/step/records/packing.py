@@ -1,8 +1,8 @@
-"""Many tensors in few: what a worker and one ps send each other at a time.
+"""Packs many tensors into few, for the messages between a worker and one ps.
 
-A record with named fields goes in, and the same record comes out. Small tensors travel in one flat
-tensor; the offset of a field is known in here alone. A large tensor travels as it is: nobody
-copies it into a flat tensor and out of it, and it leaves as soon as it is known.
+A record with named fields goes in, and the same record comes out. Small tensors are sent in one
+flat tensor; only this module knows the offset of a field. A large tensor is sent alone: it is not
+copied into a flat tensor and out of it, and is sent as soon as it is computed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _Tensor = TypeVar("_Tensor")
 
 
 class WireSpec(tf.TensorSpec):
-    """The spec of a tensor, and how it travels.
+    """The spec of a tensor, and how it is sent.
 
     Args:
         shape: its shape.
-        dtype: its dtype, where it is sent and where it has arrived.
-        wire_dtype: the dtype in which it travels. Default: its own.
-        is_large: whether it travels separately, and in no flat tensor. Its shape must be known.
-        is_part: whether it is part of a tensor that the worker cuts, or puts together, on its CPU.
+        dtype: its dtype before it is sent and after it has arrived.
+        wire_dtype: the dtype in which it is sent. Default: `dtype`.
+        is_large: whether it is sent separately, in no flat tensor. Its shape must be known.
+        is_part: whether it is part of a tensor that the worker splits or joins on its CPU.
     """
 
     def __init__(
@@ -46,16 +46,15 @@ class WireSpec(tf.TensorSpec):
 
 
 class Packing(Generic[_Record]):
-    """Lays the small tensors of a structure end to end, in one flat tensor per carrier dtype.
+    """Packs the small tensors of a structure end to end, in one flat tensor per carrier dtype.
 
-    Elements of 4 and 8 bytes share a float32 carrier (bit for bit, so integers pass unharmed); each
-    other dtype has a carrier of its own. A model in float32 with its integer counters is therefore
-    one tensor.
+    Elements of 4 and 8 bytes share a float32 carrier (bit for bit, so integers keep their values).
+    Each other dtype has its own carrier. So a float32 model with integer counters is one tensor.
 
     Args:
-        specs: a structure as `tf.nest` knows it (named tuples, lists, dicts) of `tf.TensorSpec`s,
-            whose first axis alone may be of unknown length. A leaf may be None, which takes no
-            room. A `WireSpec` says how its tensor travels.
+        specs: a structure as `tf.nest` knows it (named tuples, lists, dicts) of `tf.TensorSpec`s.
+            Only their first axes may be of unknown length. A leaf may be None, which takes no
+            room. A `WireSpec` says how its tensor is sent.
     """
 
     def __init__(self, specs: _Record) -> None:
@@ -68,7 +67,7 @@ class Packing(Generic[_Record]):
                 self._large.append(index)
             else:
                 self._groups.setdefault(_carrier(wire_dtype_of(spec)), []).append(index)
-        # Elements of the carrier, for a tensor whose first axis is unknown: per entry of it.
+        # Elements of the carrier; with an unknown first axis, per entry of that axis.
         self._sizes = [
             math.prod(_known(spec)) * _elements(wire_dtype_of(spec)) for spec in self._leaves
         ]
@@ -104,9 +103,9 @@ class Packing(Generic[_Record]):
         return [self._leaves[index] for index in indices]
 
     def in_parts(self, flats: Sequence[_Tensor], num_bytes: int) -> list[list[_Tensor]]:
-        """Return the tensors that `pack` returns, in parts of at least so many bytes.
+        """Return the tensors that `pack` returns, in parts of at least `num_bytes` bytes.
 
-        The flat ones are with the first of the large ones.
+        The flat ones are in the part of the first large one.
         """
         parts: list[list[_Tensor]] = [list(flats[: len(self._groups)])]
         size = 0
@@ -119,9 +118,9 @@ class Packing(Generic[_Record]):
         return parts
 
     def pack(self, record: _Record) -> list[tf.Tensor]:
-        """Return the tensors that hold `record`, which has the shapes of the specs.
+        """Return the packed tensors of `record`, which has the shapes of the specs.
 
-        Raises ValueError where it has another structure.
+        Raises ValueError if `record` has another structure than the specs.
         """
         tensors = self._tensors_of(record)
         return self._laid_flat(tensors) + self._as_they_are(tensors, None)
@@ -133,10 +132,10 @@ class Packing(Generic[_Record]):
         ]
 
     def unpack(self, flats: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor] = ()) -> _Record:
-        """Return the record that `pack` laid into `flats`.
+        """Return the record that `pack` packed into `flats`.
 
         Args:
-            flats: what it returned.
+            flats: the result of `pack`.
             lengths: int32 scalars: the length of each unknown first axis, in the order of the
                 specs.
         """
@@ -145,7 +144,7 @@ class Packing(Generic[_Record]):
         return self._record_of(self._as_specified(tensors))
 
     def _without_large(self, flats: Sequence[_Tensor]) -> tuple[Sequence[_Tensor], list[Any]]:
-        """Return the flat ones of `flats`, and the leaves, with the large ones in their places."""
+        """Return the flat tensors, and the list of leaves with only the large ones filled in."""
         tensors: list[Any] = [None] * len(self._leaves)
         number = len(self._groups)
         for index, tensor in zip(self._large, flats[number:], strict=True):
@@ -177,13 +176,13 @@ class Packing(Generic[_Record]):
                 tensors[i] = _from_carrier(part, self._leaves[i])
 
     def pack_by_call(self, record: _Record, device: str | None = None) -> list[tf.Tensor]:
-        """Return what `pack` does, by a call of a function that is traced once.
+        """Return the result of `pack`, by a call of a function that is traced once.
 
-        In a graph that packs time and again, that is one operation each time and not a hundred.
+        In a graph that packs many times, each call is one operation instead of a hundred.
 
         Args:
             record: as for `pack`.
-            device: where large tensors are converted that are no parts. Default: the current
+            device: the device that converts large tensors, except parts. Default: the current
                 device.
         """
         tensors = self._tensors_of(record)
@@ -198,7 +197,7 @@ class Packing(Generic[_Record]):
         lengths: Sequence[tf.Tensor] = (),
         device: str | None = None,
     ) -> _Record:
-        """Return what `unpack` does, by a call of a function that is traced once.
+        """Return the result of `unpack`, by a call of a function that is traced once.
 
         Args:
             flats: as for `unpack`.
@@ -212,7 +211,7 @@ class Packing(Generic[_Record]):
 
     @functools.cached_property
     def _small(self) -> list[int]:
-        """The leaves that lie in flat tensors."""
+        """The leaves that are packed into flat tensors."""
         large = set(self._large)
         return [index for index in range(len(self._leaves)) if index not in large]
 
@@ -254,7 +253,7 @@ class Packing(Generic[_Record]):
         return _traced(unpack, [*self.carrier_specs[:number], *lengths])
 
     def unpack_numpy(self, flats: Sequence[np.ndarray]) -> _Record:
-        """Return the record that `pack` laid into `flats`, as arrays on the coordinator."""
+        """Return the record that `pack` packed into `flats`, as arrays on the coordinator."""
         flats, arrays = self._without_large(flats)
         for index in self._large:
             arrays[index] = arrays[index].astype(self._leaves[index].dtype.as_numpy_dtype)
@@ -275,12 +274,12 @@ class Packing(Generic[_Record]):
 
 
 def leaves_of(structure: object) -> list[Any]:
-    """Return the tensors of a structure (or their specs); a leaf may be None, which is none."""
+    """Return the tensors of a structure, or their specs, without leaves that are None."""
     return [leaf for leaf in tf.nest.flatten(structure, expand_composites=True) if leaf is not None]
 
 
 def filled(structure: _Record, leaves: Iterable[object]) -> _Record:
-    """Return `structure` with `leaves` in the place of those that it has; None stays None."""
+    """Return `structure` with its leaves replaced by `leaves`; None stays None."""
     remaining = iter(leaves)
     record: _Record = tf.nest.map_structure(
         lambda leaf: None if leaf is None else next(remaining), structure
@@ -289,23 +288,23 @@ def filled(structure: _Record, leaves: Iterable[object]) -> _Record:
 
 
 def specs_of(structure: _Record) -> _Record:
-    """Return `structure` with the spec of each tensor in its place."""
+    """Return `structure` with each tensor replaced by its spec."""
     return filled(structure, [tf.TensorSpec(t.shape, t.dtype) for t in leaves_of(structure)])
 
 
 def brought_to(device: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return tensors of a worker on a ps, where each arrives once, and as soon as it is known.
+    """Return tensors of a worker on a ps, where each arrives once, and as soon as it is computed.
 
-    Whatever on the ps uses the worker's own tensor, a control edge too, would have it sent again;
-    an argument of a call to the ps waits on the worker until it knows that the call's other
-    conditions are met.
+    If operations on the ps used the worker's tensor, even by a control edge, TensorFlow would send
+    it again. An argument of a call to the ps waits on the worker until the call's other conditions
+    are met.
     """
     with tf.device(device):
         return [tf.identity(tensor) for tensor in tensors]
 
 
 def _traced(function: Callable[..., list[tf.Tensor]], specs: Sequence[tf.TensorSpec]) -> Any:
-    # For no graph and no device in particular: what calls it says where it runs.
+    # Traced for no graph and no device: the caller says where it runs.
     with tf.init_scope(), tf.device(None):
         return tf.function(function, autograph=False).get_concrete_function(*specs)
 
@@ -319,7 +318,7 @@ def _cast(tensor: tf.Tensor, dtype: tf.DType, spec: tf.TensorSpec, device: str |
 
 
 def wire_dtype_of(spec: tf.TensorSpec) -> tf.DType:
-    """Return the dtype in which a tensor travels."""
+    """Return the dtype in which a tensor is sent."""
     return spec.wire_dtype if isinstance(spec, WireSpec) else spec.dtype
 
 
@@ -347,5 +346,5 @@ def _from_carrier(flat: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _known(spec: tf.TensorSpec) -> list[int]:
-    """Return the lengths of the axes of `spec` that are known."""
+    """Return the known lengths among the axes of `spec`."""
     return [d for d in spec.shape if d is not None]

@@ -7,8 +7,8 @@ import tensorflow as tf
 from kerasps.step.records.packing import WireSpec
 from kerasps.variables import ParameterServerVariable, Shard
 
-# A tensor of more bytes travels separately. To copy as many into a flat tensor and out of it takes
-# longer than to send one more tensor.
+# A larger tensor is sent separately. Copying this many bytes into a flat tensor and out of it takes
+# longer than sending one more tensor.
 LARGE_BYTES = 2**18
 
 
@@ -24,7 +24,7 @@ def rows_spec(table: ParameterServerVariable) -> tf.TensorSpec:
 
 
 def sent_state(shard: Shard) -> WireSpec:
-    """Return the spec of a change of a shard of some state, as it is sent: in full."""
+    """Return the spec of a change of a shard of some state, as it is sent: in full precision."""
     return _sent(shard, shard.spec.dtype)
 
 

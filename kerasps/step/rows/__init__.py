@@ -1,4 +1,4 @@
-"""Look-ups of rows: which ids a step asks for, and where on the ps their rows are.
+"""Look-ups of rows: the ids that a step asks for, and the places of their rows on the ps.
 
-Contract: from ids to requests to rows, for tables that are read and updated alike.
+Contract: turns ids into requests and replies into rows, for groups of tables.
 """

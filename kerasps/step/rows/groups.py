@@ -1,9 +1,9 @@
 """Groups of tables: those with the same placement and update are pulled and updated as one.
 
 A step of many tables costs what one table costs, with as many ids: an operation on a tensor of a
-few kilobytes takes longer to start than to do. The rows of a group's tables are one row space, in
+few kilobytes takes longer to start than to run. The rows of a group's tables are one row space, in
 which each table begins where the one before ends. Rows of a request are in the order of the tables,
-so that those of one table are contiguous.
+so the rows of one table are contiguous.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kerasps.variables.pooled_rows import PooledRows, held_by
 
 @dataclass(frozen=True, eq=False)
 class TableGroup:
-    """Tables that lie, and are updated, alike; mostly one.
+    """Tables with the same placement and the same update; mostly one.
 
     Attributes:
         tables: the tables: of one row shape and dtype, in shards of one layout on the same ps.
-        begins: for each shard, where the rows of each table's begin in the storage that holds them.
-        run_sizes: for each shard, how many neighbouring tables make up each run (see `ShardRun`).
+        begins: for each shard, the first place of each table's rows in their storage.
+        run_sizes: for each shard, the number of adjacent tables in each run (see `ShardRun`).
     """
 
     tables: tuple[ParameterServerVariable, ...]
@@ -39,12 +39,12 @@ class TableGroup:
 
     @classmethod
     def of(cls, members: Iterable[Sequence[ParameterServerVariable]]) -> TableGroup:
-        """Return the group of some tables, as they lie now.
+        """Return the group of some tables, with their current placement.
 
         Args:
-            members: each table, with its slots behind it where the group is updated as one.
+            members: each table, followed by its slots if the group is updated as one.
         """
-        # Those in one storage are adjacent, in its order.
+        # Tables in one storage become adjacent, in its order.
         members = sorted(members, key=lambda member: _place_of(member[0]))
         tables = tuple(member[0] for member in members)
         shards = range(len(tables[0].shards))
@@ -79,15 +79,15 @@ class TableGroup:
     def locate(
         self, rows: tf.Tensor, table_of: tf.Tensor | None
     ) -> tuple[tf.Tensor | None, tf.Tensor]:
-        """Return the shard (int32) of each of some rows, and its place in what holds that.
+        """Return the shard (int32) of each of some rows, and its place in the shard's storage.
 
         Args:
             rows: rows of the row space.
-            table_of: which table each is of; None where there is one table.
+            table_of: the index of each row's table; None if there is one table.
         """
         begins = np.array(self.begins)
         if self.tables[0].sharding is None:
-            # From the place in the row space to that in the storage at once.
+            # From the place in the row space directly to that in the storage.
             moves = begins[0] - np.array(self.starts)
             if table_of is not None:
                 return None, rows + tf.gather(tf.constant(moves, rows.dtype), table_of)
@@ -106,7 +106,7 @@ class TableGroup:
         assert sharding is not None
         if sharding.layout == "mod" or table_of is None:
             return sharding.locate(rows)
-        # As in `Sharding.locate`, with the numbers of each row's own table.
+        # As in `Sharding.locate`, with the numbers of each row's table.
         heights = [divmod(number, sharding.num_shards) for number in self.num_rows]
         base, extra = (
             tf.gather(tf.constant(numbers, rows.dtype), table_of)
@@ -120,21 +120,21 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class ShardRun:
-    """Shards of adjacent tables whose rows, and slots, one storage holds; mostly a single one.
+    """Shards of adjacent tables that share one storage, as do their slots; mostly a single shard.
 
-    Rows of all of them are read and written by one operation.
+    One operation reads or writes rows of all of them.
     """
 
     shards: tuple[Shard, ...]
 
     @property
     def device(self) -> str:
-        """The device of the ps where they lie."""
+        """The device of the ps that has the shards."""
         return self.shards[0].device
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The spec of some rows of them, as they are sent."""
+        """The spec of some rows of the shards, as they are sent."""
         return sent_rows(self.shards[0].variable)
 
 
@@ -152,7 +152,7 @@ class GroupShard:
 
     @property
     def runs(self) -> list[ShardRun]:
-        """The runs of them."""
+        """The runs of the shards."""
         shards = iter(self.shards)
         return [
             ShardRun(tuple(itertools.islice(shards, size)))
@@ -161,12 +161,12 @@ class GroupShard:
 
     @property
     def device(self) -> str:
-        """The device of the ps where they lie."""
+        """The device of the ps that has the shards."""
         return self.shards[0].device
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The spec of some rows of them, as they are sent."""
+        """The spec of some rows of the shards, as they are sent."""
         return sent_rows(self.group.tables[0])
 
 
@@ -176,7 +176,7 @@ def grouping(
     """Return a function that divides tables into groups.
 
     Args:
-        updates: what the step's optimizers apply, in order.
+        updates: the updates of the step's optimizers, in order.
         sparse_updates: the strategy's argument of that name.
     """
     times_updated = Counter(id(v) for update in updates for v in update.variables)
@@ -194,7 +194,7 @@ def grouping(
             return "read", layout
         update = updates[number_of[id(table)]]
         rule = _rule(update, table, sparse_updates) if times == 1 else None
-        # A table whose update is no other table's is alone.
+        # A table without a rule for its update gets its own group.
         return id(table) if rule is None else (number_of[id(table)], rule, layout)
 
     def divide(tables: Iterable[ParameterServerVariable]) -> list[TableGroup]:
@@ -216,16 +216,16 @@ def grouping(
 
 
 def _place_of(table: ParameterServerVariable) -> tuple[int, int]:
-    """Return a place for a table among others: those in no pool first, then those of each."""
+    """Return a sort key for a table: tables in no pool first, then those of each pool."""
     first = table.shards[0]
     return (first.pool.number, first.begin) if isinstance(first, PooledRows) else (0, 0)
 
 
 def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[int, ...]:
-    """Return how many adjacent members make up each run.
+    """Return the number of adjacent members in each run.
 
     Args:
-        members: what holds a shard of each table, and of its slots.
+        members: the storages of a shard of each table, and of its slots.
     """
     sizes = [1]
     for one, other in itertools.pairwise(members):
@@ -239,7 +239,7 @@ def _run_sizes(members: Sequence[Sequence[tf.Variable | PooledRows]]) -> tuple[i
 def _lie_alike(
     one: Sequence[tf.Variable | PooledRows], other: Sequence[tf.Variable | PooledRows]
 ) -> bool:
-    """Return whether one operation can take rows of the shards of two tables, and of each slot."""
+    """Return True if one operation can read rows of two tables' shards, and one of each slot."""
     if len(one) != len(other):
         return False
     moves = set()
@@ -251,7 +251,7 @@ def _lie_alike(
 
 
 def _rule(update: Update, table: ParameterServerVariable, sparse_updates: str) -> Hashable | None:
-    """Return what tells how rows of a table are updated; None where that is for itself to know."""
+    """Return a key of how rows of a table are updated; None if no other table can share it."""
     optimizer = update.optimizer
     if (
         not has_uniform_updates(optimizer)

@@ -1,10 +1,10 @@
-"""The rows of tables that a step asks for: which they are, before the step runs.
+"""The rows of tables that a step asks for, computed before the step runs.
 
-A table is a variable that a step reads by rows only. What ids a step looks up is for `train_step`
-to say, so the subgraph of it that leads from the batch to the ids is taken out and run ahead of it;
-its rows are then pulled together with everything else. Ids that follow from pulled values, or from
-rows of another table, are found a round trip later (`Round`); those that cannot be found ahead,
-inside a loop or from the table's own rows, make the step pull the table whole.
+A table is a variable that a step reads by rows only. `train_step` computes the ids that it looks
+up. So the part of its graph that leads from the batch to the ids is cut out and runs ahead of the
+step. The rows are then pulled together with all other values. Ids that depend on pulled values, or
+on rows of another table, are found a round trip later (`Round`). If ids cannot be found ahead,
+inside a loop or because they depend on the table's own rows, the step pulls the table whole.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _Divide = Callable[[Iterable[ParameterServerVariable]], list[TableGroup]]
 
 @dataclass(frozen=True)
 class Round:
-    """Row requests whose ids are known at the same time, and the function that finds them.
+    """Row requests whose ids are known at the same time, and the function that computes them.
 
     Attributes:
-        groups: the tables whose rows are asked for.
-        inputs: names of inputs of the compute phase's graph: what the ids follow from.
+        groups: the tables whose rows are requested.
+        inputs: the names of the compute phase's inputs on which the ids depend.
         find: the concrete function from those inputs to the requests; None without tables.
-        captures: what `find` captured.
+        captures: the tensors that `find` captured.
     """
 
     groups: list[TableGroup]
@@ -66,7 +66,7 @@ class Round:
 
 @dataclass(frozen=True)
 class MustReadWhole:
-    """The answer that the ids of some tables cannot be found ahead, and why, by the table."""
+    """Says that the ids of some tables cannot be found ahead, and why, by the table."""
 
     reasons: ByIdentity[ParameterServerVariable, str]
 
@@ -78,10 +78,10 @@ def plan_rounds(
     pulled: Sequence[ParameterServerVariable],
     divide: _Divide,
 ) -> list[Round] | MustReadWhole:
-    """Plan the rounds in which the rows of a step are asked for.
+    """Plan the rounds in which a step asks for rows.
 
-    A round is a round trip of requests and rows. The first also brings what is dense. With users,
-    friends whose ids are rows of `users`, and items of the batch:
+    A round is a round trip of requests and rows. The first also pulls the dense variables. In an
+    example with users, friends whose ids are rows of `users`, and items of the batch:
 
     ```
     round 0   batch ──> ids of users, of items ──> rows of users, of items; dense variables
@@ -92,7 +92,7 @@ def plan_rounds(
     Args:
         compute: the concrete function of the compute phase.
         names: the names of its inputs, by replica.
-        lookups: the look-ups, of tensors of that graph, by the table; those of the first replica,
+        lookups: the look-ups, as tensors of that graph, by the table; those of the first replica,
             then those of the second.
         pulled: the variables that are read whole.
         divide: divides tables into groups.
@@ -105,7 +105,7 @@ def plan_rounds(
     if reasons:
         return MustReadWhole(reasons)
     needed = ByIdentity((table, graph.inputs_of(ids)) for table, ids in ids_of.items())
-    # Batch, metrics and seeds are there from the start, what is dense after the first round trip.
+    # Batch, metrics and seeds are known from the start, dense values after the first round trip.
     at_start = [n for replica in names for n in [*replica.batch, *replica.values.values()]]
     known = dict.fromkeys(at_start, 0)
     known.update((replica.values[variable], 1) for replica in names for variable in pulled)
@@ -119,7 +119,7 @@ def plan_rounds(
         if not found:
             return MustReadWhole(
                 ByIdentity(
-                    (table, "its ids follow from rows of its own")
+                    (table, "its ids depend on rows of the same table")
                     for table in needed
                     if table not in rounds
                 )
@@ -134,7 +134,7 @@ def plan_rounds(
 
 
 class _ComputeGraph:
-    """Takes out of the compute phase's graph what leads to the ids of look-ups.
+    """Cuts the part that computes the ids of look-ups out of the compute phase's graph.
 
     Args:
         compute: the concrete function of the phase.
@@ -152,19 +152,19 @@ class _ComputeGraph:
         }
 
     def why_not_ahead(self, ids: Sequence[tf.Tensor]) -> str | None:
-        """Return why `ids` cannot be found ahead of the step; None where they can."""
+        """Return why `ids` cannot be found ahead of the step; None if they can."""
         for node in self._leading_to(ids):
             if "Random" in node.op and not node.op.startswith("Stateless"):
-                return f"its ids are drawn at random by {node.op}, which draws anew in each place"
+                return f"its ids are drawn at random by {node.op}, which would draw others ahead"
             if node.op in ("ReadVariableOp", "VarHandleOp"):
-                return "its ids follow from a variable that is assigned in a loop"
+                return "its ids depend on a variable that is assigned in a loop"
             if node.op == "PlaceholderWithDefault":
-                # Which call of a `tf.vectorized_map` it is; outside of that, it is 0.
-                return "its ids differ from call to call of a function that is vectorized"
+                # The index of a call of `tf.vectorized_map`; outside of such a call it is 0.
+                return "its ids differ between the calls of a `tf.vectorized_map`"
         return None
 
     def inputs_of(self, ids: Sequence[tf.Tensor]) -> set[str]:
-        """Return the names of the arguments that `ids` follow from."""
+        """Return the names of the arguments on which `ids` depend."""
         return {
             node.name
             for node in self._leading_to(ids)
@@ -217,7 +217,7 @@ class _ComputeGraph:
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
     def _leading_to(self, tensors: Sequence[tf.Tensor]) -> list[Any]:
-        """Return the nodes that `tensors` follow from, in the order of the graph."""
+        """Return the nodes on which `tensors` depend, in the order of the graph."""
         found: set[str] = set()
         pending = [tensor.op.name for tensor in tensors]
         while pending:
@@ -229,12 +229,12 @@ class _ComputeGraph:
         return [node for node in self._graph_def.node if node.name in found]
 
     def _subgraph(self, tensors: Sequence[tf.Tensor]) -> Any:
-        """Return a `GraphDef` of all that `tensors` follow from."""
+        """Return a `GraphDef` of all nodes on which `tensors` depend."""
         subgraph = tf.compat.v1.GraphDef(
             versions=self._graph_def.versions, library=self._graph_def.library
         )
         subgraph.node.extend(self._leading_to(tensors))
         for node in subgraph.node:
-            # With which node to share a device: one, maybe, that is not in the subgraph.
+            # Names the node to share a device with, which may be missing in the subgraph.
             node.attr.pop("_class", None)
         return subgraph

@@ -1,4 +1,4 @@
-"""The places of the rows that a step has asked for, on a ps."""
+"""The places, on a ps, of the rows that a step has asked for."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from kerasps.step.rows.groups import ShardRun
 
 
 class RowPlaces(dict[ShardRun, tf.Tensor]):
-    """The places of the rows in what holds each run of shards, and how many they are.
+    """The places of the requested rows in the storage of each run of shards, and their numbers.
 
     Args:
         places: int32 vectors, by the run.
-        lengths: how many places there are of each run, a vector for all, in their order; None
-            where that is not at hand.
+        lengths: the number of places of each run, one vector for all, in their order; None if it
+            is not known.
     """
 
     def __init__(
         self, places: Mapping[ShardRun, tf.Tensor], lengths: tf.Tensor | None = None
     ) -> None:
         super().__init__(places)
-        # Each length as a vector and a place in that.
+        # For each run, the vector that has its length, and the index there.
         self._lengths: dict[ShardRun, tuple[tf.Tensor, int]] = {}
         if lengths is not None:
             self._lengths = {run: (lengths, number) for number, run in enumerate(places)}
 
     def add(self, other: RowPlaces) -> None:
-        """Take in the places in other runs."""
+        """Add the places in other runs."""
         self.update(other)
         self._lengths.update(other._lengths)
 
     def counts(self, runs: Sequence[ShardRun]) -> tf.Tensor:
-        """Return how many rows of each of some runs were asked for, as an int32 vector.
+        """Return the number of requested rows of each of `runs`, as an int32 vector.
 
-        The sizes of many short vectors take a ps longer to find than to be told.
+        A ps takes longer to compute the sizes of many short vectors than to receive them.
         """
         known = [self._lengths[run] for run in runs if run in self._lengths]
         lengths, first = known[0] if known else (None, 0)

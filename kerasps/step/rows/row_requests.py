@@ -1,7 +1,7 @@
-"""The rows that a step asks for of a group of tables: each different one once, by shard.
+"""The rows that a step asks for from a group of tables: each different one once, by shard.
 
-It is worked out on the worker, with as many operations for a group of many tables as for one table:
-all ids become rows of the group's row space (see `groups.py`).
+The worker computes the request, with as many operations for a group of many tables as for one
+table: all ids become rows of the group's row space (see `groups.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LookupIds(NamedTuple):
 
     Attributes:
         ids: integers of any shape.
-        from_end: whether negative ones count from the end.
+        from_end: whether negative ids count from the end.
     """
 
     ids: tf.Tensor
@@ -33,17 +33,18 @@ class LookupIds(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The tensors of a `RowRequest`, as the function that finds them returns them.
+    """The tensors of a `RowRequest`, as the function that computes them returns them.
 
     Attributes:
-        ids: int32: for each shard, the places of the rows in what holds it, table by table.
-        counts: int32: for each shard, how many of these are each table's.
-        order: int32: for each shard, which of the different rows they are; empty of one shard.
-        totals: int32: how many rows of each table are asked for, in all shards.
+        ids: int32: for each shard, the places of the rows in their storage, table by table.
+        counts: int32: for each shard, the number of requested rows of each table.
+        order: int32: for each shard, the indices of its rows among the different rows; empty for
+            one shard.
+        totals: int32: the number of requested rows of each table, in all shards.
         positions: int32, flat: for each look-up, table by table, the place of each id among the
             rows of its table.
-        all_positions: int32, flat: of all look-ups, end to end, the place of each id among the rows
-            of all tables.
+        all_positions: int32, flat: for all look-ups, end to end, the place of each id among the
+            rows of all tables.
         sizes: int32: the number of ids of each look-up.
     """
 
@@ -61,7 +62,7 @@ class RowRequest:
 
     Args:
         group: the tables.
-        asked: what was worked out of it.
+        asked: the tensors of the request.
     """
 
     def __init__(self, group: TableGroup, asked: Asked) -> None:
@@ -71,15 +72,15 @@ class RowRequest:
         self._sums: ByIdentity[tf.Tensor, tf.Tensor] = ByIdentity()
 
     def ids_in(self, shard: GroupShard) -> tf.Tensor:
-        """Return the places of the rows in what holds each table's shard, end to end."""
+        """Return the places of the rows in the storages of the tables' shards, end to end."""
         return self._asked.ids[shard.index]
 
     def counts_in(self, shard: GroupShard) -> tf.Tensor:
-        """Return how many rows of each table are asked for in a shard."""
+        """Return the number of requested rows of each table in a shard."""
         return self._asked.counts[shard.index]
 
     def counts_of_runs(self, shard: GroupShard) -> tf.Tensor:
-        """Return how many rows of each run of tables are asked for in a shard."""
+        """Return the number of requested rows of each run of tables in a shard."""
         counts, sizes = self.counts_in(shard), self.group.run_sizes[shard.index]
         if len(sizes) == len(self.group.tables):
             return counts
@@ -88,7 +89,7 @@ class RowRequest:
             return tf.math.segment_sum(counts, tf.constant(run_of))
 
     def num_rows(self, table: ParameterServerVariable) -> tf.Tensor:
-        """Return how many rows of a table are asked for, in all shards."""
+        """Return the number of requested rows of a table, in all shards."""
         return self._asked.totals[self._number(table)]
 
     def positions(self, table: ParameterServerVariable) -> list[tf.Tensor]:
@@ -96,16 +97,16 @@ class RowRequest:
         return self._asked.positions[self._number(table)]
 
     def join(self, rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return all rows, table by table, from those that came from each shard."""
+        """Return all rows, table by table, given the rows from each shard."""
         return tf.dynamic_stitch(self._asked.order, rows) if self._asked.order else rows[0]
 
     def split(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Return the rows of each table, from those that `join` has returned."""
+        """Return the rows of each table, given the result of `join`."""
         number = len(self.group.tables)
         return [rows] if number == 1 else list(tf.split(rows, self._asked.totals, num=number))
 
     def find(self, rows: tf.Tensor) -> list[list[tf.Tensor]]:
-        """Return what each look-up finds, table by table, in what `join` has returned.
+        """Return the rows of each look-up, table by table, given the result of `join`.
 
         A look-up finds the row of each of its ids, of shape `[num_ids] + table.shape[1:]`.
         """
@@ -113,11 +114,11 @@ class RowRequest:
         return [[next(found) for _ in positions] for positions in self._asked.positions]
 
     def sum(self, addends: Sequence[tuple[Sequence[int], Sequence[tf.Tensor]]]) -> tf.Tensor:
-        """Return the sums over look-ups, a row for each row that is asked for.
+        """Return the sums over look-ups, a row for each requested row.
 
         Args:
-            addends: for each table, the numbers of some of its look-ups, and for each of those a
-                tensor with a row for each id. What is of one row is summed in this order.
+            addends: for each table, the indices of some of its look-ups, and for each of those a
+                tensor with a row for each id. Addends of one row are summed in this order.
         """
         first = addends[0][1][0]
         if first in self._sums:
@@ -138,7 +139,7 @@ class RowRequest:
         joined = values[0] if len(values) == 1 else tf.concat(values, 0)
         totals = self._asked.totals
         total = totals[0] if len(self.group.tables) == 1 else tf.reduce_sum(totals)
-        # Once for all shards.
+        # Computed once for all shards.
         self._sums[first] = tf.math.unsorted_segment_sum(joined, positions, total)
         return self._sums[first]
 
@@ -152,7 +153,7 @@ class RowRequest:
         return [values] if number == 1 else list(tf.split(values, self._asked.sizes, num=number))
 
     def rows_in(self, shard: GroupShard, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return those of some rows that are the shard's, in parts that belong end to end.
+        """Return the shard's values among those of some rows, in parts to be put end to end.
 
         Args:
             shard: the shard.
@@ -161,7 +162,7 @@ class RowRequest:
         if not self._asked.order:
             return list(rows)
         if rows[0] not in self._gradients:
-            # Put together once for all shards.
+            # Joined once for all shards.
             joined = rows[0] if len(rows) == 1 else tf.concat(rows, 0)
             self._gradients[rows[0]] = [tf.gather(joined, places) for places in self._asked.order]
         return [self._gradients[rows[0]][shard.index]]
@@ -171,11 +172,11 @@ class RowRequest:
 
 
 def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
-    """Work out what to ask for.
+    """Compute the tensors of a request.
 
     Args:
         group: the tables.
-        wanted: of each table, its look-ups.
+        wanted: the look-ups of each table.
     """
     lookups = [looked_up for of_table in wanted for looked_up in of_table]
     flat = [
@@ -195,7 +196,7 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         rows, all_positions = tf.unique(together)
         rows, table_of, totals = _in_range(rows, group.tables[0]), None, tf.shape(rows)
     else:
-        # Of each id, which look-up it is of, and which table that is of.
+        # For each id, the index of its look-up; for each look-up, the index of its table.
         number_of = np.repeat(np.arange(len(wanted)), [len(of_table) for of_table in wanted])
         lookup_of = _part_of(tf.range(tf.size(together)), tf.cumsum(sizes))
         if from_end.any():
@@ -205,7 +206,7 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
         together = _all_in_range(together, lookup_of, [group.tables[n] for n in number_of])
         starts = tf.constant(np.array(group.starts)[number_of], together.dtype)
         rows, all_positions = tf.unique(together + tf.gather(starts, lookup_of))
-        # They come in the order of the tables, since the ids do.
+        # The rows are in the order of the tables, since the ids are.
         ends = np.cumsum(group.num_rows)
         table_of = _part_of(rows, tf.constant(ends, rows.dtype))
     shard, places = group.locate(rows, table_of)
@@ -233,9 +234,9 @@ def ask(group: TableGroup, wanted: Sequence[Sequence[LookupIds]]) -> Asked:
 
 
 def checked(ids: tf.Tensor, variable: ParameterServerVariable) -> tf.Tensor:
-    """Return `ids`, integers of any shape, once it is sure that they are rows of `variable`.
+    """Return `ids`, integers of any shape, after a check that they are rows of `variable`.
 
-    Others end the step in the error that `kerasps.InputError` is made of.
+    Other ids end the step with the error that becomes `kerasps.InputError`.
     """
     (ids,) = _of_one_dtype([ids])
     return _in_range(ids, variable)
@@ -247,13 +248,13 @@ def _of_one_dtype(ids: Sequence[tf.Tensor], num_rows: int = 0) -> list[tf.Tensor
 
 
 def _part_of(values: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:
-    """Return for each of some values (int32) which part it is in, by where each part ends."""
-    # The operation takes rows of several searches.
+    """Return, for each of some values, the index (int32) of its part, given each part's end."""
+    # The operation takes the rows of several searches.
     return tf.raw_ops.UpperBound(sorted_inputs=ends[None], values=values[None])[0]
 
 
 def _counts(shard: tf.Tensor | None, table_of: tf.Tensor, group: TableGroup) -> list[tf.Tensor]:
-    """Return, for each shard, how many of some rows each table has there."""
+    """Return, for each shard, the number of some rows that each table has there."""
     num_tables, num_shards = len(group.tables), group.num_shards
     counts = tf.raw_ops.DenseBincount(
         input=table_of if shard is None else shard * num_tables + table_of,
@@ -277,11 +278,11 @@ def _in_range(ids: tf.Tensor, table: ParameterServerVariable) -> tf.Tensor:
 def _all_in_range(
     ids: tf.Tensor, lookup_of: tf.Tensor, tables: Sequence[ParameterServerVariable]
 ) -> tf.Tensor:
-    """Return `ids` once it is sure that each is a row of the table that it is looked up in.
+    """Return `ids` after a check that each is a row of the table in which it is looked up.
 
     Args:
         ids: the ids of all look-ups, end to end.
-        lookup_of: which look-up each is of.
+        lookup_of: the index of the look-up of each id.
         tables: the table of each look-up.
     """
     unsigned = _unsigned(ids)

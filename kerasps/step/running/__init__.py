@@ -1,4 +1,4 @@
-"""A step that is traced, as the training calls it: its graphs, its executions and their results.
+"""A traced step as `training/` calls it: its graphs, its executions and their results.
 
-Contract: what `training/` gets of a step is here.
+Contract: `training/` calls the step through the modules of this room.
 """

@@ -1,16 +1,17 @@
 """Step graphs that outlive their model, to serve the next one like it.
 
-A worker that runs a function across tasks registers those of its functions that other tasks run
-there, under random names. TensorFlow never removes them, and frees the worker's own only where no
-other task has one. So what a worker and a ps hold of a step graph cannot be freed, some megabytes
-for a small model; nor the threads that read the worker's data, one for each step in it.
+A worker that runs a function across tasks registers parts of it on the other tasks, under random
+names. TensorFlow never removes these parts, and frees the worker's part only if no other task has
+one. So the memory of a step graph cannot be freed: some megabytes on a worker and a ps for a small
+model.
+The same holds for the threads that read the worker's data, one for each step in the graph.
 
-It can be used again. A model that is made like one that is gone leads to the same graph but for the
-names in it. Those of functions and operations mean nothing to a task; those of resources are given
-again once their resource is destroyed; those in messages of errors are put right when such an error
+But the graph can be used again. A model that is made like one that is gone leads to the same graph,
+except for names. Names of functions and operations do not matter to a task. Names of resources are
+reused once their resource is destroyed. Names in error messages are corrected when the error
 arrives (see `message_texts.py`). So models that are made in turn, as in a search or a
-cross-validation, leave what one of them leaves. The second one also starts faster, since building
-its step graphs is what takes a worker longest.
+cross-validation, leave as much as one of them leaves. The second one also starts faster, since
+building step graphs takes a worker the most time.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ import tensorflow as tf
 from kerasps.runtime.fetching import fetch
 from kerasps.step.running.message_texts import TEXT_ATTRIBUTES, OtherWords, texts_in
 
-# On the coordinator, a step graph takes some 3 kB an operation.
+# A step graph takes some 3 kB an operation on the coordinator.
 MAX_OPERATIONS_KEPT = 50_000
-# A step graph that is kept has the tensors that it captured, such as the mean and the variance of a
-# `Normalization`. Those of one that captured more than this die with their model.
+# A kept step graph keeps the tensors that it captured, such as the mean and the variance of a
+# `Normalization`. A graph that captured more than this is dropped with its model.
 MAX_CAPTURED_BYTES = 2**20
-# They name functions and operations.
+# They only name functions and operations.
 _ATTRIBUTES_WITHOUT_MEANING = {
     "_gradient_op_type",
     "_user_specified_name",
@@ -48,7 +49,7 @@ class _Kept:
 
     Attributes:
         step_graph: the concrete function.
-        texts: the texts in its messages (see `message_texts.py`).
+        texts: the texts in its error messages (see `message_texts.py`).
         size: its number of operations.
     """
 
@@ -58,7 +59,7 @@ class _Kept:
 
 
 class KeptGraphs:
-    """The step graphs that were built last, those of models that are gone among them."""
+    """The step graphs that were built last, including those of models that are gone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,11 +68,11 @@ class KeptGraphs:
     def shared(self, step_graph: tf.types.experimental.ConcreteFunction, words: OtherWords) -> Any:
         """Return the first step graph that does the same as this one; else this one.
 
-        The tasks may have the first already. Thread: any, one at a time for the same `words`.
+        The tasks may already have the first. Thread: any, one at a time for the same `words`.
 
         Args:
             step_graph: a concrete function.
-            words: takes the texts of the graph that is returned, and what they mean.
+            words: receives the texts of the returned graph, and their translation.
         """
         captured = _contents_of(step_graph.captured_inputs)
         graph_def = step_graph.graph.as_graph_def()
@@ -90,7 +91,7 @@ class KeptGraphs:
                 self._kept.popitem(last=False)
         if words.take(kept.texts, built.texts):
             return kept.step_graph
-        # What it says would mean one thing here and another in the next graph.
+        # One text would need two translations: one for this graph and one for another.
         words.take(built.texts, built.texts)
         return step_graph
 
@@ -99,9 +100,10 @@ KEPT_GRAPHS = KeptGraphs()
 
 
 def _contents_of(captured: Sequence[tf.Tensor]) -> list[Any] | None:
-    """Return what tells the tensors that a graph captured from others; None where too little does.
+    """Return a fingerprint of the tensors that a graph captured; None if the graph is not shared.
 
-    A resource may change, and belongs to its model.
+    It is not if a tensor is too large, has no known rank, or is a resource: a resource may change,
+    and belongs to its model.
     """
     if any(t.dtype in (tf.resource, tf.variant) or t.shape.rank is None for t in captured):
         return None
@@ -114,9 +116,9 @@ def _contents_of(captured: Sequence[tf.Tensor]) -> list[Any] | None:
 
 
 def _has_state_of_its_own(graph_def: tf.compat.v1.GraphDef) -> bool:
-    """Return whether the graph draws random numbers by operations that count from call to call.
+    """Return True if the graph draws random numbers by seeded operations, which count their calls.
 
-    Where they have no seed they draw what nobody can foresee, also in a graph that is shared.
+    Operations without a seed draw unpredictable numbers in any graph, shared or not.
     """
     return any(
         "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i)
@@ -132,15 +134,15 @@ def _nodes_of(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
 
 
 class _Meaning:
-    """A digest of what a graph does; the names of operations and functions do not count.
+    """A digest of what a graph does; it ignores names of operations and functions.
 
-    Nor do texts in messages, but for which of them are the same.
+    It also ignores texts in messages, except which of them are the same.
 
     Args:
         graph_def: the `GraphDef`, with the functions that it calls.
 
     Attributes:
-        texts: the texts that it has met, in order.
+        texts: the texts found, in order.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
@@ -148,7 +150,7 @@ class _Meaning:
         self._functions = {
             function.signature.name: function for function in graph_def.library.function
         }
-        # Functions are numbered in the order in which they are met.
+        # Functions are numbered in the order in which the graph calls them.
         self._numbers: dict[str, int] = {}
         self._digest = hashlib.sha256()
         self.texts: list[str] = []
@@ -161,18 +163,18 @@ class _Meaning:
 
         Args:
             step_graph: the function.
-            captured: what tells its captured tensors from others.
+            captured: the fingerprint of its captured tensors.
         """
         names: dict[str, str] = {}
         self._add_nodes(self._graph_def.node, names, [t.name for t in step_graph.outputs])
         self._add(list(captured))
         for tensors in (step_graph.inputs, step_graph.outputs):
             self._add([_renamed(tensor.name, names) for tensor in tensors])
-        # TensorFlow's are in any order.
+        # TensorFlow's list has no fixed order.
         self._add(sorted(names[operation.name] for operation in step_graph.graph.control_outputs))
         structure = tf.nest.map_structure(lambda _: None, step_graph.structured_outputs)
         self._add(f"{step_graph.function_type}{structure}")
-        # A function that calls another one adds to `_numbers` while it is gone through.
+        # The loop grows `_numbers`: a function may call another one.
         done = 0
         while done < len(self._numbers):
             self._add_function(self._functions[list(self._numbers)[done]])
@@ -181,7 +183,7 @@ class _Meaning:
 
     def _add(self, value: object) -> None:
         encoded = value if isinstance(value, bytes) else repr(value).encode()
-        # With its length, so that no two sequences of values add up to the same bytes.
+        # The length keeps two sequences of values from giving the same bytes.
         self._digest.update(len(encoded).to_bytes(8, "little"))
         self._digest.update(encoded)
 
@@ -261,9 +263,9 @@ class _Meaning:
 
 
 def _renamed(name: str, names: dict[str, str]) -> str:
-    """Return the name of an input, with what stands for the name of its node.
+    """Return the name of an input, with its node renamed by `names`.
 
-    It is `"node"`, `"^node"`, `"node:output"` or `"node:output:0"`.
+    It has the form `"node"`, `"^node"`, `"node:output"` or `"node:output:0"`.
     """
     mark = "^" if name.startswith("^") else ""
     node, colon, rest = name.removeprefix("^").partition(":")

@@ -1,4 +1,4 @@
-"""Makes the step of a model for an input, or finds the one that was made before."""
+"""Makes the step of a model for an input, or returns the one that was made before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasps.step.running.traced_step import TracedStep
 def step_for(model: keras.Model, mode: Mode, inputs: Input) -> TracedStep:
     """Return the model's step for batches of `inputs`, on the devices of all workers.
 
-    Raises InputError where the model can take no such batches, and it is plain why.
+    Raises InputError if the model cannot take such batches and the reason is known.
     """
     devices = step_host_of(model).devices_of_workers()
     with explaining(model, mode, inputs.element_spec, inputs.differences):
@@ -29,16 +29,17 @@ def step_for(model: keras.Model, mode: Mode, inputs: Input) -> TracedStep:
 def explaining(
     model: keras.Model, mode: Mode, element_spec: object, differences: str | None = None
 ) -> Iterator[None]:
-    """In this context, say what is wrong with batches for which no step can be traced.
+    """In this context, explain why no step can be traced for some batches.
 
     Args:
         model: the model.
         mode: the kind of its step.
-        element_spec: what a batch looks like.
-        differences: between the batches of workers, in words; None where there are none.
+        element_spec: the `tf.TypeSpec` structure of a batch.
+        differences: the differences between the batches of workers, in words; None if there are
+            none.
 
     Raises:
-        InputError: it is plain what is wrong.
+        InputError: the reason is known.
     """
     try:
         yield
@@ -67,7 +68,7 @@ def _unbatched(model: keras.Model, element_spec: object) -> str | None:
         if rank is None:
             continue
         expected = f"Expected: x of shape {tuple(wanted.shape)}. Received: x of shape {spec.shape}."
-        # The axis of the batch is the first one; its length mostly differs from batch to batch.
+        # The first axis is that of the batch; its length mostly differs from batch to batch.
         if rank == len(wanted.shape) - 1 and (rank == 0 or spec.shape[0] is not None):
             return f"The input is not batched. {expected} Call `.batch(32)` of the dataset."
         if rank == len(wanted.shape) + 1 and spec.shape[0] is None and spec.shape[1] is None:
@@ -87,7 +88,7 @@ def _without_y(model: keras.Model, mode: Mode, element_spec: object) -> str | No
 
 
 def _inputs_of(model: keras.Model) -> Any:
-    """Return the symbolic inputs of a model that knows them; none of others."""
+    """Return the symbolic inputs of a model, or () if it has none."""
     return getattr(model, "inputs", None) or ()
 
 
@@ -99,15 +100,15 @@ def step_function(
     *,
     fused: bool = True,
 ) -> TracedStep:
-    """Return the model's step for batches of `element_spec`: a new one where none serves.
+    """Return the model's step for batches of `element_spec`; make a new one if none serves.
 
-    Its trace builds what is still to be built, as Keras's does.
+    The trace builds layers and optimizers that are not built yet, as Keras's does.
 
     Args:
         model: the model.
-        mode: what to do with it.
+        mode: the kind of step: train, test or predict.
         element_spec: the `tf.TypeSpec` structure of a batch.
-        devices: the devices that compute, of each task that does such steps.
+        devices: the computing devices of each task that runs such steps.
         fused: see `TracedStep`.
     """
     host = step_host_of(model)
@@ -130,6 +131,6 @@ def step_function(
 
 
 def _known(model: keras.Model, before: object) -> TracedStep | None:
-    """Return a step of the model that was traced: `before`, for the same mode, if that is one."""
+    """Return a traced step of the model: `before`, of the same mode, if it is one; else another."""
     of_modes = (getattr(model, mode.function) for mode in (TRAIN, TEST, PREDICT))
     return next((step for step in (before, *of_modes) if isinstance(step, TracedStep)), None)

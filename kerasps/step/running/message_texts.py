@@ -1,8 +1,8 @@
-"""Texts in a step graph that nothing but messages of errors is made of.
+"""Texts in a step graph that appear only in error messages.
 
-They name what is numbered from model to model: the tables of a model, and in the assertions of
-layers the layers and their operations. A step graph that serves another model than it was built for
-fails in the words of the first, which are put into those of the second here.
+They contain names that Keras numbers from model to model: those of tables, and in assertions those
+of layers and operations. A step graph that serves another model than it was built for fails with
+the first model's texts. `OtherWords` replaces them by those of the second.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import tensorflow as tf
 
 _Error = TypeVar("_Error", bound=BaseException)
 
-# By operation, the attribute that may be a text.
+# For each operation, the attribute that may be a text.
 TEXT_ATTRIBUTES = {"Const": "value", "CheckNumerics": "message", "CheckNumericsV2": "message"}
-# Hand on the text that is their first input.
+# Operations that pass on the text of their first input.
 _HANDED_ON_BY = {"Identity", "GatherV2"}
-# Of an assertion, the condition, which comes before what is said.
+# The index of an assertion's condition, which comes before its texts.
 _CONDITION = 0
 _ESCAPED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "'": "\\'", "\\": "\\\\"}
 
@@ -27,7 +27,7 @@ _ESCAPED = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "'": "\\'", "\\":
 def texts_in(
     nodes: Sequence[tf.compat.v1.NodeDef], returned: Iterable[str]
 ) -> dict[str, list[str]]:
-    """Return the texts in a graph or function, by the name of the node that has them.
+    """Return the message texts of a graph or function, by the name of the node that has them.
 
     Args:
         nodes: its `NodeDef`s.
@@ -62,20 +62,20 @@ def texts_in(
 
 
 class OtherWords:
-    """The texts of step graphs that were built for another model, and what they are in this one.
+    """Translates the texts of step graphs that were built for another model into this model's.
 
-    Every text stands for one other, also where a model has several step graphs: an error does not
-    say which of them it is from.
+    Each text has one translation, even if the model has several step graphs: an error does not say
+    which graph it is from.
     """
 
     def __init__(self) -> None:
         self._words: Mapping[str, str] = {}
 
     def take(self, theirs: Sequence[str], ours: Sequence[str]) -> bool:
-        """Note the texts of a graph that is about to be used, and what each is in this model.
+        """Add the texts of a graph that is about to be used, and their translations.
 
         Returns:
-            Whether a text still stands for one other. Where it would not, nothing is noted.
+            True if every text still has one translation. Otherwise, nothing is added.
         """
         words = dict(self._words)
         for text, meant in zip(theirs, ours, strict=True):
@@ -85,17 +85,17 @@ class OtherWords:
         return True
 
     def say(self, error: _Error) -> _Error:
-        """Return an error of a step in the words of this model; the error itself where they are."""
+        """Return an error of a step with the texts of this model; the same error if none differ."""
         words = {text: meant for text, meant in self._words.items() if text != meant}
         if not words or not isinstance(error, tf.errors.OpError):
             return error
-        # `[text]`, escaped, is said by an assertion, the other form by a check of numbers.
+        # An assertion prints `[text]`, escaped; a check of numbers prints the other form.
         by_form = {
             form.format(escape(text)): form.format(escape(meant))
             for text, meant in words.items()
             for form, escape in (("[{}]", _escaped), ("{} : Tensor had ", str))
         }
-        # Of two texts that begin alike, the longer one.
+        # The longer of two texts with the same beginning goes first.
         forms = sorted(by_form, key=len, reverse=True)
         pattern = "|".join(re.escape(form) for form in forms)
         message = re.sub(pattern, lambda found: by_form[found[0]], error.message)

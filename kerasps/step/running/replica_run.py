@@ -1,9 +1,9 @@
-"""`strategy.run` in a function of a custom loop: the function that it is given becomes a step.
+"""`strategy.run` in a function of a custom loop: turns the function that it receives into a step.
 
-The step is that of `fit`: pull, compute, push. `fit` builds a graph around its steps; here the
-user's `tf.function` is the graph, and the operations of the step go into it where the user calls
-`strategy.run`. What else `fit` sends with an execution comes another way: the lane of the worker,
-when the function is called (`CallTicket`); seeds, from a ps, which also adds metrics up
+The step is the same as in `fit`: pull, compute, push. `fit` builds a graph around its steps. Here
+the user's `tf.function` is the graph, and the operations of the step are added where the user calls
+`strategy.run`. A call also needs what `fit` sends with an execution. The lane of the worker comes
+with the call (`CallTicket`). Seeds come from a ps, which also adds up metrics
 (`variables.AwayStates`).
 """
 
@@ -36,8 +36,8 @@ class CallTicket(NamedTuple):
     Attributes:
         lane: the lane in which the worker pushes (see `variables.Fences`).
         number: the number of the call in that lane.
-        applied: for each ps of the cluster, how many of the call's first pushes were applied there
-            before, when a worker that was lost made it.
+        applied: for each ps of the cluster, how many of the call's first pushes it has applied
+            before, for a worker that was lost.
     """
 
     lane: Any
@@ -46,7 +46,7 @@ class CallTicket(NamedTuple):
 
     @staticmethod
     def spec() -> tf.TensorSpec:
-        """Return the spec of a ticket as it travels: one element, for which no call waits."""
+        """Return the spec of a ticket as it is sent: one element, for which no call waits."""
         return tf.TensorSpec([], tf.string)
 
     def to_bytes(self) -> bytes:
@@ -55,35 +55,35 @@ class CallTicket(NamedTuple):
 
     @classmethod
     def from_tensor(cls, tensor: tf.Tensor, num_ps: int) -> CallTicket:
-        """Return the ticket that `to_bytes` made, as scalars in a graph."""
+        """Return the ticket that `to_bytes` packed, as scalars in a graph."""
         lane, number, *applied = tf.unstack(tf.io.decode_raw(tensor, tf.int32), 2 + num_ps)
         return cls(lane, number, applied)
 
 
 class Calls(Protocol):
-    """The record of the function that this thread traces, or calls."""
+    """Keeps a record of the function that this thread traces or calls."""
 
     @property
     def redone(self) -> PushCounts | None:
-        """The counts of a function that is traced to do again what was done in part, else None."""
+        """The push counts, if the function is traced to redo partly applied calls; else None."""
 
     def device(self) -> tuple[str, bool]:
-        """Return the device of the function that computes, and whether all workers have it."""
+        """Return the device that computes the function, and whether all workers have it."""
 
     def note_push(self, graph: tf.Graph, devices: Sequence[str]) -> None:
-        """Note that a call of the function with this graph pushes once to each of `devices`."""
+        """Note that each call of the function with this graph pushes once to each of `devices`."""
 
     def lane(self, tables: LookupTables) -> tf.Tensor:
-        """Return a variable on the worker of the call that this thread makes: the worker's lane.
+        """Return a variable with the lane of the worker, for the call that this thread makes.
 
-        An int32 scalar. The worker is made ready.
+        It is on the worker, and holds an int32 scalar. Makes the worker ready.
 
         Args:
             tables: the lookup tables that the worker needs copies of.
         """
 
     def ticket(self, tables: LookupTables) -> tf.Tensor:
-        """Return the packed ticket of the call that this thread makes, and ready its worker.
+        """Return the packed ticket of the call that this thread makes; make its worker ready.
 
         Args:
             tables: the lookup tables that the worker needs copies of.
@@ -91,7 +91,7 @@ class Calls(Protocol):
 
 
 class PushCounts:
-    """The number of pushes that a call has sent each ps, in the graph of one that repeats it.
+    """The number of pushes that a call has sent each ps, in the graph of a repeated call.
 
     Args:
         num_ps: the number of ps.
@@ -102,14 +102,14 @@ class PushCounts:
         self._handle: tf.Tensor | None = None
 
     def next(self, graph: tf.Graph, devices: Sequence[str]) -> list[tf.Tensor]:
-        """Return the counts of all ps, and add one for those of `devices`.
+        """Return the counts of all ps, then add one to those of `devices`.
 
         Args:
-            graph: the graph of the function, which the current graph is, or is a part of.
+            graph: the function's graph: the current graph, or one around it.
             devices: the devices of the ps.
         """
         if self._handle is None:
-            # In the function's own graph, where no condition or loop hides it from later runs.
+            # In the function's graph, where no condition or loop hides it from later runs.
             with graph.as_default(), tf.device("/device:CPU:0"):
                 self._handle = anonymous_handle(tf.TensorShape([self._num_ps]), tf.int32)
                 zeros = tf.zeros([self._num_ps], tf.int32)
@@ -134,10 +134,10 @@ def run_in_graph(
     """Add a step to the `tf.function` that is being traced; return what `fn` returns.
 
     Args:
-        host: of the strategy.
-        calls: knows the call of that `tf.function`.
-        fn: what computes: as `train_step`, on pulled values.
-        args: its arguments: tensors, iterators, whatever.
+        host: the host of the strategy.
+        calls: the record of the `tf.function`'s calls.
+        fn: the function that computes, like `train_step`, on pulled values.
+        args: its arguments: tensors, iterators, any objects.
         kwargs: its keyword arguments.
     """
     wanted = host.options.worker_devices
@@ -148,8 +148,8 @@ def run_in_graph(
             "Train with `model.fit`, which uses several; or leave the argument out, or name one."
         )
     graph, redone = function_graph(), calls.redone
-    # How often a call pushes is known where nothing around may repeat it, or leave it out. Then the
-    # worker keeps the lane, and the call is sent nothing.
+    # The number of pushes per call is known if no condition, loop or other function can repeat or
+    # skip the step. Then the worker keeps the lane, and the coordinator sends it nothing per call.
     is_counted = redone is None and graph is tf.compat.v1.get_default_graph() and _is_whole(graph)
     method = ReplicaFunction(fn, args, kwargs or {})
     device, is_everywhere = calls.device()
@@ -177,7 +177,7 @@ def run_in_graph(
     devices = plan.push.devices
 
     def are_applied() -> list[tf.Tensor]:
-        assert redone is not None  # no other rule asks
+        assert redone is not None  # other rules do not call this
         sent = redone.next(graph, devices)
         return [sent[ps] < ticket.applied[ps] for ps in map(ps_index, devices)]
 
@@ -189,8 +189,8 @@ def run_in_graph(
 def _add_step(
     plan: StepPlan, batch: object, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """Add the operations of a step to the current graph; return what it has predicted."""
-    with tf.device(f"/device:{FIRST_CPU}"):  # but for the compute phase
+    """Add the operations of a step to the current graph; return its predictions."""
+    with tf.device(f"/device:{FIRST_CPU}"):  # except the compute phase
         return _step_outputs(plan, batch, lanes, number)
 
 
@@ -218,7 +218,7 @@ def _step_outputs(
 def function_graph() -> Any:
     """Return the graph of the `tf.function` that is being traced.
 
-    The current graph may be that of a condition or a loop in it.
+    The current graph may be that of a condition or a loop inside it.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     of_control_flow = (
@@ -232,12 +232,12 @@ def function_graph() -> Any:
 
 
 def _is_whole(graph: tf.Graph) -> bool:
-    """Return whether a graph is that of a function which no other function calls."""
+    """Return True if no other function calls the function of this graph."""
     return not isinstance(graph.outer_graph, _compat.FuncGraph)
 
 
 class ReplicaFunction:
-    """A function that `strategy.run` was given, and its arguments (see `Method`).
+    """A function that `strategy.run` received, and its arguments (see `Method`).
 
     Args:
         fn: the function.
@@ -271,7 +271,7 @@ class ReplicaFunction:
         return [tf.type_spec_from_value(tensor) for tensor in self.batch]
 
     def expected(self) -> list[Any]:
-        """Return nothing: what the function touches, its trace will tell."""
+        """Return nothing: only a trace shows what the function touches."""
         return []
 
     optimizers = expected
@@ -281,7 +281,7 @@ class ReplicaFunction:
         return []
 
     def call(self, batch: Any) -> Returned:
-        """Call the function on the arguments, with the tensors of a trace for those of `batch`."""
+        """Call the function with the tensors of `batch` in place of those it was given."""
         tensors = iter(batch)
 
         def argument(given: object) -> Any:
@@ -300,7 +300,7 @@ class ReplicaFunction:
         return Returned(predicted=[leaf for leaf in leaves if tf.is_tensor(leaf)])
 
     def result(self, predicted: Sequence[tf.Tensor]) -> Any:
-        """Return what the function returned, with the tensors of a step."""
+        """Return the function's result, with the tensors of a step in it."""
         tensors = iter(predicted)
         leaves = tf.nest.flatten(self._result, expand_composites=True)
         return tf.nest.pack_sequence_as(
@@ -311,9 +311,10 @@ class ReplicaFunction:
 
 
 class HoistedIterator:
-    """Stands in for an iterator that a step is given: what it reads is read ahead of the step.
+    """Replaces an iterator among a step's arguments; it reads batches ahead of the step.
 
-    A step is traced several times and its ids are found ahead of it, while each batch is read once.
+    A step is traced several times, and its ids are worked out ahead of it, but each batch is read
+    only once.
 
     Args:
         iterator: the iterator.
@@ -327,12 +328,12 @@ class HoistedIterator:
         self._next = 0
 
     def begin(self) -> None:
-        """Begin another trace, which reads the same again."""
+        """Begin another trace, which gets the same batches again."""
         self._next = 0
 
     @property
     def element_spec(self) -> Any:
-        """The spec of what it reads."""
+        """The spec of a batch."""
         return self._iterator.element_spec
 
     def __iter__(self) -> Any:
@@ -356,7 +357,7 @@ class HoistedIterator:
     def _hoisted(self, read: Callable[[], object]) -> Any:
         phase: Any = current_phase()
         if phase is not None and phase.values.in_control_flow():
-            return read()  # nobody can know ahead whether it is
+            return read()  # the branch or loop may not run, so the batch must not be read ahead
         if self._next == len(self._read):
             with self._graph.as_default():
                 self._read.append(read())
@@ -370,6 +371,6 @@ def _is_tensor(value: object) -> bool:
 
 
 def _read(value: object) -> Any:
-    """Return the value of a variable that a function returns; all else as it is."""
+    """Return the value of a variable that a function returns; return other objects unchanged."""
     is_variable = isinstance(value, (tf.Variable, keras.Variable))
     return tf.convert_to_tensor(value) if is_variable else value

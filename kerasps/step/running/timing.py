@@ -1,4 +1,4 @@
-"""The time that a step takes, as measured."""
+"""The measured time of a step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass
 class StepTiming:
-    """The number of times that a step was done and the time that it takes a worker.
+    """The number of steps that were done, and the time that one takes on a worker.
 
     Attributes:
-        epochs: the epochs that were begun.
-        steps: the steps that were done.
-        seconds: the least seconds per step that were measured; infinite before.
+        epochs: the number of epochs that began.
+        steps: the number of steps that were done.
+        seconds: the shortest measured time per step, in seconds; infinite before the first.
     """
 
     epochs: int = 0

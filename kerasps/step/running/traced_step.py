@@ -1,4 +1,4 @@
-"""A step of a model (to train, test or predict), traced, as step graphs that executions run."""
+"""A traced step of a model (to train, test or predict), and the step graphs that executions run."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class ExecutionResult:
     """The results of one or more executions on a worker.
 
     Attributes:
-        steps: how many steps were done.
+        steps: the number of steps that were done.
         metrics: the metric states that these steps alone add up to.
-        rows: how many rows were read of each shard of a table, in one array; empty without tables.
-        logs: what the last step returned beside the metrics.
-        outputs: what each step predicted.
+        rows: the number of rows read of each shard of a table, in one array; empty without tables.
+        logs: the logs of the last step, except the metrics.
+        outputs: the predictions of each step.
     """
 
     steps: int
@@ -53,16 +53,16 @@ class ExecutionResult:
 
 
 class TracedStep:
-    """A step of a model, traced, and the step graphs that were built of it.
+    """A traced step of a model, and the step graphs that were built from it.
 
     Args:
         model: a built `keras.Model` made under the strategy's scope.
-        host: of the model's strategy.
+        host: the host of the model's strategy.
         element_spec: the `tf.TypeSpec` structure of a batch.
-        method: the method of the model that is a step: `"train_step"`, `"test_step"` or
+        method: the method of the model to trace: `"train_step"`, `"test_step"` or
             `"predict_step"`.
-        fused: whether small variables lie in `FusedVariables` between `load` and `store`: steps are
-            faster, beginnings slower.
+        fused: whether small variables are fused between `load` and `store` (`FusedVariables`):
+            steps are faster, flights start more slowly.
         device: the device that computes, in short ("GPU:0"); `trace_for` adds others.
         known: another step of the model, which saves traces; None for none.
 
@@ -100,14 +100,14 @@ class TracedStep:
         self._plan = self._trace.plan
         self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
         self._state = _state_of(model)
-        # Noted by whoever drives the step.
+        # Updated by the code that drives the step.
         self.timing = StepTiming()
 
     def serves(self, element_spec: object, *, fused: bool) -> bool:
-        """Return whether this is the step for batches of `element_spec`.
+        """Return True if this step can take batches of `element_spec`.
 
-        It is as long as the model's variables are as they were. With `fused`, it must be made so;
-        without, it may be.
+        False once the model's variables change. A step made without fused variables does not serve
+        a caller that wants them; one made with them serves both.
         """
         is_fast = self._fused or not fused
         is_for_batches = self._element_spec == element_spec
@@ -126,7 +126,7 @@ class TracedStep:
 
     @property
     def variables(self) -> list[ParameterServerVariable]:
-        """All variables that a step touches but the states of metrics."""
+        """All variables that a step touches, except the states of metrics."""
         inventory = self._plan.inventory
         groups = [inventory.pulled, inventory.tables, inventory.optimizer_state, inventory.seeds]
         return [variable for group in groups for variable in group]
@@ -140,7 +140,7 @@ class TracedStep:
     def logs_are_metrics(self) -> bool:
         """True if the step returns the model's metrics.
 
-        Their merged states then say more than its last return.
+        Then the merged states of all workers replace the last step's logs.
         """
         return self._trace.logs_are_metrics
 
@@ -151,7 +151,7 @@ class TracedStep:
 
     @property
     def limits(self) -> ExecutionLimits:
-        """The numbers of steps that an execution may have."""
+        """The limits on the number of steps in an execution."""
         return self._plan.limits
 
     @property
@@ -172,19 +172,20 @@ class TracedStep:
     ) -> Any:
         """Return the step graph of an execution of `num_steps` batches: a concrete function.
 
-        It is built at the first call for its arguments. Thread: any.
+        The first call for given arguments builds it. Thread: any.
 
         Args:
             source_spec: the `tf.data.IteratorSpec` of the worker's iterator; None for a list of
                 batches.
-            num_steps: batches to take.
+            num_steps: the number of batches to take.
             checked: whether the data may end within the execution.
-            runner: who runs it: a worker, which returns what the steps add up to or keeps it until
-                `collect`, or this process.
-            is_redone: whether it goes by what the ticket says was applied before; others do all.
-            devices: the devices that compute, for which the step was traced (see `plans`).
-            replicas: how many batches a step takes, each on a device of its own. What is left over
-                is taken one by one. `num_replicas` was asked before.
+            runner: the way to run it: on a worker, which returns the state or keeps it until
+                `collect`, or in this process.
+            is_redone: whether it skips pushes that the ticket lists as applied before; others push
+                every step.
+            devices: the devices that compute; the step must be traced for them (see `plans`).
+            replicas: the number of batches that a step takes, each on another device, as
+                `plans.num_replicas` returned it. Left-over batches are taken one by one.
         """
         plan = self.plans.plan_for(min(replicas, num_steps), replicas, tuple(devices))
         key = (source_spec, num_steps, checked, runner, is_redone, id(plan))
@@ -204,14 +205,14 @@ class TracedStep:
             return self._step_graphs[key]
 
     def load(self) -> None:
-        """Copy small variables to where they are fused.
+        """Copy small variables into the fused variables.
 
         Call in a flight, before the first execution is sent.
         """
         self._plan.fused.load()
 
     def store(self) -> None:
-        """Copy them back into the variables.
+        """Copy the fused variables back into the small variables.
 
         Call in a flight, after `load`, when nothing is in flight. Until then, `variable.value` is
         stale.
@@ -226,10 +227,10 @@ class TracedStep:
     def start(self, lane: int) -> list[tf.Tensor]:
         """Make the worker on whose device this runs ready for executions.
 
-        Fills its lookup tables, and has it push in a lane (see `variables.Fences`).
+        Fills its lookup tables and sets the lane of its pushes (see `variables.Fences`).
 
         Returns:
-            The handles of what it keeps from execution to execution, for all calls below.
+            The handles of the variables that the worker keeps, for all calls below.
         """
         self._plan.lookup_tables.bring()
         ticket = Ticket(lane, [0] * len(self.devices))
@@ -238,10 +239,10 @@ class TracedStep:
     def give_ticket(self, handles: list[tf.Tensor], ticket: Ticket) -> None:
         """Set `ticket` for the worker on whose device this runs.
 
-        Call when nothing runs there.
+        Call when no execution runs there.
         """
-        # Flat, since to check an argument that the worker was lost with ends in an error which
-        # does not say so.
+        # A flat call: if the worker is lost, TensorFlow's check of a structured argument ends in an
+        # error that does not say so.
         call_flat(self._variables.give, [*handles, sent(tf.constant(ticket.to_array()))])
 
     def run(
@@ -254,10 +255,10 @@ class TracedStep:
         """Run a step graph on the current device, and return its result.
 
         Args:
-            graph: what `step_graph` returned.
-            handles: what `start` returned; None on the coordinator.
+            graph: the step graph, from `step_graph`.
+            handles: the handles from `start`; None on the coordinator.
             source: the resource of the worker's iterator, or a list of batches.
-            header: which steps these are.
+            header: the numbers and seeds of the steps.
         """
         try:
             returned = self._call(graph, handles, source, header)
@@ -265,13 +266,13 @@ class TracedStep:
                 return self._result(returned)
             flats, leaves, sizes = returned
             result = self._result(flats)
-            # The steps for which there was no data have predicted nothing.
+            # Steps without data have no predictions.
             return replace(result, outputs=self._outputs_of_steps(leaves, sizes)[: result.steps])
         except tf.errors.OpError as exc:
             raise self.error(exc) from exc.__cause__
 
     def error(self, error: BaseException) -> BaseException:
-        """Return an error that an execution ended in, in the words of this step's model."""
+        """Return an execution's error with the texts of this step's model in its message."""
         return self._words.say(error)
 
     def advance(
@@ -281,7 +282,7 @@ class TracedStep:
         source: tf.Tensor,
         header: Header,
     ) -> None:
-        """Run a step graph that keeps totals; `collect` returns what such add up to."""
+        """Run a step graph that adds its state to the worker's totals; `collect` returns them."""
         self._call(graph, handles, source, header)
 
     def _call(
@@ -304,14 +305,14 @@ class TracedStep:
         packed = header.to_bytes()
         if not self.rule.waits:
             return tf.constant(packed)
-        # Made on a worker, it would be waited for with Python's lock held, behind executions that
-        # wait for other workers; and what these are to do is sent by other threads of Python.
+        # Made on a worker, the constant would be waited for with Python's lock held, behind
+        # executions that wait for other workers, whose steps other threads of Python send.
         with tf.device(COORDINATOR_CPU):
             return tf.constant(packed)
 
     @property
     def rule(self) -> UpdateRule:
-        """The rule that says when the pushes of a step take effect, and who waits for them."""
+        """The rule for when the pushes of a step take effect, and whether workers wait for them."""
         return self._plan.push.rule
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
@@ -319,7 +320,7 @@ class TracedStep:
         return self._result(self._variables.collect(handles))
 
     def _outputs_of_steps(self, leaves: list[tf.Tensor], sizes: tf.Tensor) -> list[Any]:
-        """Return what each step predicted, from what a step graph returned of all."""
+        """Return the predictions of each step, given the outputs of a step graph."""
         structure = self._trace.predicted
         if not self._plan.joins_outputs:
             return [_to_numpy(tf.nest.pack_sequence_as(structure, leaves, expand_composites=True))]
@@ -340,7 +341,7 @@ class TracedStep:
 
 
 def _state_of(model: keras.Model) -> list[tuple[int, bool]]:
-    """Return what a trace depends on: which variables there are, and which of them are trained."""
+    """Return the model's variables, and which of them are trained: a trace depends on both."""
     return [(id(v), v.trainable) for v in model.variables]
 
 

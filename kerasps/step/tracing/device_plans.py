@@ -1,7 +1,7 @@
-"""The plans of a step, by the devices that compute it: workers may have GPUs, or none, or several.
+"""The plans of a step, by the devices that compute it: a worker has one GPU, several or none.
 
-A trace asks what there is: Keras takes cuDNN's kernels for a recurrent layer where it sees a GPU,
-and several devices are several replicas. So a step is traced for each kind of worker.
+Keras asks for the devices during a trace: it takes cuDNN's kernels for a recurrent layer where it
+sees a GPU, and several devices are several replicas. So each kind of worker needs a trace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kerasps.step.tracing.tracer import Tracer
 
 _LOGGER = logging.getLogger("kerasps")
 
-# How often a worker's thread looks whether the flight that it waits in is over.
+# The interval at which a waiting worker's thread checks that its flight is still running.
 _POLL_S = 0.1
 
 
@@ -26,7 +26,7 @@ class DevicePlans:
 
     Args:
         tracer: traces the step.
-        device: the device to trace it for first, in short ("GPU:0").
+        device: the device of the first trace, in short ("GPU:0").
 
     Attributes:
         trace: the first trace.
@@ -40,11 +40,11 @@ class DevicePlans:
         self._has_changed = threading.Condition()
 
     def trace_for(self, devices_of_workers: Iterable[Sequence[str]]) -> None:
-        """Trace the step for the devices of each worker, where that was not done before.
+        """Trace the step for the devices of each worker that have no trace yet.
 
         Call before the first execution is sent. Thread: `fit`'s.
 
-        Raises UnsupportedError where the step cannot be done on them.
+        Raises UnsupportedError if the step cannot run on them.
         """
         for devices in dict.fromkeys(tuple(devices) for devices in devices_of_workers):
             single = self._traced(devices[:1])
@@ -57,42 +57,41 @@ class DevicePlans:
         return self._plans[devices]
 
     def num_replicas(self, devices: Sequence[str]) -> int:
-        """Return how many batches a step takes on a worker with these devices.
+        """Return the number of batches that a step takes on a worker with these devices.
 
-        Of a worker that came after `trace_for`, and is unlike the others, the first device alone is
-        used.
+        A worker that joins after `trace_for` and has another set of devices uses only the first.
         """
         return len(devices) if tuple(devices) in self._plans else 1
 
     @property
     def batches_per_step(self) -> int:
-        """The number of batches that make whole steps on each worker, whichever it is."""
+        """The smallest number of batches that makes whole steps on every worker."""
         return math.lcm(*(plan.num_replicas for plan in self._plans.values()))
 
     def plan_for(self, size: int, replicas: int, devices: tuple[str, ...]) -> StepPlan:
         """Return the plan of an execution on a worker.
 
         Args:
-            size: the batches of the execution.
-            replicas: how many of them a step takes.
-            devices: the devices of the worker, for the first of which the step was traced.
+            size: the number of batches of the execution.
+            replicas: the number of batches that a step takes.
+            devices: the devices of the worker; the step must be traced for the first.
         """
         if size < replicas or replicas == 1:
             return self._plans[devices[:1]]
         if len(devices) == replicas and devices in self._plans:
             return self._plans[devices]
-        # What a lost worker has done in part is done again in the same steps; TensorFlow takes
-        # other devices for those that are not there.
+        # Executions that a lost worker began are redone in the same steps; TensorFlow replaces
+        # devices that the new worker does not have.
         return next(plan for plan in self._plans.values() if plan.num_replicas == replicas)
 
-    # Workers that come while steps run, and are unlike those before
+    # Workers that join while steps run, with other devices
 
     def await_trace(self, devices: Sequence[str], is_over: Callable[[], bool]) -> None:
-        """Wait until the step is traced for the first of these devices. Thread: a worker's.
+        """Wait until the step is traced for the first of `devices`. Thread: a worker's.
 
         Args:
             devices: the devices of the worker.
-            is_over: tells that there is nothing to wait for any more.
+            is_over: returns True if the flight has ended, so that the wait ends too.
         """
         first = tuple(devices[:1])
         with self._has_changed:
@@ -101,7 +100,7 @@ class DevicePlans:
                 self._has_changed.wait(_POLL_S)
 
     def trace_awaited(self) -> None:
-        """Trace the step for what workers wait for. Thread: `fit`'s, where traces are made."""
+        """Trace the step for the devices that workers wait for. Thread: `fit`'s (all traces)."""
         if not self._awaited:
             return
         with self._has_changed:
@@ -111,10 +110,10 @@ class DevicePlans:
             try:
                 self._traced(devices)
             except UnsupportedError as exc:
-                # One worker more is no reason to end a training.
+                # A worker with unsupported devices must not end the training.
                 _LOGGER.warning(
-                    f"The step is done on {devices[0]} as on other devices, since it cannot be "
-                    f"traced for it: {exc}"
+                    f"The step cannot be traced for {devices[0]}, so the trace for other devices "
+                    f"runs there: {exc}"
                 )
                 self._plans[devices] = self.trace.plan
         with self._has_changed:

@@ -1,12 +1,12 @@
-"""Overlap: the pull of a step runs while the push of the step before is on its way.
+"""Overlap: the pull of a step runs while the push of the step before is in flight.
 
-Without it the pull of a step waits, on each ps, until the push before is applied: both read or
-write the same variables, and a graph keeps the order of such operations. With it the pull waits for
-the push of the step before the last. So a step is worked out with values that lack one update at
-most, its worker's own last one, and the latency of the network is waited for once, not twice.
+Without overlap, the pull of a step waits, on each ps, until the push before is applied: both touch
+the same variables, and a graph keeps the order of such operations. With overlap, the pull waits for
+the push of the step before the last. So the values of a step lack at most one update of its worker,
+the last one, and a step waits for the network once, not twice.
 
-What the worker itself knows better than the ps, it does not take from there: the number of
-iterations, and what it pushes as a value (see `Compute.state_changes`).
+The worker does not pull values that it knows better than the ps: the number of iterations, and the
+changes that it pushes as values (see `StepValues.state_changes`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import IdentitySet
 from kerasps.step.tracing.plan import StepPlan
 
-# A step waits for the push of the step so many before it.
+# A step waits for the push of the step this many before it.
 _DISTANCE = 2
 
 
@@ -33,9 +33,9 @@ class Overlap:
 
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
-        # Handles of their own: a graph has operations on one handle wait for each other.
+        # Separate handles: a graph makes operations on one handle wait for each other.
         self._handles = plan.lookup()
-        # The last steps in each graph; those in a loop, or in a branch, are in one of their own.
+        # The last steps in each graph; loops and branches have their own graphs.
         self._recent: dict[Any, deque[StepContext]] = {}
         self._loops: dict[Any, tf.Tensor] = {}
         changes = plan.push.changes
@@ -44,15 +44,15 @@ class Overlap:
         self._assigned = list(enumerate(changes.assigned))
 
     def after_loop(self, steps: tf.Tensor) -> None:
-        """Make the steps that follow in this graph wait for a loop over others.
+        """Make later steps in this graph wait for a loop over earlier ones.
 
         Args:
-            steps: what the loop has counted.
+            steps: the step count that the loop returns.
         """
         self._loops[tf.compat.v1.get_default_graph()] = steps
 
     def before_pull(self, step: StepContext) -> None:
-        """Say what the pull of a step waits for."""
+        """Set what the pull of a step waits for."""
         graph = tf.compat.v1.get_default_graph()
         recent = self._recent.setdefault(graph, deque(maxlen=_DISTANCE))
         step.pull_handles = self._handles
@@ -63,7 +63,7 @@ class Overlap:
             step.before_pull = {pull.device: loop for pull in self._plan.pull.pulls}
 
     def after_pull(self, step: StepContext) -> None:
-        """Put what the worker knows better than the ps in the place of what was pulled."""
+        """Replace pulled values that the worker knows better than the ps."""
         recent = self._recent[tf.compat.v1.get_default_graph()]
         if recent:
             before = recent[-1]

@@ -1,4 +1,4 @@
-"""All that a step graph needs to know of the traced step."""
+"""All that a step graph needs to know about the traced step."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from kerasps.variables.named import Lookup
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share,
 # and once what another block would send. Building the graph costs a worker some 0.1 ms an
-# operation. A model that computes with many is slow enough not to feel the loop: it is unrolled
-# less.
+# operation. A model with many operations is so slow that the loop does not matter: fewer of its
+# steps are unrolled.
 MAX_UNROLLED_STEPS = 10
 MAX_UNROLLED_OPERATIONS = 20000
 MAX_UNROLLED_COMPUTE_OPERATIONS = 8000
-# Steps overlap within a block alone, and between blocks the network is waited for some ten times:
-# longer ones are worth the time it takes to build them.
+# Steps overlap only within a block. Between blocks, a step waits for the network some ten times, so
+# longer blocks are worth the time that building them takes.
 MAX_OVERLAPPING_STEPS = 40
 MAX_OVERLAPPING_OPERATIONS = 12000
 
 
 @dataclass(frozen=True)
 class ExecutionLimits:
-    """The limits of the number of steps in an execution.
+    """The limits on the number of steps in an execution.
 
     Attributes:
-        steps: the most steps; None where there is no limit. Steps that predict are not looped, and
-            outputs that cannot be put end to end come back step by step.
-        fed_steps: the most steps where the batches are sent to the worker.
-        unrolled: how many steps are laid out one after the other, at most.
-        overlapping: how many steps overlap with each other; 1 where none do.
+        steps: the most steps; None for no limit. Steps that predict are not looped, and outputs
+            that cannot be put end to end return step by step.
+        fed_steps: the most steps if the batches are sent to the worker.
+        unrolled: the most steps that are laid out one after the other.
+        overlapping: the number of steps that overlap with each other; 1 if none do.
     """
 
     steps: int | None
@@ -59,7 +59,7 @@ class ExecutionLimits:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The phases of a step, and what goes from step to step.
+    """The phases of a step, and the records that its step graphs need.
 
     Attributes:
         pull: the first phase.
@@ -67,15 +67,15 @@ class StepPlan:
         push: the third.
         names: the names of the inputs of the compute phase's graph, by replica.
         fused: the fused variables.
-        lookup: finds by name, in a step graph, what the phases have captured.
-        lookup_tables: those that the compute phase has captured.
-        draws: how many seeds a step takes from each generator.
-        draw: asks a ps for them, where it has their states (see `variables.AwayStates`).
-        log_names: what the step returned beside the metrics.
+        lookup: finds by name, in a step graph, the variables that the phases have captured.
+        lookup_tables: the lookup tables that the compute phase has captured.
+        draws: the number of seeds that a step takes from each generator.
+        draw: draws the seeds on a ps, if their states are there (see `variables.AwayStates`).
+        log_names: the names of the logs that the step returned beside the metrics.
         outputs: the specs of the tensors that it predicted.
-        joins_outputs: whether those of several steps can be put end to end.
-        overlaps: whether a step is pulled for while the push of the one before is on its way.
-        single: of a step of several replicas, the step of one, for what is left over; else None.
+        joins_outputs: whether the outputs of several steps can be put end to end.
+        overlaps: whether a step pulls while the push of the step before is in flight.
+        single: the plan of one replica, for left-over batches, if the step has several; else None.
     """
 
     pull: PullPhase
@@ -100,20 +100,20 @@ class StepPlan:
 
     @property
     def converts_on(self) -> str:
-        """The short name of the device that converts what travels in another dtype.
+        """The short name of the device that converts values sent in another dtype.
 
-        A GPU that computes alone does: half the bytes go to it, and come from it.
+        A worker's only GPU does so: half the bytes go to it, and come from it.
         """
         return self.compute.device if self.num_replicas == 1 else FIRST_CPU
 
     @property
     def phases(self) -> list[StepPhase]:
-        """The phases, in the order in which a step goes through them."""
+        """The phases, in the order in which they run."""
         return [self.pull, self.compute, self.push]
 
     @cached_property
     def redoing(self) -> StepPlan:
-        """The plan of steps that may have been applied on some ps before."""
+        """The plan of steps that some ps may have applied before."""
         single = None if self.single is None else self.single.redoing
         return replace(self, push=self.push.redoing(), single=single)
 
@@ -179,7 +179,7 @@ class StepPlan:
 
     @cached_property
     def limits(self) -> ExecutionLimits:
-        """The numbers of steps that an execution may have."""
+        """The limits on the number of steps in an execution."""
         unrolled = self.max_unrolled_steps
         most = (unrolled if self.joins_outputs else 1) if self.outputs else None
         overlapping = unrolled if self.overlaps else 1
@@ -187,7 +187,7 @@ class StepPlan:
 
     @cached_property
     def max_unrolled_steps(self) -> int:
-        """The number of steps that a graph may have one after the other."""
+        """The most steps that a graph may have one after the other."""
         if self.push.rule.max_unrolled_steps is not None:
             return self.push.rule.max_unrolled_steps
         operations = _num_operations(*self.phases)
@@ -198,6 +198,6 @@ class StepPlan:
 
 
 def _num_operations(*phases: StepPhase) -> int:
-    """Return how many operations phases have, at least 1 so that it can divide."""
+    """Return the number of operations of `phases`, at least 1 so that it can be a divisor."""
     functions: list[Any] = [f for phase in phases for f in phase.functions]
     return max(1, sum(len(function.graph.get_operations()) for function in functions))

@@ -1,4 +1,4 @@
-"""The ways to run an execution: the source of its ticket, and the target of its state."""
+"""The ways to run an execution: each says where the ticket is from, and where the state goes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Steps = Callable[..., Any]
 
 
 class Runner(Protocol):
-    """Makes the function that an execution calls of the one that does its steps.
+    """Wraps the function that does an execution's steps into the function that the caller calls.
 
     Attributes:
-        copies_tables: whether a step reads copies of lookup tables, which the runner was given.
-        inlines: whether the steps may become a part of the function around them.
+        copies_tables: whether a step reads copies of lookup tables that were sent to the runner.
+        inlines: whether TensorFlow may inline the steps into the function around them.
     """
 
     copies_tables: bool
@@ -32,9 +32,9 @@ class Runner(Protocol):
         """Return the function of an execution.
 
         Args:
-            steps: does its steps, given a ticket and the arguments; returns the packed state.
+            steps: runs the steps, given a ticket and the arguments; returns the packed state.
             plan: the step.
-            variables: what a worker keeps from execution to execution.
+            variables: the variables that a worker keeps from execution to execution.
             arguments: the specs of the data and of the header.
         """
 
@@ -98,9 +98,9 @@ ALONE: Runner = _Alone()
 
 
 def on_cpu(body: Callable[..., object]) -> Callable[..., Any]:
-    """Return a function that adds what `body` does to a graph, on the CPU of the task."""
+    """Return a function that adds the operations of `body` to a graph, on the task's CPU."""
 
-    @functools.wraps(body)  # whose name TensorFlow gives the graph
+    @functools.wraps(body)  # TensorFlow names the graph after it
     def placed(*arguments: object) -> Any:
         with tf.device(f"/device:{FIRST_CPU}"):
             return body(*arguments)

@@ -1,8 +1,7 @@
 """The inputs and outputs of an execution: its header, and the state that its steps add to.
 
-The state goes from step to step. It starts at zero and is returned; or it is added to what the
-worker holds from the executions before (`WorkerVariables`), which saves the coordinator a fetch
-per execution.
+The state passes from step to step. It starts at zero. An execution returns it, or adds it to the
+totals of the worker (`WorkerVariables`), which saves the coordinator a fetch per execution.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from kerasps.step.records.packing import Packing
 from kerasps.variables import anonymous_handle
 from kerasps.variables.fences import OPEN_LANE
 
-# Keras's seeds are less than this, and positive.
+# Keras's seeds are positive, and less than this.
 _MAX_SEED = 2**31 - 1
 
 
 class Header(NamedTuple):
-    """The header that the coordinator sends with an execution: its steps in the training.
+    """The header that the coordinator sends with an execution: its place in the training.
 
     Attributes:
         first_step: the global number of the first step.
-        seeds: for each generator that a step draws from, its seed and its counter at that step.
-        draws: how many seeds a step takes from each.
+        seeds: the seed of each generator that a step draws from, and its counter at that step.
+        draws: the number of seeds that a step takes from each.
     """
 
     first_step: Any
@@ -37,7 +36,7 @@ class Header(NamedTuple):
 
     @staticmethod
     def spec() -> tf.TensorSpec:
-        """Return the spec of a header as it travels: one element, for which no call waits."""
+        """Return the spec of a header as it is sent: one element, for which no call waits."""
         return tf.TensorSpec([], tf.string)
 
     def to_bytes(self) -> bytes:
@@ -46,7 +45,7 @@ class Header(NamedTuple):
         return np.array(numbers, "<i8").tobytes()
 
     def after(self, num_steps: int) -> Header:
-        """Return the header of what follows so many steps."""
+        """Return the header for the steps that follow `num_steps` steps."""
         seeds = [
             (seed, counter + num_steps * draws)
             for (seed, counter), draws in zip(self.seeds, self.draws, strict=True)
@@ -60,7 +59,7 @@ class Header(NamedTuple):
 
     @classmethod
     def from_tensor(cls, tensor: tf.Tensor, num_seeds: int) -> Header:
-        """Return the header that `to_bytes` made, as scalars in the graph of an execution."""
+        """Return the header that `to_bytes` packed, as scalars in the graph of an execution."""
         packed = tf.io.decode_raw(tensor, tf.int64)
         first_step, *numbers = tf.unstack(packed, 1 + 2 * num_seeds)
         pairs = iter(numbers)
@@ -68,14 +67,14 @@ class Header(NamedTuple):
 
 
 class StepState(NamedTuple):
-    """The state that goes from step to step; holds tensors, arrays or their specs.
+    """The state that passes from step to step; holds tensors, arrays or their specs.
 
     Attributes:
-        steps: how many steps were done.
-        metrics: the states of metrics that these steps alone add up to.
-        rows: how many rows of each shard of a table were asked for, in one tensor; empty for a
-            model without tables.
-        logs: what the last step returned beside the metrics.
+        steps: the number of steps that are done.
+        metrics: the states of metrics over these steps alone.
+        rows: the number of rows that the steps asked for from each shard of a table, in one tensor;
+            empty for a model without tables.
+        logs: the logs of the last step, except the metrics.
     """
 
     steps: Any
@@ -84,7 +83,7 @@ class StepState(NamedTuple):
     logs: list[Any]
 
     def zeros(self) -> StepState:
-        """Return the state before any step; this is one of specs."""
+        """Return the state before the first step; call it on a state of specs."""
         zeros: StepState = tf.nest.map_structure(
             lambda spec: tf.zeros(spec.shape, spec.dtype), self
         )
@@ -103,8 +102,8 @@ class Ticket(NamedTuple):
 
     Attributes:
         lane: the lane in which it pushes (see `variables.Fences`).
-        applied: for each ps that is pushed to, how many of the first steps of the executions that
-            it runs now were applied there before, by a worker that was lost.
+        applied: for each ps that the step pushes to, how many of the first steps of the current
+            executions it has applied before, for a worker that was lost.
     """
 
     lane: Any
@@ -112,7 +111,7 @@ class Ticket(NamedTuple):
 
     @classmethod
     def from_tensor(cls, tensor: tf.Tensor) -> Ticket:
-        """Return the ticket that `to_array` made, as scalars in the graph of an execution."""
+        """Return the ticket that `to_array` packed, as scalars in the graph of an execution."""
         lane, *applied = tf.unstack(tensor)
         return cls(lane, applied)
 
@@ -124,13 +123,13 @@ class Ticket(NamedTuple):
 class WorkerVariables:
     """The variables that a worker keeps from execution to execution, once it is made ready.
 
-    That is its ticket, and its totals: the state of all steps since it was last collected. They are
-    resources without names, which the coordinator has handles of. A worker that is made ready again
-    gets others; so executions that it was sent before, and may still run, reach neither.
+    They are its ticket and its totals: the state of all steps since the last `collect`. They are
+    resources without names; the coordinator has their handles. A worker that is made ready again
+    gets new ones. So executions that were sent before, and may still run, reach neither.
 
     Args:
-        packing: how the state is laid into flat tensors.
-        num_ps: how many ps are pushed to.
+        packing: packs the state into flat tensors.
+        num_ps: the number of ps that the step pushes to.
     """
 
     def __init__(self, packing: Packing[StepState], num_ps: int) -> None:
@@ -145,7 +144,7 @@ class WorkerVariables:
 
     @property
     def ticket_spec(self) -> tf.TensorSpec:
-        """The spec of a ticket as it travels."""
+        """The spec of a ticket as it is sent."""
         return self._ticket_spec
 
     def ticket(self, handles: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -153,7 +152,7 @@ class WorkerVariables:
         return self._read(handles)[0]
 
     def ticket_of_coordinator(self) -> tf.Tensor:
-        """Return the ticket of steps that the coordinator does itself, packed."""
+        """Return the packed ticket for steps that run on the coordinator."""
         return tf.constant(Ticket(OPEN_LANE, [0] * self._num_ps).to_array())
 
     def add(self, handles: Sequence[tf.Tensor], state: StepState) -> None:
@@ -172,7 +171,7 @@ class WorkerVariables:
 
     def _collect(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flats = self._read(handles)[1:]
-        # Cleared once read, never before: without the edge, TensorFlow may do it in any order.
+        # Cleared after the read: without the edge, TensorFlow may do both in any order.
         with tf.control_dependencies(flats):
             self._write(handles, [None, *self._packing.pack(self._packing.specs.zeros())])
         return flats

@@ -1,6 +1,6 @@
-"""The step graph: pull, compute, push, for each step of an execution, as one graph.
+"""The step graph: one graph with pull, compute and push for each step of an execution.
 
-Steps are unrolled up to a bound, and the unrolled block is looped beyond it.
+It unrolls steps up to a bound. Beyond the bound, it loops over the unrolled block.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kerasps.step.tracing.runners import Runner, on_cpu
 from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
 from kerasps.variables import ParameterServerVariable, anonymous_handle
 
-# Of the operations of the two phases, as `compute_phase.NAME_SCOPE` is of the third: a trace finds
-# them by these.
+# Name scopes of two phases (`compute_phase.NAME_SCOPE` is that of the third), by which
+# `kerasps trace` finds their operations.
 PULL_SCOPE = "pull"
 PUSH_SCOPE = "push"
 
 
 class StepResult(NamedTuple):
-    """The result of one step, or of several.
+    """The result of one step or of several steps.
 
     Attributes:
-        state: the state after it.
-        predicted: of each batch, the tensors that were predicted.
+        state: the state after the last step.
+        predicted: the predicted tensors of each batch.
     """
 
     state: StepState
@@ -42,14 +42,14 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout of an execution's batches in steps.
+    """The division of an execution's batches into steps.
 
     Attributes:
         spec: of an iterator (`tf.data.IteratorSpec`), or of a list of batches.
         checked: whether the iterator may end within the execution.
-        blocks: how many blocks of unrolled steps are looped over.
-        block: how many batches each step of a block takes.
-        rest: likewise, of the steps that are unrolled behind the loop.
+        blocks: the number of blocks of unrolled steps in the loop.
+        block: the number of batches that each step of a block takes.
+        rest: likewise, for the steps that are unrolled behind the loop.
     """
 
     spec: Any
@@ -69,13 +69,13 @@ class _Layout:
     ) -> _Layout:
         """Choose the layout of `num_batches` batches.
 
-        As many as there are replicas make a step. Those that are left over are steps of their own.
+        A step takes one batch per replica. Each batch left over makes a step.
         """
         whole, left_over = divmod(num_batches, plan.num_replicas)
         blocks, rest = divmod(whole, plan.max_unrolled_steps)
         is_list = not isinstance(spec, tf.data.IteratorSpec)
-        # What was predicted cannot come out of a loop; nor can a list be indexed in one.
-        # Behind a loop, what would be its next block runs dead through all tasks, step by step.
+        # Predictions cannot leave a loop, and a loop cannot index a list. Behind a loop, its next
+        # block runs dead through all tasks, step by step.
         most = max(MAX_UNROLLED_STEPS, plan.max_unrolled_steps)
         if is_list or plan.outputs or (blocks < 2 and whole <= most):
             blocks, rest = 0, whole
@@ -98,26 +98,26 @@ def build_step_graph(
     variables: WorkerVariables,
     runner: Runner,
 ) -> Any:
-    """Return the concrete function of an execution: from handles, a source of data and a header.
+    """Return the concrete function of an execution: (worker handles, data source[, header]).
 
-    The handles are those of the worker's variables; the coordinator has none. It takes a header
-    where something is drawn from it. It returns the state, packed. Where steps
-    predict, it also returns their outputs, end to end, and how long those of each batch are, of
-    shape `[num_batches, num_outputs]`; or, where outputs cannot be put end to end, those of its
-    only batch.
+    The worker handles are those of the worker's variables; on the coordinator there are none. The
+    function takes a header only if the steps draw seeds. It returns the packed state. If the steps
+    predict, it also returns their outputs, end to end, and the lengths of each batch's outputs, of
+    shape `[num_batches, num_outputs]`. Outputs that cannot be put end to end come from one batch
+    only, and without lengths.
 
     Args:
         plan: the step.
-        source_spec: the spec of an iterator, whose resource is the argument then, or of a list of
-            batches, which is.
-        num_batches: batches to take.
+        source_spec: the spec of an iterator, whose resource is then the argument, or of a list of
+            batches, which is then the argument.
+        num_batches: the number of batches to take.
         checked: whether the iterator may end within the execution.
-        variables: what the worker keeps: in which lane it pushes, and totals.
-        runner: who runs it.
+        variables: the variables that the worker keeps: its lane and its totals.
+        runner: the way to run the execution.
     """
     layout = _Layout.of(plan, source_spec, num_batches, checked=checked)
 
-    # The compute phase names its device. All else is on the CPU of the task.
+    # The compute phase names its device. All other operations are on the CPU of the task.
     @on_cpu
     def steps(packed: tf.Tensor, source: object, *header: tf.Tensor) -> Any:
         step = _Step(plan, Ticket.from_tensor(packed), *header, copies_tables=runner.copies_tables)
@@ -128,13 +128,13 @@ def build_step_graph(
         return (flats, *_joined(plan, outputs)) if plan.outputs else flats
 
     # The resource and not the iterator: to take an iterator apart costs the coordinator 0.15 ms per
-    # call. A header that nothing draws from stays at home: to send it costs a millisecond.
+    # call. A header that no step draws from is not sent: sending it costs a millisecond.
     arguments = [
         tf.TensorSpec([], tf.resource) if layout.reads else source_spec,
         *([Header.spec()] if plan.seeds else []),
     ]
-    # A function of its own: where a graph reads a variable of the worker, look-ups on ps wait for
-    # that.
+    # A separate function: where a graph reads a variable of the worker, look-ups on ps wait for
+    # that read.
     inner = tf.function(
         steps,
         autograph=False,
@@ -147,9 +147,9 @@ def build_step_graph(
 def _check_devices(plan: StepPlan, graph: tf.Graph) -> None:
     """Check that every call of a compute phase in a step graph names the device of the phase.
 
-    Without one, TensorFlow would place it on the CPU, for no reason that is told.
+    Without one, TensorFlow places the call on the CPU and does not say so.
 
-    Raises KeraspsError where one does not.
+    Raises KeraspsError if a call names another device or none.
     """
     phases = [step_plan.compute for step_plan in (plan, plan.single) if step_plan is not None]
     expected = {phase.function.name: phase.device for phase in phases}
@@ -170,7 +170,7 @@ def _check_devices(plan: StepPlan, graph: tf.Graph) -> None:
 
 
 def _name_of_call(node: tf.compat.v1.NodeDef) -> bytes:
-    """Return the name of the function that a node calls, or that of its operation."""
+    """Return the name of the function that a node calls, or the name of its operation."""
     is_call = node.op in ("PartitionedCall", "StatefulPartitionedCall")
     name = str(node.attr["f"].func.name if is_call else node.op)
     return name.encode()
@@ -179,7 +179,7 @@ def _name_of_call(node: tf.compat.v1.NodeDef) -> bytes:
 def _all_steps(
     step: _Step, layout: _Layout, source: object
 ) -> tuple[StepState, list[list[tf.Tensor]]]:
-    """Return the state after all steps, and what was predicted of each batch of unrolled ones."""
+    """Return the state after all steps, and the predictions for each batch of unrolled steps."""
     plan = step.plan
     state = plan.state.specs.zeros()
     if layout.blocks:
@@ -201,9 +201,9 @@ def _all_steps(
 def _unrolled(
     step: _Step, layout: _Layout, source: Any, state: StepState, sizes: list[int]
 ) -> tuple[StepState, list[list[tf.Tensor]]]:
-    """Return the state after some steps, laid out one after the other, and their predictions.
+    """Return the state after some unrolled steps, and their predictions.
 
-    `sizes` says how many batches each of them takes.
+    `sizes` has the number of batches that each step takes.
     """
     if layout.checked and len(sizes) > 1 and not step.plan.outputs:
         return step.while_data(source, state, sizes), []
@@ -222,11 +222,11 @@ def _unrolled(
 
 def _next_batch(iterator: tf.data.Iterator, spec: tf.data.IteratorSpec) -> Any:
     """Return the next batch of an iterator."""
-    # Of an object of its own: one that is asked often in one graph takes it for a mistake.
+    # Rebuilt for each batch: TensorFlow warns about an iterator that is asked often in one graph.
     handles = tf.nest.flatten(iterator, expand_composites=True)
     batch = tf.nest.pack_sequence_as(spec, handles, expand_composites=True).get_next()
-    # What follows an operation that has waited is handed to other threads, each for itself: one
-    # operation here, and not one for each array of the batch.
+    # An operation that has waited hands each operation behind it to another thread. So one
+    # operation follows here, not one for each array of the batch.
     tensors = tf.nest.flatten(batch, expand_composites=True)
     passed_on = iter(tf.identity_n(leaves_of(batch)))
     tensors = [None if tensor is None else next(passed_on) for tensor in tensors]
@@ -234,7 +234,7 @@ def _next_batch(iterator: tf.data.Iterator, spec: tf.data.IteratorSpec) -> Any:
 
 
 def _joined(plan: StepPlan, outputs: list[list[tf.Tensor]]) -> tuple[list[tf.Tensor], Any]:
-    """Return what the steps predicted, end to end, and the lengths of each batch's."""
+    """Return the predictions of the steps, end to end, and the lengths of each batch's."""
     if not plan.joins_outputs:
         (only,) = outputs
         return only, []
@@ -247,12 +247,12 @@ class _Step:
 
     Args:
         plan: the step.
-        ticket: in which lane it pushes.
-        header: the header, packed, where something is drawn from it.
-        copies_tables: whether it reads copies of lookup tables, which the worker was given.
+        ticket: has the lane in which the step pushes.
+        header: the packed header, if the step draws seeds.
+        copies_tables: whether the step reads the worker's copies of lookup tables.
 
     Attributes:
-        overlap: what has steps overlap; None where each waits for the one before.
+        overlap: makes steps overlap; None if each step waits for the one before.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class _Step:
     def in_turn(
         self, batches: Sequence[object], state: StepState, sizes: Sequence[int]
     ) -> StepResult:
-        """Add steps of so many batches each, one after the other; the first starts from `state`."""
+        """Add one step per entry of `sizes` (its number of batches); the first uses `state`."""
         ends = itertools.accumulate(sizes)
         of_steps = [batches[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         outputs = []
@@ -288,7 +288,7 @@ class _Step:
         return StepResult(state, outputs)
 
     def _ask_ahead(self, of_steps: Sequence[Sequence[object]]) -> list[dict[Any, Any]]:
-        """Ask for the rows of steps that follow each other, where their batches say which."""
+        """Ask for the rows of consecutive steps whose ids follow from their batches."""
         asked: list[dict[Any, Any]] = []
         for size, alike in itertools.groupby(of_steps, len):
             plan = self._plan_of(size)
@@ -308,7 +308,7 @@ class _Step:
     ) -> StepResult:
         """Add a step that starts from `state`, with a replica for each batch.
 
-        What it needs may have been asked for ahead.
+        `asked` has the requests that were sent ahead for this step.
         """
         plan = self._plan_of(len(batches))
         replicas = [
@@ -344,9 +344,9 @@ class _Step:
         return StepResult(after, predicted)
 
     def if_data(self, iterator: tf.data.Iterator, state: StepState, size: int) -> StepResult:
-        """Add a step of `size` batches that is done if the iterator has so many left.
+        """Add a step of `size` batches that runs if the iterator has so many left.
 
-        If it has fewer, each is a step of its own.
+        If the iterator has fewer, each batch makes a step.
         """
         batches = [iterator.get_next_as_optional() for _ in range(size)]
         if size == 1:
@@ -382,16 +382,16 @@ class _Step:
     def while_data(
         self, iterator: tf.data.Iterator, state: StepState, sizes: list[int]
     ) -> StepState:
-        """Return the state after some steps, or after as many as the iterator has batches left.
+        """Return the state after the steps for which the iterator has batches.
 
-        One look for all of them: to decide takes a transfer to every task that a step asks. Where
-        the last batch is there, the steps are laid out one after the other; else those that are
-        there, once in an epoch, are looped over.
+        One check decides for all steps, since a decision takes a transfer to every task that a step
+        asks. If the last batch exists, the steps run unrolled. Otherwise, once in an epoch, a loop
+        runs the steps that have batches.
 
         Args:
             iterator: the iterator.
-            state: the state before.
-            sizes: how many batches each step takes, the largest first.
+            state: the state before the first step.
+            sizes: the number of batches that each step takes, the largest first.
         """
         batches = [iterator.get_next_as_optional() for _ in range(sum(sizes))]
 
@@ -416,9 +416,9 @@ class _Step:
         index: tf.Tensor,
         state: StepState,
     ) -> tuple[tf.Tensor, StepState]:
-        """Return index and state behind all steps of `size` batches for which there are enough.
+        """Return the index and the state after all steps that have `size` batches.
 
-        The last of the `num_batches` batches is not there.
+        The last of the `num_batches` batches does not exist.
         """
 
         def is_there(index: tf.Tensor, _: object) -> tf.Tensor:
@@ -435,7 +435,7 @@ class _Step:
     def _start(
         self, state: StepState, index: int
     ) -> ByIdentity[ParameterServerVariable, tf.Tensor]:
-        """Return what metrics and seeds the replica of that index starts from."""
+        """Return the initial metric states and seeds of replica `index`."""
         plan = self.plan
         metrics = [tf.zeros_like(value) for value in state.metrics] if index else state.metrics
         start = ByIdentity(zip(plan.metrics, metrics, strict=True))
@@ -444,7 +444,7 @@ class _Step:
         return start
 
     def _seeds_at(self, steps: tf.Tensor) -> list[tf.Tensor]:
-        """Return the states of the generators when `steps` batches of the execution are done."""
+        """Return the states of the generators after `steps` batches of the execution."""
         return [
             tf.cast(tf.stack([seed, counter + steps * draws]), variable.storage.dtype)
             for variable, (seed, counter), draws in zip(
@@ -453,7 +453,7 @@ class _Step:
         ]
 
     def _lanes_at(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return the lane for each ps when `steps` batches of the execution are done."""
+        """Return the lane for each ps after `steps` batches of the execution."""
 
         def are_applied() -> list[tf.Tensor]:
             size, done = self.plan.num_replicas, tf.cast(steps, tf.int32)
@@ -466,7 +466,7 @@ class _Step:
             return push.rule.lanes(push.devices, self._ticket.lane, are_applied)
 
     def _rows_asked_for(self, step: StepContext) -> tf.Tensor:
-        """Return how many rows of each of `StepPlan.table_shards` a step asks for."""
+        """Return the number of rows of each of `StepPlan.table_shards` that a step asks for."""
         requests = IdentitySet(step.requests.values())
         counts = [
             request.counts_in(shard) for request in requests for shard in request.group.shards
@@ -477,7 +477,7 @@ class _Step:
 def _indexed(
     batches: Sequence[tf.experimental.Optional], spec: tf.OptionalSpec
 ) -> Callable[[tf.Tensor], Any]:
-    """Return a function from an index that only the graph knows to one of `batches`."""
+    """Return a function that returns the batch at an index that is a tensor of the graph."""
     (variants,) = zip(
         *(tf.nest.flatten(batch, expand_composites=True) for batch in batches), strict=True
     )

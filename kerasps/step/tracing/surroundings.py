@@ -1,7 +1,7 @@
 """The surroundings of a step: those of `fit`, or those of a function that users schedule.
 
-The states of metrics and of seed generators are sent to a step of `fit`, and returned by it. Those
-of a function that users schedule are on a ps meanwhile, since nobody knows where its calls run.
+A step of `fit` receives the states of metrics and of seed generators and returns them. For a
+scheduled function they are on a ps, since no worker is fixed for its calls.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kerasps.variables import ParameterServerVariable, shards_in
 
 
 class Surroundings(Protocol):
-    """Decides for a step what is not of its method.
+    """Decides how metric states, seeds and updates enter and leave a step.
 
     Attributes:
-        trains_bare: whether the step may assign bare `tf.Variable`s, and have an optimizer train
-            them.
+        trains_bare: whether the step may assign bare `tf.Variable`s and train them with an
+            optimizer.
     """
 
     trains_bare: ClassVar[bool]
 
     def outputs(self, outputs: ComputeOutputs) -> ComputeOutputs:
-        """Return what leaves the compute phase, given what the replicas return."""
+        """Return the outputs of the compute phase, given those of the replicas."""
 
     def states_on_ps(
         self,
@@ -43,37 +43,37 @@ class Surroundings(Protocol):
         changed: Sequence[ParameterServerVariable],
         draws: Sequence[int],
     ) -> tuple[list[ParameterServerVariable], SeedDraw | None]:
-        """Return the stand-ins of metrics that the step adds to, and what draws its seeds.
+        """Return the stand-ins of metrics that the step adds to, and the draw of its seeds.
 
         Args:
             inventory: the variables that the step touches.
-            updates: what its optimizers want done.
-            changed: the variables that it changes otherwise.
-            draws: how many seeds it draws from each generator.
+            updates: the updates of its optimizers.
+            changed: the other variables that it changes.
+            draws: the number of seeds that it draws from each generator.
         """
 
     def update_rule(
         self, method: str, updates: Sequence[Update], inventory: Inventory, changes: StepChanges
     ) -> UpdateRule:
-        """Return when the pushes of the step take effect.
+        """Return the rule for when the pushes of the step take effect.
 
         Args:
-            method: the name of what the step calls.
-            updates: what its optimizers want done.
+            method: the name of the method that the step calls.
+            updates: the updates of its optimizers.
             inventory: the variables that it touches.
-            changes: what it changes.
+            changes: the changes that it pushes.
 
         Raises:
-            UnsupportedError: updates are synchronous, and those of the step cannot be.
+            UnsupportedError: updates are synchronous, and the step does not support that.
         """
 
 
 @dataclass(frozen=True)
 class FitSurroundings:
-    """Those of a step of `fit`, `evaluate` and `predict` (see `Surroundings`).
+    """The surroundings of a step of `fit`, `evaluate` and `predict` (see `Surroundings`).
 
     Attributes:
-        host: of the strategy.
+        host: the host of the strategy.
     """
 
     host: StepHost
@@ -110,11 +110,11 @@ class FitSurroundings:
 
 @dataclass(frozen=True)
 class CallSurroundings:
-    """Those of a step in a function that users schedule (see `Surroundings`).
+    """The surroundings of a step in a function that users schedule (see `Surroundings`).
 
     Attributes:
-        host: of the strategy.
-        numbers_calls: whether a push says of which call it is.
+        host: the host of the strategy.
+        numbers_calls: whether a push carries the number of its call.
     """
 
     host: StepHost
@@ -132,7 +132,7 @@ class CallSurroundings:
         draws: Sequence[int],
     ) -> tuple[list[ParameterServerVariable], SeedDraw | None]:
         extended = self.host.extended
-        # On a ps that the step pushes to in any case.
+        # On a ps that the step pushes to anyway.
         variables = [*(v for update in updates for v in update.variables), *changed]
         ps = min((shard.device for shard in shards_in(variables)), default=ps_device(0))
         metrics = [extended.away.state_of(v, ps) for v in inventory.metrics]

@@ -1,4 +1,4 @@
-"""The checks of steps for operations that synchronous updates do not support."""
+"""Checks that a step uses no operation that synchronous updates do not support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def check_no_update(updates: Sequence[Update]) -> None:
     """Check that a function that a custom loop schedules applies no optimizer.
 
     Args:
-        updates: what the optimizers want applied.
+        updates: the updates of the optimizers.
 
     Raises:
         UnsupportedError: it applies one.
@@ -21,17 +21,17 @@ def check_no_update(updates: Sequence[Update]) -> None:
     for update in updates:
         raise _unsupported(
             f"optimizer {update.optimizer.name!r} is applied in a function that a custom loop "
-            "schedules, and nobody knows which workers are given one to wait for",
+            "schedules, and no ps knows which workers to wait for",
             "Train with `model.fit`",
         )
 
 
 def check_synchronous(method: str, updates: Sequence[Update], inventory: Inventory) -> None:
-    """Check that the update by the mean of several workers' gradients is exact.
+    """Check that an update by the mean of several workers' gradients is exact.
 
     Args:
-        method: the name of what a step calls.
-        updates: what the optimizers want applied.
+        method: the name of the method that the step calls.
+        updates: the updates of the optimizers.
         inventory: the variables that the step touches.
 
     Raises:
@@ -45,14 +45,14 @@ def check_synchronous(method: str, updates: Sequence[Update], inventory: Invento
     ahead = [variable.path for variable in inventory.ahead]
     if ahead:
         raise _unsupported(
-            f"{method} reads {', '.join(map(repr, ahead))} after an update of it, which no worker "
-            "knows before all gradients are there",
+            f"{method} reads {', '.join(map(repr, ahead))} after an update of it, and no worker "
+            "knows the new value before all gradients have arrived",
             "Read it before the update",
         )
 
 
 def _reason_against(update: Update) -> tuple[str, str] | None:
-    """Return what of an update cannot be, and what to do instead; None for nothing."""
+    """Return why an update is unsupported, and what to do instead; None if it is supported."""
     optimizer = update.optimizer
     for argument in ("clipnorm", "global_clipnorm", "clipvalue"):
         if getattr(optimizer, argument, None) is not None:

@@ -1,4 +1,4 @@
-"""Traces what a step calls, as often as it takes to know the variables that it touches."""
+"""Traces a step's method until all variables that the step touches are known."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from kerasps.variables import (
 from kerasps.variables.named import Lookup
 from kerasps.variables.slots import move_slots
 
-# How often a step is traced anew since a trace has met something new; each trace can only add to
-# the inventory, two are usual.
+# The most traces of a step; each trace can only add to the inventory, and two are usual.
 MAX_TRACES = 8
 
 
@@ -51,9 +50,9 @@ class Trace:
 
     Attributes:
         plan: all that a step graph needs to know.
-        predicted: what the step predicted, as tensors of the trace; [] of other steps.
+        predicted: the predictions of the step, as tensors of the trace; [] if it predicts nothing.
         logs_are_metrics: whether the step returned the model's metrics and nothing else.
-        results: of the other logs, those that are results of metrics.
+        results: those of the other logs that are results of metrics.
     """
 
     plan: StepPlan
@@ -66,12 +65,12 @@ class Tracer:
     """Traces a step.
 
     Args:
-        method: what a step calls.
-        surroundings: what it gets and leaves beside its data.
-        host: of the strategy that the step is for.
+        method: the method that the step calls.
+        surroundings: decides how metric states, seeds and updates leave the step.
+        host: the host of the step's strategy.
         element_spec: the `tf.TypeSpec` structure of a batch.
-        fused: whether small variables are to be fused.
-        known: what traced another step of the same model before; None for none.
+        fused: whether to fuse small variables.
+        known: the tracer of another step of the same model; None for none.
     """
 
     def __init__(
@@ -99,10 +98,10 @@ class Tracer:
 
         Args:
             device: the device of the worker that computes, in short ("GPU:0").
-            has_gpu: whether it may use kernels that a GPU alone has. Default: where the device is
-                one.
+            has_gpu: whether the step may use kernels that only a GPU has. Default: True if the
+                device is a GPU.
 
-        Raises KeraspsError when that takes more than `MAX_TRACES` traces.
+        Raises KeraspsError if more than `MAX_TRACES` traces are needed.
         """
         if has_gpu is not None:
             self._has_gpu = has_gpu
@@ -113,8 +112,8 @@ class Tracer:
             try:
                 trace = self._trace_once([device])
             except Exception:
-                # A trace that met something new may fail for it (a value assigned in a loop, read
-                # outside); the next one may not.
+                # A trace that met something new may fail because of it (a value assigned in a loop,
+                # read outside); the next one may succeed.
                 if not self._inventory.grew:
                     raise
                 continue
@@ -129,14 +128,14 @@ class Tracer:
     def trace_for(
         self, devices: Sequence[str], known: StepPlan, single: StepPlan | None = None
     ) -> StepPlan:
-        """Trace once more, for other devices; return the plan. Call after `trace`.
+        """Trace once more, for other devices, and return the plan. Call after `trace`.
 
         Args:
             devices: the device of each replica.
             known: another plan of the step.
-            single: of several replicas, the plan of the step on the first device alone.
+            single: the plan of the step on the first device alone, if there are several.
 
-        Raises UnsupportedError where the step cannot be done there.
+        Raises UnsupportedError if the step cannot run on these devices.
         """
         if self._method.jit_compile and len(devices) > 1:
             raise UnsupportedError(
@@ -151,13 +150,13 @@ class Tracer:
             raise UnsupportedError(
                 f"{self._method.name}{self._method.whose} touches other variables on workers with "
                 "other devices. Expected: the same ones. Received: a step that differs on "
-                f"{', '.join(devices)}. Do not have it depend on the devices or on "
+                f"{', '.join(devices)}. Make it independent of the devices and of "
                 "`num_replicas_in_sync`, or give one device as `worker_devices`."
             )
         return trace.plan
 
     def _add_expected(self) -> None:
-        """Note what a step mostly reads, to save traces."""
+        """Add the variables that a step usually reads to the inventory, to save traces."""
         expected = self._method.expected()
         for optimizer in self._optimizers():
             expected += [v for v in optimizer.variables if v.name in ("iteration", "learning_rate")]
@@ -167,7 +166,7 @@ class Tracer:
         self._inventory.presume(
             [v for v in variables if isinstance(v, ParameterServerVariable)], self._known
         )
-        self._known = None  # that it may go
+        self._known = None  # so that it can be collected
 
     def _optimizers(self) -> IdentitySet[Any]:
         return IdentitySet([*self._method.optimizers(), *self._inventory.optimizers])
@@ -178,7 +177,7 @@ class Tracer:
         self._move_slots()
 
     def _move_slots(self) -> bool:
-        """Move slots beside their variables; return whether there were any to move."""
+        """Move slots beside their variables; return True if any moved."""
         with self._host.strategy.scope():
             moved = [move_slots(optimizer) for optimizer in self._optimizers() if optimizer.built]
         return any(moved)
@@ -186,12 +185,12 @@ class Tracer:
     def _trace_once(
         self, devices: Sequence[str], known: StepPlan | None = None, single: StepPlan | None = None
     ) -> Trace | None:
-        """Trace once, for a replica on each device; return None where that met something new.
+        """Trace once, with a replica on each device; return None if the trace met something new.
 
         Args:
             devices: the devices.
             known: another plan of the step; None in the first traces.
-            single: the plan for the first device, where there are several.
+            single: the plan for the first device, if there are several.
         """
         inventory = self._inventory
         function, phases, returned = self._trace_function(devices)
@@ -204,7 +203,7 @@ class Tracer:
         if not self._has_loops and has_loops(graph_def):
             self._has_loops = True
             return None
-        # A trace that has built an optimizer may have slots that are not beside their variables.
+        # A trace that built an optimizer may have slots that are not beside their variables.
         if inventory.grew or self._move_slots():
             return None
         if not self._surroundings.trains_bare:
@@ -230,10 +229,10 @@ class Tracer:
     def _trace_function(
         self, devices: Sequence[str]
     ) -> tuple[tf.types.experimental.ConcreteFunction, list[Compute], Returned]:
-        """Trace the method for a replica on each device; return what came of it.
+        """Trace the method for a replica on each device.
 
         Returns:
-            The function, the phase of each replica, and what the first one returned.
+            The function, the compute phase of each replica, and what the first replica returned.
         """
         inventory = self._inventory
         traced: list[tuple[list[Compute], Returned]] = []
@@ -256,8 +255,8 @@ class Tracer:
                 ],
             )
 
-        # TensorFlow would lay the loops of a step (of a recurrent layer) into the step graph's own,
-        # across tasks, where they wait for each other for ever. So the step stays a function.
+        # TensorFlow would inline the loops of a step (of a recurrent layer) into the step graph's
+        # loop, across tasks, where they wait for each other forever. So the step stays a function.
         function = tf.function(
             compute,
             autograph=False,
@@ -270,7 +269,7 @@ class Tracer:
     def _compute(
         self, arguments: Sequence[object], devices: Sequence[str]
     ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
-        """Call the method once for each device; return what came of it, and what leaves."""
+        """Call the method once per device; return the phases, the results and the outputs."""
         inputs = ComputeInputs.by_replica(arguments, len(devices))
         trains_bare = self._surroundings.trains_bare
         has_gpu = self._has_gpu
@@ -307,7 +306,7 @@ class Tracer:
     ) -> StepPlan:
         inventory, extended, phase = self._inventory, self._host.extended, phases[0]
         deltas, assigned = phase.values.state_changes()
-        # Small variables are fused in the same way, whoever does a step.
+        # All plans of a step share the fused variables.
         fused = known.fused if known is not None else self._fuse(phase)
         draws = [phase.values.draws.get(generator, 0) for generator in inventory.seeds]
         stand_ins, draw = self._surroundings.states_on_ps(
@@ -349,7 +348,7 @@ class Tracer:
             log_names=returned.log_names,
             outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
             joins_outputs=_can_join(returned.predicted),
-            # Steps that push nothing never wait for a push.
+            # Steps that push nothing have no push to wait for.
             overlaps=self._host.options.overlap and bool(changes.devices),
             single=single,
         )
@@ -357,7 +356,7 @@ class Tracer:
     def _transfers(
         self, changes: StepChanges, rounds: list[Round], rule: UpdateRule
     ) -> tuple[PullPhase, PushPhase]:
-        """Return the phases that bring values to a worker, and changes to the ps."""
+        """Return the phases that send values to a worker, and changes to the ps."""
         pull = PullPhase(
             list(self._inventory.pulled),
             rounds,
@@ -370,7 +369,7 @@ class Tracer:
     def _update_rule(
         self, phase: Compute, changes: StepChanges, known: StepPlan | None
     ) -> UpdateRule:
-        """Return when pushes take effect: on all devices of a step in the same way."""
+        """Return the rule for when pushes take effect, which all plans of a step share."""
         if known is not None:
             return known.push.rule
         return self._surroundings.update_rule(
@@ -387,16 +386,16 @@ class Tracer:
 
 
 def _check_assigned(graph: tf.Graph, method: str) -> None:
-    """Check that a step assigns no variable but Keras's.
+    """Check that a step assigns only variables of Keras.
 
-    Raises UnsupportedError, naming it, where it does: workers would overwrite it.
+    Raises UnsupportedError with the name of the first other one: workers would overwrite it.
     """
     unchanged = {
         id(graph.inputs[i]) for i in _compat.get_read_only_resource_input_indices_graph(graph)
     }
     assigned = {id(outer) for outer, inner in graph.captures if id(inner) not in unchanged}
     for variable in graph.variables:
-        # The state of a `tf.random.Generator` is read and moved on in one operation.
+        # A `tf.random.Generator` reads and advances its state in one operation.
         if id(variable.handle) in assigned and not variable.name.endswith("StateVar:0"):
             raise UnsupportedError(
                 f"{method} assigns the `tf.Variable` '{variable.name}', and several workers "
@@ -408,19 +407,19 @@ def _check_assigned(graph: tf.Graph, method: str) -> None:
 
 
 def _check_python_calls(graph_def: tf.compat.v1.GraphDef, method: str) -> None:
-    """Check that a step calls nothing that lives in this process alone; else raise."""
+    """Check that a step calls no Python function of this process; raise UnsupportedError if so."""
     calls = python_calls(graph_def)
     if calls:
         raise UnsupportedError(
             f"{method} calls Python functions (`tf.py_function`, `tf.numpy_function`), which "
-            "live in this process, where the workers cannot reach them. Expected: operations of "
+            "live in this process, which the workers cannot call. Expected: operations of "
             f"Keras or TensorFlow. Received: {', '.join(calls)}. Write it with `keras.ops`, or do "
             "it to the data: batches that a generator yields are made in this process."
         )
 
 
 def _can_join(outputs: object) -> bool:
-    """Return whether what several steps predict can be put end to end."""
+    """Return True if the predictions of several steps can be put end to end."""
 
     def joins(tensor: tf.Tensor) -> bool:
         return (

@@ -1,4 +1,4 @@
-"""The traffic of a training: how much each ps task hands out and takes in."""
+"""The traffic of a training: the rows and bytes that each ps task sends and receives."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class TaskLoad:
 
     Args:
         device: the name of the ps's device.
-        rows_read_per_second: the rows that the ps hands out.
-        bytes_read_per_second: the bytes of the values that it hands out.
-        rows_written_per_second: the rows for which it takes in gradients.
-        bytes_written_per_second: the bytes of the gradients and new values that it takes in.
+        rows_read_per_second: the rows that the ps sends.
+        bytes_read_per_second: the bytes of the values that it sends.
+        rows_written_per_second: the rows for which it receives gradients.
+        bytes_written_per_second: the bytes of the gradients and new values that it receives.
         hottest_tables: the names of the tables with the most rows read, and their rows per second.
     """
 
@@ -48,8 +48,8 @@ class LoadReport(Sequence[TaskLoad]):
 
     Args:
         tasks: the traffic of each ps.
-        steps: the training steps that the report is about.
-        seconds: the time that they took.
+        steps: the training steps that the report covers.
+        seconds: the time that they took, in seconds.
     """
 
     def __init__(self, tasks: Sequence[TaskLoad], steps: int, seconds: float) -> None:
@@ -71,7 +71,7 @@ class LoadReport(Sequence[TaskLoad]):
 
     @property
     def steps(self) -> int:
-        """The training steps that the report is about."""
+        """The training steps that the report covers."""
         return self._steps
 
     @property
@@ -110,11 +110,11 @@ class TableTraffic:
     """A shard of a table.
 
     Attributes:
-        ps: the index of the ps that has it.
+        ps: the index of its ps.
         name: the path of the table.
         row_bytes: the bytes of a row.
         is_written: whether steps write it too.
-        num_rows: the rows that it has.
+        num_rows: the number of its rows.
     """
 
     ps: int
@@ -129,9 +129,9 @@ class StepTraffic:
     """The bytes and rows that each step moves.
 
     Attributes:
-        dense_read: the bytes of dense variables that each ps hands out.
-        dense_written: the bytes of their gradients and new values that each ps takes in.
-        tables: the shards of tables, whose rows are counted as they are asked for.
+        dense_read: the bytes of dense variables that each ps sends.
+        dense_written: the bytes of their gradients and new values that each ps receives.
+        tables: the shards of tables; the steps count their rows when they ask for them.
     """
 
     dense_read: dict[int, int]
@@ -141,13 +141,13 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class Moved:
-    """The rows and bytes that one ps has handed out and taken in.
+    """The rows and bytes that one ps has sent and received.
 
     Attributes:
-        rows_read: the rows of tables that it handed out.
-        bytes_read: the bytes of the values that it handed out.
-        rows_written: the rows for which it took in gradients.
-        bytes_written: the bytes of the gradients and new values that it took in.
+        rows_read: the rows of tables that it sent.
+        bytes_read: the bytes of the values that it sent.
+        rows_written: the rows for which it received gradients.
+        bytes_written: the bytes of the gradients and new values that it received.
     """
 
     rows_read: int = 0
@@ -167,8 +167,8 @@ class Moved:
 class _Counted(NamedTuple):
     """The steps that were counted since `start`, and the rows that they read of each table.
 
-    One tuple, so that whoever asks in another thread finds numbers that belong together, and it
-    costs little to make the next.
+    It is one tuple, so that another thread reads numbers that belong together, and the next one
+    costs little to make.
     """
 
     traffic: StepTraffic
@@ -179,7 +179,7 @@ class _Counted(NamedTuple):
     rows_before: Mapping[str, int]
 
     def rows_here(self, ps: int) -> list[tuple[TableTraffic, int]]:
-        """Return the shards of tables on a ps, and the rows that were read of each."""
+        """Return the shards of tables on a ps, and the number of rows read of each."""
         return [
             (table, int(rows))
             for table, rows in zip(self.traffic.tables, self.rows, strict=True)
@@ -209,9 +209,9 @@ class _Counted(NamedTuple):
 
 
 class TrafficMeter:
-    """Adds up what steps moved, for a `LoadReport`.
+    """Adds up the rows and bytes that steps move, for a `LoadReport`.
 
-    Thread: that of `fit` counts; any asks.
+    Thread: `fit`'s thread counts; any thread may ask.
 
     Args:
         num_ps: the number of ps tasks.
@@ -225,7 +225,7 @@ class TrafficMeter:
         self._running_since: float | None = None
 
     def start(self, traffic: StepTraffic) -> None:
-        """Begin anew, for steps that move `traffic`."""
+        """Start a new count, for steps that move `traffic`."""
         self._counted = _Counted(
             traffic,
             np.zeros([len(traffic.tables)], np.int64),
@@ -253,7 +253,7 @@ class TrafficMeter:
         self._counted = _Counted(traffic, total, steps_before + steps, moved_before, rows_before)
 
     def report(self) -> LoadReport:
-        """Return what was counted since `start`."""
+        """Return the traffic since `start`."""
         since, counted = self._running_since, self._counted
         seconds = self._seconds + (0.0 if since is None else time.monotonic() - since)
         return LoadReport(
@@ -261,12 +261,12 @@ class TrafficMeter:
         )
 
     def moved(self) -> list[Moved]:
-        """Return what each ps has moved since this process was connected."""
+        """Return the rows and bytes that each ps has moved since this process connected."""
         counted = self._counted
         return [before + counted.moved(ps) for ps, before in enumerate(counted.moved_before)]
 
     def rows_read(self) -> dict[str, tuple[int, int]]:
-        """Return, of each table, the rows read by the last training, and by all until now."""
+        """Return, for each table, the rows read by the last training, and by all until now."""
         counted = self._counted
         before = counted.rows_before
         return {
@@ -274,7 +274,7 @@ class TrafficMeter:
         }
 
     def table_rows(self) -> dict[str, int]:
-        """Return the rows of each table that the steps of the last training read."""
+        """Return the number of rows of each table that the last training read."""
         rows: dict[str, int] = {}
         for table in self._counted.traffic.tables:
             rows[table.name] = rows.get(table.name, 0) + table.num_rows

@@ -1,11 +1,11 @@
 """The updates of large values, compiled by XLA: fewer passes over the values and their slots.
 
-Keras's `update_step` is a row of operations, each of which reads and writes all values: of Adam
-twelve. XLA makes a loop for each value or slot that changes, three of Adam. Its results differ from
-theirs in the last bits, since it may round once where they round twice.
+Keras's `update_step` is a series of operations, each of which reads and writes all values: twelve
+for Adam. XLA makes a loop for each value or slot that changes: three for Adam. The results differ
+in the last bits, since XLA may round once where the operations round twice.
 
-Compiled are updates of elementwise operations alone, for which XLA has code whatever an optimizer
-makes of them. The others are done operation by operation.
+Only updates of elementwise operations are compiled, for which XLA has code in any optimizer. Other
+updates run operation by operation.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kerasps.step.updates.update_cut import ELEMENTWISE
 from kerasps.step.updates.updating import UpdatePhase
 from kerasps.variables import ParameterServerVariable, call_with, slots_of
 
-# Values of more bytes are worth it: of half a MiB, an update by Adam takes half the time. It takes
-# XLA 50 ms to compile one.
+# Compiling pays for larger values: at half a MiB, an update by Adam takes half the time. XLA takes
+# 50 ms to compile an update.
 COMPILED_BYTES = 2**18
-# XLA may leave out conversions to dtypes of fewer bits, and these are what rounds there.
+# XLA may omit conversions to dtypes of fewer bits, and with them the rounding.
 _DTYPES = (tf.float32, tf.float64)
 _OTHERS = """
     AssignAddVariableOp AssignSubVariableOp AssignVariableOp BroadcastTo Const Fill NoOp
@@ -41,9 +41,9 @@ class _Compiled:
     """A compiled update.
 
     Attributes:
-        function: what does it; given the gradient as it was sent.
-        captures: what the function captured.
-        held: what holds the values and the slots that it was traced with.
+        function: runs the update, given the gradient as it was sent.
+        captures: the tensors that the function captured.
+        held: the storages of the values and the slots that it was traced with.
     """
 
     function: tf.types.experimental.ConcreteFunction
@@ -54,10 +54,10 @@ class _Compiled:
 class CompiledUpdates:
     """The compiled updates of an optimizer's variables on one ps.
 
-    Variables of one shape share a function where they are updated alike.
+    Variables of one shape share a function if their updates are the same.
 
     Args:
-        phase: the phase in which they are made; it says what holds a variable.
+        phase: the phase of the updates; it returns the storage of a variable.
     """
 
     def __init__(self, phase: UpdatePhase) -> None:
@@ -67,16 +67,16 @@ class CompiledUpdates:
     def update(
         self, variable: ParameterServerVariable, gradient: tf.Tensor, make_update: _MakeUpdate
     ) -> bool:
-        """Update a variable, where that is worth compiling. Call while the phase is entered.
+        """Update a variable, if compiling pays. Call while the phase is entered.
 
         Args:
-            variable: what is updated.
+            variable: the variable to update.
             gradient: its gradient.
             make_update: given the variable and the gradient, applies weight decay and
                 `update_step`.
 
         Returns:
-            Whether it was done.
+            True if it updated the variable.
         """
         optimizer = self._phase.optimizer
         slots = slots_of(optimizer)[optimizer._get_variable_index(variable)]
@@ -104,18 +104,18 @@ class CompiledUpdates:
     def _key(
         self, variable: ParameterServerVariable, held: Sequence[tf.Variable], sent: tf.Tensor
     ) -> Any:
-        """Return what is equal for variables whose updates are one function."""
+        """Return a key that is equal for variables whose updates can share a function."""
         optimizer: keras.optimizers.Optimizer = self._phase.optimizer
         decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(variable))
         specs = tuple((tuple(one.shape), one.dtype) for one in held)
-        # What a function captures belongs to the graph that it was traced in.
+        # The captures of a function belong to the graph in which it was traced.
         graph = tf.compat.v1.get_default_graph()
         alone = None if has_uniform_updates(optimizer) else id(variable)
         return id(graph), specs, sent.dtype, decays, alone
 
 
 def _is_worth_it(held: Sequence[Any], gradient: tf.Tensor) -> bool:
-    """Return whether values are large, whole, on a CPU, and of dtypes that XLA keeps."""
+    """Return True if values are large, whole, on a CPU, and of dtypes that XLA keeps."""
     if not all(isinstance(one, tf.Variable) for one in held):
         return False  # rows of a table
     values = held[0]
@@ -128,7 +128,7 @@ def _is_worth_it(held: Sequence[Any], gradient: tf.Tensor) -> bool:
 def _as_sent(gradient: tf.Tensor) -> tf.Tensor:
     """Return a gradient in the dtype in which it was sent, for the update to convert it.
 
-    That is exact, and saves a pass.
+    The result is the same, and it saves a pass.
     """
     if gradient.op.type == "Cast" and gradient.op.inputs[0].dtype in (tf.bfloat16, tf.float16):
         return gradient.op.inputs[0]
@@ -141,13 +141,13 @@ def _traced(
     sent: tf.Tensor,
     held: Sequence[tf.Variable],
 ) -> _Compiled | None:
-    """Trace an update; return None where it has operations that may not be compiled.
+    """Trace an update; return None if it has operations that may not be compiled.
 
     Args:
-        make_update: makes it.
-        variable: what is updated.
+        make_update: makes the update.
+        variable: the variable to update.
         sent: the gradient, in the dtype in which it was sent.
-        held: what holds the values and the slots.
+        held: the storages of the values and the slots.
     """
 
     def update(sent: tf.Tensor) -> None:

@@ -1,21 +1,21 @@
 """Updates that couple the rows of a variable, by a norm, a mean over rows or a constraint.
 
-Where such a variable is in shards, no ps has all that its update needs, and no ps asks another. A
-worker does have it: the whole value, which it pulled, and the whole gradient. So the update is
-traced on the whole variable and the graph is cut in two.
+If such a variable is in shards, no ps has all that its update needs, and no ps asks another. A
+worker has it: the whole value, which it pulled, and the whole gradient. So the update is traced on
+the whole variable, and the graph is cut in two.
 
-* On each ps, on the rows that it holds, runs all that treats rows one by one: it starts from the
-  slots as they are there, under the lock, and workers that push at once lose nothing.
-* On the worker, from the slots that it pulls for this, runs what couples rows. Its results travel
-  with the push: of Lamb a ratio of two norms, of Adafactor means of rows and columns, of Muon the
-  orthogonalised update.
+* Each ps, on its rows, runs the operations that treat rows one by one. It starts from its current
+  slots, under the lock, so workers that push at once lose nothing.
+* The worker, from the slots that it pulls for this, runs the operations that couple rows. Its
+  results are sent with the push: for Lamb a ratio of two norms, for Adafactor means of rows and
+  columns, for Muon the orthogonalised update.
 
-With one worker that is the update of the whole variable. With several, what the worker worked out
-is of the values that it pulled, as its gradients are. Operations that are not known to treat rows
-one by one are taken to couple them: exact, but more to send.
+With one worker the result is the update of the whole variable. With several, the worker's results
+are based on the values that it pulled, as its gradients are. Operations that are not known to treat
+rows one by one count as coupling them: this is exact, but more is sent.
 
-A slot of another shape than its variable is whole on the ps of the first shard (its home), which
-updates it from what does not follow from it, sent by the worker.
+A slot of another shape than its variable is whole on the ps of the first shard (its home). That ps
+updates it; the worker sends the inputs that do not depend on the slot.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Sent(NamedTuple):
     Holds tensors or their specs.
 
     Attributes:
-        rows: what each ps needs to update its rows.
-        home: what the ps of the first shard needs to update the slots of other shapes.
+        rows: the values that each ps needs to update its rows.
+        home: the values that the ps of the first shard needs to update slots of other shapes.
     """
 
     rows: list[Any]
@@ -70,13 +70,13 @@ class CoupledUpdate:
     def is_reusable(self) -> bool:
         """True if another trace of the same step may use the update.
 
-        It may where this refers to nothing in the graph of the first.
+        It may if the update captured nothing of the first trace's graph.
         """
         return not self._traced.captured
 
     @property
     def pulled(self) -> list[ParameterServerVariable]:
-        """The variable and slots from which the worker works out what it sends."""
+        """The variable and slots from which the worker computes the values that it sends."""
         traced = self._traced
         needed = {
             source
@@ -91,7 +91,7 @@ class CoupledUpdate:
         scalars: Scalars,
         values: Mapping[ParameterServerVariable, tf.Tensor],
     ) -> Sent:
-        """Work out what is sent of the whole, on the worker, from `values` of `pulled`."""
+        """Compute the values to send of the whole, on the worker, from `values` of `pulled`."""
         traced = self._traced
         feeds = {traced.gradient: gradient, **traced.feeds_of(scalars), **traced.captured}
         feeds.update({traced.inputs[v]: values[v] for v in self.pulled})
@@ -102,12 +102,12 @@ class CoupledUpdate:
         )
 
     def sent_to(self, shard: Shard, sent: Sent) -> Sent:
-        """Return what of `sent` the update of `shard` needs, and of that the rows that it has."""
+        """Return the values of `sent` that the update of `shard` needs, cut to its rows."""
         rows = [shard.of(t) if is_sliced(self._traced, t) else t for t in sent.rows]
         return Sent(rows, sent.home if shard.index == 0 else [])
 
     def specs_of(self, shard: Shard) -> Sent:
-        """Return the specs of what `sent_to` returns."""
+        """Return the specs of the result of `sent_to`."""
         num_rows = shard.storage.shape[0]
         specs = specs_of(Sent(list(self._rows.sent.values()), list(self._home.sent.values())))
         rows = [
@@ -121,9 +121,9 @@ class CoupledUpdate:
 
         Args:
             shard: a shard of the variable.
-            gradient: that of the shard.
-            scalars: what the worker sent beside it.
-            sent: what `sent_to` returned for the shard.
+            gradient: the gradient of the shard.
+            scalars: the scalars that the worker sent.
+            sent: the result of `sent_to` for the shard.
         """
         traced = self._traced
         scalar_feeds = traced.feeds_of(scalars)
@@ -136,14 +136,14 @@ class CoupledUpdate:
         new = self._worked_out(self._rows, shard.index, feeds, sent.rows)
         if shard.index == 0:
             new += self._worked_out(self._home, 0, scalar_feeds, sent.home)
-        # Assigned when both are worked out: each starts from values as they were.
+        # Assigned after both are computed: each starts from the old values.
         for result, storage, value in new:
             (storage.assign_add if result.adds else storage.assign)(value, read_value=False)
 
     def _worked_out(
         self, cut: Cut, index: int, feeds: dict[str, tf.Tensor], sent: list[tf.Tensor]
     ) -> list[tuple[Result, tf.Variable, tf.Tensor]]:
-        """Return the results of a cut, where they go, and their values."""
+        """Return the results of a cut, their storages, and their values."""
         stored = {
             name: variable.shards[index].read_value() for name, variable in cut.stored.items()
         }

@@ -1,13 +1,13 @@
 """Small variables laid end to end in fused variables, for as long as steps are in flight.
 
-To start an operation on a small tensor costs a ps more than the operation itself, and an update is
-some fifteen operations per variable. Where one variable is updated like another, an elementwise
-optimizer does not see where one ends and the next begins: so the variables of a ps, laid end to
-end, are updated as one, and pulled as they lie there.
+Starting an operation on a small tensor costs a ps more than the operation, and an update is some
+fifteen operations per variable. An elementwise optimizer does not see where one variable ends and
+the next begins. So variables of a ps that are updated in the same way are laid end to end, and are
+pulled and updated as one.
 
-Fused variables hold the values between `FusedVariables.load` and `FusedVariables.store` only. A
-`flights.Flight` calls both: whoever looks at a variable looks when no step is in flight (see
-`variables.come_to_rest`), and finds the value where it always is.
+Fused variables hold the values only between `FusedVariables.load` and `FusedVariables.store`. A
+`flights.Flight` calls both. Code that reads a variable while no step is in flight (see
+`variables.come_to_rest`) finds the value in the variable.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FusedVariable:
     Attributes:
         update: the number of the `Optimizer.apply` that changes them.
         device: the device of the ps.
-        shards: what is laid end to end.
+        shards: the shards that are laid end to end.
         values: their elements.
         slots: the elements of their first slots, of their second ones, and so on.
     """
@@ -60,7 +60,7 @@ class FusedVariable:
     def stand_ins(
         self, optimizer: keras.optimizers.Optimizer
     ) -> ByIdentity[ParameterServerVariable, tf.Variable]:
-        """Return what stands for the first variable and its slots, to update all as if that one."""
+        """Return the fused storages of the first variable and its slots, to update all at once."""
         first = self.shards[0].variable
         slots = slots_of(optimizer)[optimizer._get_variable_index(first)]
         return ByIdentity([(first, self.values), *zip(slots, self.slots, strict=True)])
@@ -68,7 +68,7 @@ class FusedVariable:
     def moves(
         self, optimizer: keras.optimizers.Optimizer
     ) -> Iterator[tuple[tf.Variable, list[tf.Variable]]]:
-        """Return each variable of this one, and the storages that its elements belong to."""
+        """Return each storage of the fused variable, and the storages of its elements."""
         slots = slots_of(optimizer)
         yield self.values, [shard.storage for shard in self.shards]
         for number, fused_slot in enumerate(self.slots):
@@ -83,7 +83,7 @@ class FusedVariables:
     """The fused variables of a step.
 
     Args:
-        updates: what the step's optimizers apply, in order.
+        updates: the updates of the step's optimizers, in order.
         read: the variables that the step reads whole.
         assigned: the variables that it assigns.
 
@@ -112,7 +112,7 @@ class FusedVariables:
         _call_all(self._loads)
 
     def store(self) -> None:
-        """Copy the fused variables back. Call when no step is in flight any more.
+        """Copy the fused variables back. Call when no step is in flight.
 
         Until then, the variables themselves are stale.
         """
@@ -122,9 +122,9 @@ class FusedVariables:
 def _fusible(
     updates: Sequence[Update], number: int, read: _Variables, assigned: _Variables
 ) -> list[ParameterServerVariable]:
-    """Return the variables of an update of which it is all that the step changes.
+    """Return the variables of an update that the step reads, and changes only by this update.
 
-    Their slots are for the update alone.
+    No other part of the step uses their slots.
     """
     times_updated = Counter(id(v) for update in updates for v in update.variables)
     optimizer = updates[number].optimizer
@@ -142,7 +142,7 @@ def _fusible(
 def _fuse(
     number: int, update: Update, variables: Sequence[ParameterServerVariable]
 ) -> list[FusedVariable]:
-    """Return the fused variables of an update: of shards that lie, and are updated, alike."""
+    """Return the fused variables of an update, each of shards with one placement and update."""
     optimizer = update.optimizer
     if not has_uniform_updates(optimizer):
         return []
@@ -186,14 +186,14 @@ def _store(fused: tf.Variable, storages: list[tf.Variable]) -> None:
         _assign(storage, _reshaped(value, storage.shape, storage.shape))
 
 
-# A large model has a thousand of each, and TensorFlow's methods take several times as long to add
-# the same operations to a graph.
+# A large model calls each of these a thousand times, and TensorFlow's methods take several times as
+# long to add the same operations to a graph.
 
 
 def _reshaped(
     value: tf.Tensor, shape: tf.TensorShape, new_shape: tf.TensorShape | list[int]
 ) -> tf.Tensor:
-    """Return elements in another shape; those of a vector, as most are, stay as they are."""
+    """Return elements in another shape; a vector, the usual case, is returned unchanged."""
     return value if shape.rank == 1 else tf.raw_ops.Reshape(tensor=value, shape=new_shape)
 
 
@@ -215,14 +215,14 @@ def _trace(
     all_fused: list[FusedVariable],
     updates: Sequence[Update],
 ) -> Any:
-    """Return the concrete function that moves all values of one ps, and then returns something."""
+    """Return the concrete function that moves all values of one ps and returns a constant."""
 
     def move_all() -> tf.Tensor:
         with tf.device(all_fused[0].device):
             for fused in all_fused:
                 for values, storages in fused.moves(updates[fused.update].optimizer):
                     move(values, storages)
-            # A remote call that returns nothing is not waited for.
+            # TensorFlow does not wait for a remote call that returns nothing.
             return tf.constant(0)
 
     return tf.function(move_all, autograph=False).get_concrete_function()
@@ -231,7 +231,7 @@ def _trace(
 def _call_all(functions: Mapping[str, Callable[[], object]]) -> None:
     """Call each function on its ps, side by side.
 
-    Raises the first error when each has done what it can.
+    Raises the first error after all calls have ended.
     """
     errors: list[Exception] = []
 
@@ -242,8 +242,8 @@ def _call_all(functions: Mapping[str, Callable[[], object]]) -> None:
             errors.append(exc)
 
     def on(device: str, function: Callable[[], object]) -> Any:
-        # Called on its ps, it leaves nothing there when it is deleted; what the coordinator calls
-        # there from here would stay.
+        # Called on its ps, the function leaves nothing there when it is deleted; a remote call from
+        # here would.
         with tf.device(device):
             return persist(function)
 

@@ -1,9 +1,9 @@
-"""TensorFlow's kernels that do an optimizer's update in one pass over the values.
+"""TensorFlow's kernels that run an optimizer's update in one pass over the values.
 
-Keras's `update_step` is a row of operations, each of which reads and writes all values. A kernel
-reads and writes each value once. Used are those that give the same bits as Keras's operations: SGD,
-plain, with momentum, and with Nesterov momentum. The kernels of Adam do not: they work out
-`1 - beta_2` in float32, where 0.001 becomes 0.000999987.
+Keras's `update_step` is a series of operations, each of which reads and writes all values. A kernel
+reads and writes each value once. kerasps uses kernels that give the same bits as Keras's
+operations: SGD, plain, with momentum, and with Nesterov momentum. The kernels of Adam do not: they
+compute `1 - beta_2` in float32, where 0.001 becomes 0.000999987.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import tensorflow as tf
 from kerasps.step.updates.updating import UpdatePhase
 from kerasps.variables import ParameterServerVariable
 
-# Those in which a kernel rounds as often as Keras's operations do.
+# The dtypes in which a kernel rounds as often as Keras's operations do.
 _DTYPES = (tf.float32, tf.float64)
 
 
 def has_kernel(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether a kernel may do the `update_step` of an optimizer."""
+    """Return True if a kernel may replace the `update_step` of an optimizer."""
     return type(optimizer).update_step is keras.optimizers.SGD.update_step
 
 
 def update_by_kernel(
     phase: UpdatePhase, variable: ParameterServerVariable, gradient: tf.Tensor
 ) -> bool:
-    """Do what `update_step` does to `variable` by one kernel, where there is one.
+    """Update `variable` by one kernel instead of `update_step`, if there is one.
 
     Call while `phase` is entered.
 
     Args:
-        phase: knows the optimizer, and where the values are.
-        variable: what is updated.
+        phase: knows the optimizer and the storages.
+        variable: the variable to update.
         gradient: its gradient.
 
     Returns:
-        Whether it was done.
+        True if it updated the variable.
     """
     optimizer = phase.optimizer
     if not has_kernel(optimizer):
@@ -54,7 +54,7 @@ def update_by_kernel(
     if not optimizer.momentum:
         tf.raw_ops.ResourceApplyGradientDescent(var=held[0].handle, alpha=rate, delta=gradient)
     else:
-        # Its momentum takes in the rate, as Keras's does, unlike that of `ResourceApplyMomentum`.
+        # The momentum includes the rate, as in Keras and unlike in `ResourceApplyMomentum`.
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=held[0].handle,
             accum=held[1].handle,

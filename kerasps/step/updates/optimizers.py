@@ -1,4 +1,4 @@
-"""The updates of Keras optimizers that may be done by element, or by row."""
+"""The Keras optimizers that can update an element, or a row, without the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keras
 
 from kerasps.variables import ParameterServerVariable
 
-# What they do to one element depends on that element, its gradient and its slots alone; of others,
+# Their update of an element depends only on that element, its gradient and its slots; for others,
 # see `coupled.py`.
 _ELEMENTWISE = (
     keras.optimizers.SGD,
@@ -19,13 +19,13 @@ _ELEMENTWISE = (
     keras.optimizers.Nadam,
     keras.optimizers.Ftrl,
     keras.optimizers.Lion,
-    # Not in every version of Keras that is supported.
+    # Not in every supported version of Keras.
     *filter(None, [getattr(keras.optimizers, "ScheduleFreeAdamW", None)]),
 )
 
 
 def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether an optimizer is known to update each element by itself.
+    """Return True if an optimizer is known to update each element independently.
 
     That is, from the element, its gradient and its slots alone.
     """
@@ -36,7 +36,7 @@ def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def has_uniform_updates(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether updating two concatenated variables equals updating each.
+    """Return True if updating two concatenated variables equals updating each.
 
     The caller separates variables by weight decay, which may exclude some.
     """
@@ -48,7 +48,7 @@ def has_uniform_updates(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def _is_row_wise(variable: ParameterServerVariable) -> bool:
-    """Return whether the constraint of `variable`, if any, is known to treat each row by itself."""
+    """Return True if the constraint of `variable`, if any, is known to treat rows separately."""
     constraint = variable._constraint
     if constraint is None or type(constraint) is keras.constraints.NonNeg:
         return True
@@ -63,19 +63,19 @@ def _is_row_wise(variable: ParameterServerVariable) -> bool:
 def is_known_to_treat_rows_alone(
     optimizer: keras.optimizers.Optimizer, variable: ParameterServerVariable
 ) -> bool:
-    """Return whether an update of one row of `variable` is known to follow from that row alone.
+    """Return True if an update of one row of `variable` is known to depend on that row alone.
 
-    Where it is not known, `coupled.py` looks.
+    Otherwise, `coupled.py` finds out from the trace of the update.
     """
     clips_accumulated = optimizer.gradient_accumulation_steps and optimizer.clipnorm
     return is_elementwise(optimizer) and _is_row_wise(variable) and not clips_accumulated
 
 
 def may_update_rows(optimizer: keras.optimizers.Optimizer, sparse_updates: str) -> bool:
-    """Return whether an optimizer may be shown the touched rows of a table, and no others.
+    """Return True if an optimizer may update only the touched rows of a table.
 
-    Its updates treat rows alone, as the caller knows. Keras's optimizers that couple rows elsewhere
-    (Muon does, but not in embeddings) move all rows everywhere, as in plain Keras.
+    The caller knows that its updates treat rows separately. Keras's optimizers that couple rows of
+    other variables (Muon does, but not in embeddings) move all rows of tables, as in plain Keras.
     """
     return (
         sparse_updates == "lazy"

@@ -1,6 +1,6 @@
 """The update of one variable as a graph: traced on the whole variable, replayed in cuts elsewhere.
 
-`cut.py` says which operations go to which task; `coupled.py` has each replay its own.
+`update_cut.py` assigns the operations to tasks; `coupled.py` makes each task replay its part.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kerasps.step.records.packing import filled, leaves_of
 from kerasps.step.updates.updating import Scalars, UpdatePhase, ValueOf, finish
 from kerasps.variables import ParameterServerVariable, anonymous_handle, slots_of
 
-# What operations with effects follow from, beside all inputs: no two runs of them need be alike.
+# A source of operations with effects, besides all inputs: two runs of them may differ.
 CHANCE = "chance"
 
 
 class _AssignsInControlFlow(Exception):
-    """Something was assigned inside a condition or a loop, from which a tensor cannot get out."""
+    """A value was assigned inside a condition or a loop, from which a tensor cannot get out."""
 
 
 class _WholeUpdate(UpdatePhase):
@@ -35,7 +35,7 @@ class _WholeUpdate(UpdatePhase):
         scalars: its learning rate and shared state.
         shared: the variables of the shared state.
         values: the values of the variable and its slots.
-        path: what the variable is called in messages.
+        path: the name of the variable in messages.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class _WholeUpdate(UpdatePhase):
         self._graph = tf.compat.v1.get_default_graph()
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the whole value of `variable` as it stands."""
+        """Return the current whole value of `variable`."""
         if variable not in self._values:
             raise UnsupportedError(
                 f"Optimizer {self.optimizer.name!r} uses another variable to update "
@@ -78,8 +78,8 @@ class _WholeUpdate(UpdatePhase):
     def choose(
         self, condition: tf.Tensor, then: Callable[[], None], otherwise: Callable[[], None]
     ) -> None:
-        # Both are done, and each value chosen: a `tf.cond` would hide from `cut.py` which rows
-        # follow from which.
+        # Both branches run, and `tf.where` selects each value: a `tf.cond` would hide from
+        # `update_cut.py` which rows depend on which.
         before = ByIdentity(self._values.items())
         otherwise()
         others, self._values = self._values, before
@@ -98,7 +98,7 @@ class _WholeUpdate(UpdatePhase):
 
 
 class _WholeUpdateInResources(_WholeUpdate):
-    """The same, with values in resources of the worker, which conditions and loops can assign."""
+    """Like `_WholeUpdate`, with values in resources that conditions and loops can assign."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -127,18 +127,20 @@ class _WholeUpdateInResources(_WholeUpdate):
 
 @dataclass(frozen=True)
 class TracedUpdate:
-    """All that follows clipping, for one variable, as a graph; tensors in it go by their names.
+    """The part of an update after clipping, for one variable, as a graph.
+
+    Its tensors are referred to by name.
 
     Attributes:
-        variable: what is updated.
+        variable: the variable to update.
         state: the variable and its slots.
-        gradient: the input of the graph that is the gradient.
-        scalars: the inputs that are the scalars.
-        inputs: the inputs that are the values of `state`.
-        captured: what else the graph refers to, by the names of its inputs.
-        new: the new values of what is assigned.
-        difference: the new value of the variable less its old one.
-        sources: the inputs that each tensor follows from.
+        gradient: the graph's input for the gradient.
+        scalars: the inputs for the scalars.
+        inputs: the inputs for the values of `state`.
+        captured: other tensors that the graph captured, by the names of its inputs.
+        new: the new values of the assigned variables.
+        difference: the new value of the variable minus its old one.
+        sources: the inputs on which each tensor depends.
         nodes: the nodes of `graph_def`, by name.
         graph_def: the graph.
     """
@@ -156,18 +158,18 @@ class TracedUpdate:
     graph_def: Any
 
     def has_rows(self, variable: ParameterServerVariable) -> bool:
-        """Return whether it is the variable, or a slot that is in shards as the variable is."""
+        """Return True for the variable, and for a slot that is in shards as the variable is."""
         return bool(variable.storage.shape == self.variable.storage.shape)
 
     def inputs_of(self, *, rowed: bool) -> dict[str, ParameterServerVariable]:
-        """Return those of `state` that have the variable's rows, or the others.
+        """Return the members of `state` that have the variable's rows, or the other members.
 
-        They go by the names of their inputs.
+        The keys are the names of their inputs.
         """
         return {self.inputs[v]: v for v in self.state if self.has_rows(v) == rowed}
 
     def feeds_of(self, scalars: Scalars) -> dict[str, tf.Tensor]:
-        """Return what `replay` feeds to have these scalars."""
+        """Return the feeds of `replay` for these scalars."""
         return dict(zip(leaves_of(self.scalars), leaves_of(scalars), strict=True))
 
     def replay(
@@ -176,10 +178,10 @@ class TracedUpdate:
         """Return the tensors `wanted` of the traced graph in the current graph.
 
         Args:
-            feeds: what stands for other tensors of the traced graph.
+            feeds: the replacements of other tensors of the traced graph.
             wanted: the names of the tensors.
-            in_order: whether operations with effects come too, in their order; a ps has none of
-                them to do.
+            in_order: whether to include operations with effects, in their order; a ps has none of
+                them to run.
         """
         subgraph = tf.compat.v1.GraphDef(
             versions=self.graph_def.versions, library=self.graph_def.library
@@ -202,7 +204,7 @@ class TracedUpdate:
                 kept.CopyFrom(self.nodes[node])
                 del kept.input[:]
                 kept.input.extend(sources)
-        # What waits for a lock are the reads that it starts from.
+        # The reads that feed it wait for the lock, so its operations need not.
         with tf.control_dependencies(None):
             imported = tf.graph_util.import_graph_def(subgraph, used, missing, name="update")
         tensors = dict(zip(missing, imported, strict=True))
@@ -220,7 +222,7 @@ def trace_update(
 
     Args:
         optimizer: the `keras.optimizers.Optimizer`.
-        variable: what it updates.
+        variable: the variable that it updates.
         gradient_dtype: the dtype of the gradient.
         scalars: the specs of the scalars.
         shared: the optimizer's shared state.
@@ -266,11 +268,11 @@ def _described(
     assigned: list[ParameterServerVariable],
     arguments: tuple[tf.TensorSpec, Scalars, list[tf.TensorSpec]],
 ) -> TracedUpdate:
-    """Return a traced update with its tensors by their names.
+    """Return a traced update, with its tensors by name.
 
     Args:
         function: returns the new values of `assigned`, and the difference.
-        variable: what it updates.
+        variable: the variable that it updates.
         state: the variable and its slots.
         assigned: those of `state` that it assigns.
         arguments: the specs of gradient, scalars and the values of `state`.
@@ -287,7 +289,7 @@ def _described(
         gradient=gradient,
         scalars=named_scalars,
         inputs=ByIdentity(zip(state, inputs, strict=True)),
-        # The inputs that are no arguments: those that TensorFlow adds for captures.
+        # The inputs after the arguments, which TensorFlow adds for captures.
         captured=dict(zip(names, function.captured_inputs, strict=True)),
         new=ByIdentity(zip(assigned, new, strict=True)),
         difference=difference,
@@ -298,7 +300,7 @@ def _described(
 
 
 def _sources(graph: tf.Graph, inputs: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Return the names of the inputs that each tensor of a graph follows from."""
+    """Return the names of the inputs on which each tensor of a graph depends."""
     found: dict[str, frozenset[str]] = {}
     for operation in graph.get_operations():
         sources = frozenset().union(*(found[tensor.name] for tensor in operation.inputs))
@@ -312,5 +314,5 @@ def _sources(graph: tf.Graph, inputs: Sequence[str]) -> dict[str, frozenset[str]
 
 
 def has_effects(operation: tf.Operation) -> bool:
-    """Return whether an operation may do more than its results say."""
+    """Return True if an operation may have effects besides its results."""
     return operation.op_def is None or bool(operation.op_def.is_stateful)

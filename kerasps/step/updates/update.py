@@ -17,12 +17,12 @@ class UpdateTensors(NamedTuple):
 
     Attributes:
         scalars: the learning rate and shared state.
-        gradients: a gradient per variable; of a table, one row for each row asked for.
-        sent: of each variable, what its shards need of the whole of it; mostly nothing.
-        applied: whether the optimizer was applied, where that depends; else None.
-        addends: of each variable, what its gradient is the sum of, where nothing else has become of
-            it (see `found_rows.py`): for each look-up, a tensor with a row for each id. Mostly
-            nothing.
+        gradients: a gradient per variable; for a table, one row for each row asked for.
+        sent: for each variable, the values of the whole that its shards need; mostly nothing.
+        applied: whether the optimizer was applied, if that is conditional; else None.
+        addends: for each variable, the addends of its gradient, if the step used the gradient only
+            for the optimizer (see `found_rows.py`): for each look-up, a tensor with a row for each
+            id. Mostly nothing.
     """
 
     scalars: Scalars
@@ -34,16 +34,16 @@ class UpdateTensors(NamedTuple):
 
 @dataclass(frozen=True)
 class Update:
-    """One `optimizer.apply`: what the push needs to carry it out on the ps tasks.
+    """One `optimizer.apply`: all that the push needs to carry it out on the ps tasks.
 
     Attributes:
         optimizer: the `keras.optimizers.Optimizer`.
         variables: the variables that it updates.
         shared: the variables of its shared state.
         coupled: the updates of those variables that may couple rows.
-        tensors: what the step has worked out for it.
-        lookups: of each variable whose gradient's addends are known, the numbers of the look-ups
-            that they are of, in their order.
+        tensors: the tensors that the step computed for it.
+        lookups: for each variable whose gradient's addends are known, the indices of their
+            look-ups, in their order.
     """
 
     optimizer: Any

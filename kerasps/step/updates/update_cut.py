@@ -12,7 +12,7 @@ from kerasps.step.records.packing import leaves_of
 from kerasps.step.updates.traced_update import CHANCE, TracedUpdate, has_effects
 from kerasps.variables import ParameterServerVariable
 
-# Operations whose result has, at each place, what follows from their operands at that place.
+# Operations whose result at each place depends only on their operands at that place.
 _ELEMENTWISE_NAMES = """
     Abs Acos Acosh Add AddV2 Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Cast
     Ceil Cos Cosh Digamma Div DivNoNan Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv
@@ -29,7 +29,7 @@ _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "P
 
 @dataclass(frozen=True)
 class Result:
-    """The new value of a variable or slot, or, if `adds`, what is added to it.
+    """The new value of a variable or slot, or, if `adds`, the addition to it.
 
     `tensor` is its name in the traced graph.
     """
@@ -41,10 +41,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Cut:
-    """The share of a cut update that one ps works out.
+    """The part of a cut update that one ps computes.
 
     Args:
-        results: what it works out.
+        results: the results that it computes.
         sent: the tensors that the worker sends it.
         stored: the variables of which it holds a shard.
         constants: constants of the whole variable, of which it uses its rows.
@@ -57,7 +57,7 @@ class Cut:
 
 
 def is_sliced(traced: TracedUpdate, tensor: tf.Tensor | tf.TensorSpec) -> bool:
-    """Return whether a ps has, of a tensor in the traced graph, the entries of its rows alone.
+    """Return True if a ps has, of a tensor in the traced graph, only the entries of its rows.
 
     It has all of any other tensor.
     """
@@ -65,15 +65,15 @@ def is_sliced(traced: TracedUpdate, tensor: tf.Tensor | tf.TensorSpec) -> bool:
 
 
 def cut_rows(traced: TracedUpdate) -> Cut:
-    """Return what the ps of each shard works out: its rows of the variable and of slots like it."""
+    """Return the part for the ps of each shard: its rows of the variable and of slots like it."""
     plan = _RowPlan(traced)
     results: list[Result] = []
     targets: list[tf.Tensor] = []
     for variable in plan.stored.values():
         if variable in traced.new:
             new = traced.new[variable]
-            # A value that is of the worker's making as it is would undo what other workers pushed
-            # since it pulled.
+            # If the worker computes the whole new value, assigning it would undo pushes of other
+            # workers since the pull.
             adds = variable is traced.variable and new.name in plan.sent(new)
             targets.append(traced.difference if adds else new)
             results.append(Result(variable, targets[-1].name, adds))
@@ -85,9 +85,9 @@ def cut_rows(traced: TracedUpdate) -> Cut:
 
 
 def cut_home(traced: TracedUpdate) -> Cut:
-    """Return what the ps of the first shard works out of slots that have other shapes.
+    """Return the part for the ps of the first shard, which updates slots of other shapes.
 
-    That is all that follows from them.
+    It has all operations that depend on them.
     """
     stored = traced.inputs_of(rowed=False)
     changed = [v for v in stored.values() if v in traced.new]
@@ -126,7 +126,7 @@ def _checked(traced: TracedUpdate, cut: Cut) -> Cut:
 
 
 class _RowPlan:
-    """Finds what a ps can work out on some rows of the variable, and what it is sent for that."""
+    """Finds the tensors that a ps can compute from some rows, and those it must be sent."""
 
     def __init__(self, traced: TracedUpdate) -> None:
         self.stored = traced.inputs_of(rowed=True)
@@ -136,11 +136,11 @@ class _RowPlan:
         self._plans: dict[str, tuple[dict[str, tf.Tensor], bool]] = {}
 
     def sent(self, tensor: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Return what must be sent for a ps to have `tensor`: itself, or what it follows from."""
+        """Return the tensors to send so that a ps has `tensor`: itself, or tensors before it."""
         return self._plan(tensor)[0]
 
     def used(self, targets: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], set[str]]:
-        """Return the sliced constants and the names of stored inputs that `targets` follow from."""
+        """Return the sliced constants and the names of stored inputs on which `targets` depend."""
         constants: list[tf.Tensor] = []
         stored: set[str] = set()
         pending, seen = list(targets), set()
@@ -159,7 +159,7 @@ class _RowPlan:
         return constants, stored
 
     def _plan(self, tensor: tf.Tensor) -> tuple[dict[str, tf.Tensor], bool]:
-        """Return what must be sent, and whether the result follows from what is stored on a ps."""
+        """Return the tensors to send, and whether the result depends on values stored on a ps."""
         if tensor.name not in self._plans:
             self._plans[tensor.name] = self._make_plan(tensor)
         return self._plans[tensor.name]
@@ -173,7 +173,7 @@ class _RowPlan:
         plans = [self._plan(operand) for operand in tensor.op.inputs]
         sent = {key: value for of_operand, _ in plans for key, value in of_operand.items()}
         is_fresh = any(fresh for _, fresh in plans)
-        # The worker's result is as good, and goes instead where it is smaller than its operands.
+        # The worker's result is equivalent, and is sent instead if it is smaller than its operands.
         if sent and not is_fresh and _num_bytes([tensor]) <= _num_bytes(sent.values()):
             return {name: tensor}, False
         return sent, is_fresh
@@ -182,9 +182,9 @@ class _RowPlan:
         return is_sliced(self._traced, tensor)
 
     def _has_operands(self, operation: tf.Operation) -> bool:
-        """Return whether a ps can carry out `operation` given its operands as a ps has them.
+        """Return True if a ps can run `operation` on the operands that it has.
 
-        It does so on its rows, or on whole tensors.
+        It runs the operation on its rows, or on whole tensors.
         """
         if operation.type == "Placeholder" or has_effects(operation):
             return False
@@ -195,7 +195,7 @@ class _RowPlan:
             return False
         rank = operation.outputs[0].shape.rank
         if operation.type in ELEMENTWISE:
-            # An operand of fewer axes has its first one elsewhere than the result.
+            # If an operand has fewer axes, its first axis is not the first of the result.
             return all(
                 operand.shape.rank == rank
                 for operand, has in zip(operation.inputs, sliced, strict=True)
@@ -211,7 +211,7 @@ class _RowPlan:
 
 
 def is_uniform(constant: tf.Tensor) -> bool:
-    """Return whether all elements of a constant are known to be the same."""
+    """Return True if all elements of a constant are known to be the same."""
     if constant.op.type == "Fill":
         return True
     value = tf.get_static_value(constant) if constant.op.type == "Const" else None

@@ -1,9 +1,8 @@
-"""All that follows clipping in `Optimizer.apply`, for one variable, whatever the variable is to it.
+"""The part of `Optimizer.apply` after clipping, for one variable in any of its forms.
 
-In a push that is a shard on its ps, rows of one, or a fused variable (`push_apply.py`). In the
-trace that finds what an update couples it is a tensor that stands for the whole variable
-(`traced_update.py`). For a worker that looks ahead it is a tensor of the step
-(`update_recorder.py`).
+In a push the variable is a shard on its ps, rows of a shard, or a fused variable (`push_apply.py`).
+In the trace that finds coupled rows it is a tensor of the whole variable (`traced_update.py`). For
+a worker that updates ahead it is a tensor of the step (`update_recorder.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Scalars(NamedTuple):
     Attributes:
         learning_rate: a float32 scalar.
         shared: the values of the optimizer's shared state: the iterations, a product of momenta.
-        clip_scale: the factor of accumulated gradients that clips them by their global norm; None
-            where the optimizer does not.
+        clip_scale: the factor that clips accumulated gradients by their global norm; None if the
+            optimizer does not.
     """
 
     learning_rate: Any
@@ -42,11 +41,11 @@ class Values(Protocol):
     """The values of some variables while an update works on them."""
 
     def current(self, variable: ParameterServerVariable) -> tf.Tensor:
-        """Return the value as it stands."""
+        """Return the current value."""
 
 
 class ValueOf(TensorLike):
-    """Stands for a variable in `update_step`: its value is what was assigned to it last."""
+    """Represents a variable in `update_step`: its value is the last one assigned to it."""
 
     def __init__(self, values: Values, variable: ParameterServerVariable) -> None:
         self._values = values
@@ -63,14 +62,14 @@ class ValueOf(TensorLike):
         return self.read_value().shape
 
     def read_value(self) -> tf.Tensor:
-        """Return the value as it stands."""
+        """Return the current value."""
         return self._values.current(self._variable)
 
 
 class UpdatePhase:
-    """A phase in which `update_step` runs; shared state is what the worker sent for it.
+    """A phase in which `update_step` runs; it reads the shared state that the worker sent.
 
-    See `variables.Phase`. Who derives from it says where all other variables are.
+    See `variables.Phase`. A subclass says where all other variables are.
 
     Args:
         optimizer: the `keras.optimizers.Optimizer`.
@@ -90,22 +89,22 @@ class UpdatePhase:
         self._shared = ByIdentity(zip(shared, scalars.shared, strict=True))
         variable = getattr(optimizer, "_learning_rate", None)
         if isinstance(variable, ParameterServerVariable):
-            # Handed on as Keras does: in arithmetic a variable takes a tensor of another dtype, and
-            # a tensor does not.
+            # The variable itself, as in Keras: in arithmetic a variable accepts a tensor of another
+            # dtype, and a tensor does not.
             self.learning_rate = variable
             self._shared[variable] = scalars.learning_rate
         else:
             self.learning_rate = scalars.learning_rate
 
     def held(self, variable: ParameterServerVariable) -> Any:
-        """Return what holds the value of `variable`: a `tf.Variable` or a `ValueOf`.
+        """Return the storage of `variable`: a `tf.Variable` or a `ValueOf`.
 
-        Called for all variables but shared state, as are the next two.
+        Called for all variables except shared state, as are the next two methods.
         """
         raise NotImplementedError
 
     def assign_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
-        """Take the new value of `variable`."""
+        """Set the new value of `variable`."""
         raise NotImplementedError
 
     def add_to_held(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:
@@ -118,13 +117,13 @@ class UpdatePhase:
         self.update(variable, gradient)
 
     def update(self, variable: ParameterServerVariable, gradient: tf.Tensor) -> None:
-        """Do what `update_step` does to `variable`. Call while the phase is entered."""
+        """Run `update_step` on `variable`. Call while the phase is entered."""
         self.optimizer.update_step(gradient, variable, self.learning_rate)
 
     def choose(
         self, condition: tf.Tensor, then: Callable[[], None], otherwise: Callable[[], None]
     ) -> None:
-        """Do what `then` does where `condition` holds, else what `otherwise` does."""
+        """Run `then` if `condition` holds, else `otherwise`."""
         tf.cond(condition, then, otherwise)
 
     def read(self, variable: ParameterServerVariable) -> Any:
@@ -173,13 +172,13 @@ def finish(
     gradient: tf.Tensor | None,
     clip_scale: tf.Tensor | None,
 ) -> None:
-    """Do all that follows clipping, for `variable`.
+    """Run the part of an update after clipping, for `variable`.
 
     Args:
-        phase: the phase to do it in.
-        variable: what is updated.
-        gradient: its gradient; without one, its moving average follows it all the same.
-        clip_scale: the factor of the accumulated gradient, where the worker has worked that out.
+        phase: the phase to run it in.
+        variable: the variable to update.
+        gradient: its gradient; None moves only its moving average.
+        clip_scale: the factor of the accumulated gradient, if the worker has computed it.
     """
     optimizer = phase.optimizer
     with entering(phase):
@@ -210,15 +209,15 @@ def _accumulate(
         mean = (gradient + accumulator) / steps
         mean = optimizer._clip_gradients([mean])[0] if clip_scale is None else mean * clip_scale
         phase.decay_and_update(variable, mean)
-        # An operation, where `tf.zeros_like` would be a constant of the variable's size.
+        # An operation: `tf.zeros_like` would be a constant of the variable's size.
         accumulator.assign(tf.raw_ops.ZerosLike(x=gradient))
 
     phase.choose(tf.equal((optimizer._iterations.value + 1) % steps, 0), update, accumulate)
 
 
 def _move_average(optimizer: keras.optimizers.Optimizer, variable: ParameterServerVariable) -> None:
-    # As `BaseOptimizer._update_model_variables_moving_average`, which goes through all variables
-    # wherever they are.
+    # As `BaseOptimizer._update_model_variables_moving_average`, which loops over all variables on
+    # all devices.
     average = optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)]
     if average is None:
         return
