@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Set
 from pathlib import Path
 
 CHECKOUT = next(path for path in Path(__file__).parents if (path / "docs").is_dir())
@@ -103,7 +104,7 @@ def quoted(text: str) -> list[str]:
 
 
 def missing_file(name: str) -> bool:
-    """Return whether `name` has the form of a file or folder of the repository that is not there."""
+    """Return whether `name` looks like a file or folder of the repository and is not there."""
     if not FILE.fullmatch(name) or name.startswith(("tmp/", "logs/")):
         return False
     folders = ("kerasps", ".", "docs", "tests/processes", "tests/cluster")
@@ -113,7 +114,7 @@ def missing_file(name: str) -> bool:
     return not any(next((CHECKOUT / f).rglob(name), None) for f in searched)
 
 
-def missing_name(name: str, foreign: frozenset[str] | set[str]) -> bool:
+def missing_name(name: str, foreign: Set[str]) -> bool:
     """Return whether `name` looks like one of kerasps's and the source does not define it.
 
     Such a name has capitals within, or an underscore, or begins with a module or class of kerasps.

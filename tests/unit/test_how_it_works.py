@@ -21,17 +21,19 @@ CONTRIBUTORS = [
 ]
 EVERY_PAGE = [*(ROOT / "docs").rglob("*.md"), *PAGES, *ROOT.glob("*.md")]
 # Names that look like ours, of other projects and of texts.
-FOREIGN = frozenset(
-    """
-    ClusterCoordinator GLIBC_TUNABLES
-    GetOrCreateKernelAndDevice LD_PRELOAD LossScaleOptimizer MALLOC_MMAP_THRESHOLD_
-    MALLOC_TRIM_THRESHOLD_ M_MMAP_THRESHOLD M_TRIM_THRESHOLD MaxNorm MutableHashTable
-    ResourceApplyAdam SaveV2 StringLookup TF_CONFIG TF_CPP_MIN_LOG_LEVEL TF_NUM_INTRAOP_THREADS
-    TypeError ValueError VarHandleOp embedding_adagrad flat_map global_clipnorm
-    num_channels_per_target reshuffle_each_iteration rpc_options test_step train_step
-    update_server_def wide_and_deep BackupAndRestore._save_model
-    """.split()
-)
+FOREIGN = {
+    *("ClusterCoordinator", "GLIBC_TUNABLES", "GetOrCreateKernelAndDevice"),
+    *("LD_PRELOAD", "LossScaleOptimizer", "MALLOC_MMAP_THRESHOLD_"),
+    *("MALLOC_TRIM_THRESHOLD_", "M_MMAP_THRESHOLD", "M_TRIM_THRESHOLD"),
+    *("MaxNorm", "MutableHashTable", "ResourceApplyAdam"),
+    *("SaveV2", "StringLookup", "TF_CONFIG"),
+    *("TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS", "TypeError"),
+    *("ValueError", "VarHandleOp", "embedding_adagrad"),
+    *("flat_map", "global_clipnorm", "num_channels_per_target"),
+    *("reshuffle_each_iteration", "rpc_options", "test_step"),
+    *("train_step", "update_server_def", "wide_and_deep"),
+    *("BackupAndRestore._save_model",),
+}
 WINGS = sorted(path.parent.name for path in (ROOT / "kerasps").glob("*/__init__.py"))
 
 
