@@ -157,6 +157,7 @@ def _is_member(name: str) -> bool:
     return name in _members()
 
 
+@functools.cache
 def variables_in_source() -> set[str]:
     """The environment variables of kerasps that its source names."""
     texts = [path.read_text(encoding="utf-8") for path in (CHECKOUT / "kerasps").rglob("*.py")]
