@@ -1,4 +1,4 @@
-"""`docs/how_it_works.md`, and the pages of the wings, speak of files that are there."""
+"""The pages for contributors speak of files and names that are there."""
 
 from __future__ import annotations
 
@@ -7,11 +7,33 @@ from pathlib import Path
 
 import pytest
 
+from support.names import FENCED, missing_file, missing_name, quoted, variables_in_source
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
 PAGES = sorted((ROOT / "kerasps").glob("*/README.md"))
 ALL = TEXT + "".join(page.read_text(encoding="utf-8") for page in PAGES)
 FILES = sorted(set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", ALL)))
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+CONTRIBUTORS = [
+    *(ROOT / "docs" / f"{name}.md" for name in ("how_it_works", "where_to_add", "style")),
+    *(ROOT / "CONTRIBUTING.md", ROOT / "docs" / "releasing.md", *DECISIONS, *PAGES),
+]
+EVERY_PAGE = [*(ROOT / "docs").rglob("*.md"), *PAGES, *ROOT.glob("*.md")]
+# Names that look like ours, of other projects and of texts.
+FOREIGN = {
+    *("ClusterCoordinator", "GLIBC_TUNABLES", "GetOrCreateKernelAndDevice"),
+    *("LD_PRELOAD", "LossScaleOptimizer", "MALLOC_MMAP_THRESHOLD_"),
+    *("MALLOC_TRIM_THRESHOLD_", "M_MMAP_THRESHOLD", "M_TRIM_THRESHOLD"),
+    *("MaxNorm", "MutableHashTable", "ResourceApplyAdam"),
+    *("SaveV2", "StringLookup", "TF_CONFIG"),
+    *("TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS", "TypeError"),
+    *("ValueError", "VarHandleOp", "embedding_adagrad"),
+    *("flat_map", "global_clipnorm", "num_channels_per_target"),
+    *("reshuffle_each_iteration", "rpc_options", "test_step"),
+    *("train_step", "update_server_def", "wide_and_deep"),
+    *("BackupAndRestore._save_model",),
+}
 WINGS = sorted(path.parent.name for path in (ROOT / "kerasps").glob("*/__init__.py"))
 
 
@@ -34,6 +56,105 @@ def test_a_page_of_a_wing_is_linked_and_its_links_lead_somewhere(page):
     assert f"](../kerasps/{page.parent.name}/README.md)" in TEXT
     for target in re.findall(r"\]\(([^)#:]+\.md)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).is_file(), target
+
+
+def page_id(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", CONTRIBUTORS, ids=page_id)
+def test_names_in_backticks_are_in_the_source(page):
+    text = page.read_text(encoding="utf-8")
+    if page.parent.name == "hooks":  # Its table is compared with the code by test_compat.py.
+        text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    foreign = FOREIGN | variables_in_source()
+    assert [name for name in quoted(text) if missing_name(name, foreign)] == []
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=page_id)
+def test_files_public_names_and_variables_in_backticks_are_there(page):
+    names = quoted(page.read_text(encoding="utf-8"))
+    variables = set(re.findall(r"KERASPS_[A-Z_]*[A-Z]", " ".join(names)))
+    assert variables <= variables_in_source()
+    assert [name for name in names if missing_file(name)] == []
+    ours = [name for name in names if name.startswith(("kerasps.", "strategy."))]
+    assert [name for name in ours if missing_name(name, {"strategy.run"})] == []
+
+
+def headings(page):
+    """The anchors of the headings of a page, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in found}
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=page_id)
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("https:", "http:", "mailto:")):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = page.parent / file if file else page
+        assert linked.exists(), target
+        assert not anchor or anchor in headings(linked), target
+
+
+@pytest.mark.parametrize(
+    ("name", "is_missing"),
+    [
+        ("EpochState.handle", False),
+        ("EpochState.tend", True),
+        ("tending.tend", False),  # No module of ours is called so.
+        ("epoch_state.EpochState(...)", False),
+        ("epoch_state.Epoch", True),
+        ("executions_at_once", False),
+        ("_executions_at_once", True),
+        ("FusedVariables", False),
+        ("GatheredVariables", True),
+        ("strategy.staleness()", False),
+        ("strategy.ages()", True),
+        ("kerasps.LocalCluster", False),
+        ("kerasps.Cluster", True),
+        ("fit", False),
+    ],
+)
+def test_a_name_that_is_gone_is_noticed(name, is_missing):
+    assert missing_name(name, frozenset()) == is_missing
+
+
+@pytest.mark.parametrize(
+    ("name", "is_missing"),
+    [
+        ("step/tracing/plan.py", False),
+        ("step/plan.py", True),
+        ("step/", False),
+        ("plan.py", False),
+        ("gathered.py", True),
+        ("a/b", False),  # No file of code or text.
+    ],
+)
+def test_a_file_that_is_gone_is_noticed(name, is_missing):
+    assert missing_file(name) == is_missing
+
+
+def test_decisions_are_numbered_and_listed():
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[(\d{4})\]\((.+\.md)\)", index, re.MULTILINE)
+    assert [name for _, name in listed] == [page.name for page in DECISIONS]
+    assert [int(number) for number, _ in listed] == [*range(1, len(DECISIONS) + 1)]
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_its_parts(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# {page.stem[:4]}: ")
+    assert 15 <= len(text.splitlines()) <= 60
+    for part in ("Context", "Choice", "What would change it"):
+        assert f"\n## {part}\n" in text
+
+
+def test_the_introduction_is_short():
+    assert len(TEXT.splitlines()) <= 200
 
 
 def journey():
