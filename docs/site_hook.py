@@ -1,0 +1,157 @@
+"""Hooks for MkDocs: what the pages say on GitHub holds on the site too.
+
+Links of a page lead to files of the repository, as GitHub follows them: `../README.md`,
+`../examples/dlrm.py`, `../deploy/slurm/`. Every file that a page links to becomes a page of the
+site, below `repository/`: Markdown as it is, other files as code, a folder as a list. The headings
+have GitHub's anchors. No link leads to the repository's address, so the site is whole without it.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+FOLDER = "repository"
+HELP = "<!-- the help of each command -->"
+# Code, in which a link is none; or the target of a link, without its anchor.
+LINK = re.compile(
+    r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]+`)|(?<=\]\()(?P<target>[^)\s#:]+)",
+    re.MULTILINE | re.DOTALL,
+)
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sbatch": "bash", ".ipynb": "json"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Give headings GitHub's anchors, and find the pages of folders in the navigation."""
+    config.mdx_configs["toc"]["slugify"] = github_anchor
+    config.nav = expanded(config.nav)
+    return config
+
+
+def github_anchor(heading: str, separator: str = "-") -> str:
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
+def expanded(entry: Any) -> Any:
+    """Return an entry of the navigation, with paths of the site, and folders as their pages."""
+    if isinstance(entry, list):
+        # A folder without pages is left out.
+        return [found for found in map(expanded, entry) if found != []]
+    if isinstance(entry, dict):
+        ((title, value),) = entry.items()
+        value = expanded(value)
+        return {title: value} if value != [] else []
+    path = posixpath.normpath(posixpath.join("docs", entry))
+    if not entry.endswith("/"):
+        return site_path(path)
+    pages = sorted((ROOT / path).glob("*.md")) or sorted((ROOT / path).glob("*/README.md"))
+    return [{title_of(page): site_path(page.relative_to(ROOT).as_posix())} for page in pages]
+
+
+def title_of(page: Path) -> str:
+    """Return the first heading of a page, without its marks."""
+    (heading,) = re.findall(r"\A(?:---.*?---)?\s*# (.+)", page.read_text("utf-8"))
+    return heading.replace("`", "")
+
+
+def site_path(path: str) -> str:
+    """Return the path on the site, as that of a source, of a file of the repository."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if (ROOT / path).is_dir():
+        readme = ROOT / path / "README.md"
+        path = f"{path}/README.md" if readme.is_file() else f"{path}/index.md"
+    return f"{FOLDER}/{path}" if path.endswith(".md") else f"{FOLDER}/{path}.md"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files of the repository that pages link to, or that the navigation names."""
+    named = re.findall(rf"'{FOLDER}/([^']+)'", str(config.nav))
+    pending = [f"docs/{f.src_uri}" for f in files.documentation_pages()] + named
+    seen = set()
+    while pending:
+        path = pending.pop()
+        if path in seen or not (ROOT / path).exists():
+            continue
+        seen.add(path)
+        text = text_of(path)
+        if not path.startswith("docs/"):
+            level = InclusionLevel.INCLUDED if path.endswith(".md") else InclusionLevel.NOT_IN_NAV
+            files.append(File.generated(config, site_path(path), content=text, inclusion=level))
+        pending += [resolved(path, m["target"]) for m in LINK.finditer(text) if m["target"]]
+    return files
+
+
+def text_of(path: str) -> str:
+    """Return a file of the repository as Markdown."""
+    file = ROOT / path
+    if file.is_dir():
+        names = sorted(f"{f.name}/" if f.is_dir() else f.name for f in file.iterdir())
+        shown = [name for name in names if name[0] not in "._"]
+        return f"# {path}\n\n" + "\n".join(f"- [{name}]({name})" for name in shown)
+    text = file.read_text("utf-8")
+    if file.suffix == ".md":
+        return text
+    return f"# {path}\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text}\n````\n"
+
+
+def resolved(path: str, target: str) -> str:
+    """Return the path in the repository that a link on a page leads to."""
+    folder = path if (ROOT / path).is_dir() else posixpath.dirname(path)
+    path = posixpath.normpath(posixpath.join(folder, target))
+    readme = f"{path}/README.md"
+    return readme if (ROOT / readme).is_file() else path
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links between files of the repository into links between pages of the site."""
+    uri = page.file.src_uri
+    if uri == "api/command_line.md":
+        markdown = markdown.replace(HELP, command_help())
+    path = repository_path(uri)
+
+    def on_the_site(match: re.Match[str]) -> str:
+        target = match["target"] and resolved(path, match["target"])
+        if not target or not (ROOT / target).exists() or not files.get_file_from_path(uri):
+            return match[0]
+        found = site_path(target)
+        if not files.get_file_from_path(found):
+            return match[0]
+        return posixpath.relpath(found, posixpath.dirname(uri) or ".")
+
+    return LINK.sub(on_the_site, markdown)
+
+
+def repository_path(uri: str) -> str:
+    """Return the file or folder of the repository that a page of the site shows."""
+    if not uri.startswith(f"{FOLDER}/"):
+        return f"docs/{uri}"
+    path = uri.removeprefix(f"{FOLDER}/")
+    if (ROOT / path).exists():
+        return path
+    return posixpath.dirname(path) if path.endswith("/index.md") else path.removesuffix(".md")
+
+
+def command_help() -> str:
+    """Return what `kerasps --help`, and `--help` of each command, prints."""
+    sys.path.insert(0, str(ROOT))
+    os.environ["COLUMNS"] = "90"
+    from kerasps.cli.main import _HANDLERS, _parser
+
+    sections = []
+    parser = _parser()
+    commands = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr, index]
+    assert set(commands) == set(_HANDLERS)
+    for name, command in {"": parser, **commands}.items():
+        sections.append(f"## kerasps {name}".rstrip() + f"\n\n```text\n{command.format_help()}```\n")
+    return "\n".join(sections)
