@@ -1,9 +1,9 @@
-"""Hooks for MkDocs: what the pages say on GitHub holds on the site too.
+"""Hooks for MkDocs, with which pages written for GitHub work on the site too.
 
-Links of a page lead to files of the repository, as GitHub follows them: `../README.md`,
-`../examples/dlrm.py`, `../deploy/slurm/`. Every file that a page links to becomes a page of the
-site, below `repository/`: Markdown as it is, other files as code, a folder as a list. The headings
-have GitHub's anchors. No link leads to the repository's address, so the site is whole without it.
+Pages link to files of the repository: `../README.md`, `../examples/dlrm.py`, `../deploy/slurm/`.
+Each linked file becomes a page of the site, below `repository/`: Markdown as it is, other files as
+code, a folder as a list. So no link needs the address of the repository. Headings get GitHub's
+anchors, and lists can be indented as GitHub allows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ LINK = re.compile(
     r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]+`)|(?<=\]\()(?P<target>[^)\s#:]+)",
     re.MULTILINE | re.DOTALL,
 )
+ITEM = re.compile(r"(?:[-*+]|\d+\.) +")
+FENCE = re.compile(r" *(```+|~~~+)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sbatch": "bash", ".ipynb": "json"}
 
 
@@ -129,7 +131,30 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0]
         return posixpath.relpath(found, posixpath.dirname(uri) or ".")
 
-    return LINK.sub(on_the_site, markdown)
+    return LINK.sub(on_the_site, indented(markdown))
+
+
+def indented(markdown: str) -> str:
+    """Indent by four the text below an item of a list; GitHub reads two or three spaces too."""
+    lines: list[str] = []
+    width, shift, fence, apart = 0, 0, "", False
+    for line in markdown.splitlines():
+        depth = len(line) - len(line.lstrip(" "))
+        marks = FENCE.match(line)
+        if not fence:
+            item = ITEM.match(line)
+            if item or (line and not depth):
+                width = len(item[0]) if item else 0
+            shift = depth // width * (4 - width) if width else 0
+            if item and apart:  # Python-Markdown would not end the paragraph before
+                lines.append("")
+            if item or not lines or not lines[-1]:
+                apart = bool(depth)
+            fence = marks[1] if marks else ""
+        elif marks and line.strip() == fence:
+            fence = ""
+        lines.append(" " * shift + line if line else line)
+    return "\n".join(lines) + "\n"
 
 
 def repository_path(uri: str) -> str:
@@ -153,5 +178,7 @@ def command_help() -> str:
     commands = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr, index]
     assert set(commands) == set(_HANDLERS)
     for name, command in {"": parser, **commands}.items():
-        sections.append(f"## kerasps {name}".rstrip() + f"\n\n```text\n{command.format_help()}```\n")
+        sections.append(
+            f"## kerasps {name}".rstrip() + f"\n\n```text\n{command.format_help()}```\n"
+        )
     return "\n".join(sections)
