@@ -8,6 +8,7 @@ anchors, and lists can be indented as GitHub allows.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -24,12 +25,13 @@ FOLDER = "repository"
 HELP = "<!-- the help of each command -->"
 # Code, in which a link is none; or the target of a link, without its anchor.
 LINK = re.compile(
-    r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)|`[^`\n]+`)|(?<=\]\()(?P<target>[^)\s#:]+)",
+    r"(?P<code>^ *(?P<fence>```+|~~~+).*?^ *(?P=fence)|`[^`\n]+`)|(?<=\]\()(?P<target>[^)\s#:]+)",
     re.MULTILINE | re.DOTALL,
 )
 ITEM = re.compile(r"(?:[-*+]|\d+\.) +")
 FENCE = re.compile(r" *(```+|~~~+)")
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sbatch": "bash", ".ipynb": "json"}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sbatch": "bash"}
+PICTURES = (".svg", ".png", ".jpg", ".gif")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -68,12 +70,11 @@ def title_of(page: Path) -> str:
 
 def site_path(path: str) -> str:
     """Return the path on the site, as that of a source, of a file of the repository."""
-    if path.startswith("docs/"):
-        return path.removeprefix("docs/")
     if (ROOT / path).is_dir():
-        readme = ROOT / path / "README.md"
-        path = f"{path}/README.md" if readme.is_file() else f"{path}/index.md"
-    return f"{FOLDER}/{path}" if path.endswith(".md") else f"{FOLDER}/{path}.md"
+        path = f"{path}/index.md"
+    elif not path.endswith((".md", *PICTURES)):
+        path = f"{path}.md"
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"{FOLDER}/{path}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -83,15 +84,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     seen = set()
     while pending:
         path = pending.pop()
-        if path in seen or not (ROOT / path).exists():
+        if path in seen or path.startswith("../") or not (ROOT / path).exists():
             continue
         seen.add(path)
-        text = text_of(path)
-        if not path.startswith("docs/"):
-            level = InclusionLevel.INCLUDED if path.endswith(".md") else InclusionLevel.NOT_IN_NAV
-            files.append(File.generated(config, site_path(path), content=text, inclusion=level))
+        if files.get_file_from_path(site_path(path)) is None:
+            files.append(added(path, config))
+        text = "" if path.endswith(PICTURES) else text_of(path)
         pending += [resolved(path, m["target"]) for m in LINK.finditer(text) if m["target"]]
     return files
+
+
+def added(path: str, config: MkDocsConfig) -> File:
+    """Return a file of the repository as one of the site."""
+    if path.endswith(PICTURES):
+        return File.generated(config, site_path(path), abs_src_path=str(ROOT / path))
+    level = InclusionLevel.INCLUDED if path.endswith(".md") else InclusionLevel.NOT_IN_NAV
+    return File.generated(config, site_path(path), content=text_of(path), inclusion=level)
 
 
 def text_of(path: str) -> str:
@@ -104,15 +112,23 @@ def text_of(path: str) -> str:
     text = file.read_text("utf-8")
     if file.suffix == ".md":
         return text
+    if file.suffix == ".ipynb":
+        return "\n\n".join(map(cell_text, json.loads(text)["cells"]))
     return f"# {path}\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{text}\n````\n"
+
+
+def cell_text(cell: dict[str, Any]) -> str:
+    """Return a cell of a notebook as Markdown, without its outputs."""
+    source = "".join(cell["source"])
+    return source if cell["cell_type"] == "markdown" else f"````python\n{source}\n````"
 
 
 def resolved(path: str, target: str) -> str:
     """Return the path in the repository that a link on a page leads to."""
     folder = path if (ROOT / path).is_dir() else posixpath.dirname(path)
     path = posixpath.normpath(posixpath.join(folder, target))
-    readme = f"{path}/README.md"
-    return readme if (ROOT / readme).is_file() else path
+    homes = [posixpath.normpath(f"{path}/{name}") for name in ("README.md", "index.md")]
+    return next((home for home in homes if (ROOT / home).is_file()), path)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -124,12 +140,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def on_the_site(match: re.Match[str]) -> str:
         target = match["target"] and resolved(path, match["target"])
-        if not target or not (ROOT / target).exists() or not files.get_file_from_path(uri):
+        if not target or files.get_file_from_path(site_path(target)) is None:
             return match[0]
-        found = site_path(target)
-        if not files.get_file_from_path(found):
-            return match[0]
-        return posixpath.relpath(found, posixpath.dirname(uri) or ".")
+        return posixpath.relpath(site_path(target), posixpath.dirname(uri) or ".")
 
     return LINK.sub(on_the_site, indented(markdown))
 
@@ -159,12 +172,10 @@ def indented(markdown: str) -> str:
 
 def repository_path(uri: str) -> str:
     """Return the file or folder of the repository that a page of the site shows."""
-    if not uri.startswith(f"{FOLDER}/"):
-        return f"docs/{uri}"
-    path = uri.removeprefix(f"{FOLDER}/")
+    path = uri.removeprefix(f"{FOLDER}/") if uri.startswith(f"{FOLDER}/") else f"docs/{uri}"
     if (ROOT / path).exists():
         return path
-    return posixpath.dirname(path) if path.endswith("/index.md") else path.removesuffix(".md")
+    return path.removesuffix("/index.md" if path.endswith("/index.md") else ".md")
 
 
 def command_help() -> str:
@@ -178,7 +189,6 @@ def command_help() -> str:
     commands = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr, index]
     assert set(commands) == set(_HANDLERS)
     for name, command in {"": parser, **commands}.items():
-        sections.append(
-            f"## kerasps {name}".rstrip() + f"\n\n```text\n{command.format_help()}```\n"
-        )
+        heading = f"## kerasps {name}".rstrip()
+        sections.append(f"{heading}\n\n```text\n{command.format_help()}```\n")
     return "\n".join(sections)
