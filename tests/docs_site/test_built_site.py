@@ -1,0 +1,175 @@
+"""The built site: links, navigation, API pages, search. `tox -e docs` builds it and runs this."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+from py_mini_racer import MiniRacer
+
+import kerasps
+from docs_site.pages import CHECKOUT, SITE, site_pages, target_of
+
+# GitHub and the site must see as many of each.
+ELEMENTS = ("li", "ul", "ol", "tr", "pre", "h2", "h3", "blockquote")
+HEADINGS = re.compile(r'<h2 id="([\w.]+)" class="doc doc-heading"')
+
+
+def sources():
+    """From the path of a page on the site to the Markdown that GitHub shows."""
+    for file in sorted([*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md")]):
+        path = file.relative_to(CHECKOUT)
+        path = path.relative_to("docs") if path.parts[0] == "docs" else "repository" / path
+        folder = path.parent if path.stem in ("index", "README") else path.with_suffix("")
+        if "api" not in path.parts:
+            yield (folder / "index.html").as_posix(), file
+    for file in sorted([*CHECKOUT.glob("kerasps/*/README.md"), *CHECKOUT.glob("*s/README.md")]):
+        folder = file.relative_to(CHECKOUT).parent
+        yield f"repository/{folder}/index.html", file
+
+
+SOURCES = dict(sources())
+
+
+def test_no_link_and_no_anchor_is_dead():
+    pages, dead = site_pages(), []
+    assert len(pages) > 50
+    for page in pages.values():
+        if page.path == "404.html":
+            continue  # its links begin at the root of the host
+        for link in {*page.links, *page.loaded}:
+            target = target_of(page, link)
+            if target is None:
+                continue
+            path, anchor = target
+            exists = (SITE / path).is_file()
+            if not exists or (anchor and path in pages and anchor not in pages[path].anchors):
+                dead.append((page.path, link))
+    assert dead == []
+
+
+def test_nothing_is_loaded_from_other_hosts():
+    pages = site_pages().values()
+    loaded = [(p.path, link) for p in pages for link in p.loaded if target_of(p, link) is None]
+    assert [(path, link) for path, link in loaded if not link.startswith("data:")] == []
+    styles = [file.read_text("utf-8") for file in SITE.rglob("*.css")]
+    assert styles
+    for style in styles:
+        assert re.findall(r"url\([\"']?(?:https?:)?//[^)]*\)|@import[^;]*//[^;]*;", style) == []
+
+
+def is_page(path):
+    """Whether a page of the site is Markdown of the repository, and not code or a list of files."""
+    repository, _, name = path.removesuffix("/index.html").rpartition("repository/")
+    name = name if repository == "" and path.startswith("repository/") else f"docs/{name}"
+    shown = CHECKOUT / name
+    if shown.is_dir():
+        return any((shown / home).is_file() for home in ("README.md", "index.md"))
+    return not shown.is_file()
+
+
+def test_every_page_is_in_the_navigation():
+    home = site_pages()["index.html"]
+    found = {target_of(home, link)[0] for link in home.navigation}
+    pages = {path for path in site_pages() if is_page(path)} | {"index.html"}
+    assert pages - found == {"404.html"}
+    assert {"sharding/index.html", "repository/kerasps/step/index.html"} <= pages
+    assert "repository/examples/dlrm.py/index.html" not in pages
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_a_page_has_the_elements_that_github_shows(path):
+    text = MarkdownIt("gfm-like", {"linkify": False}).render(SOURCES[path].read_text("utf-8"))
+    on_github = {name: len(re.findall(f"<{name}[ >]", text)) for name in ELEMENTS}
+    elements = site_pages()[path].elements
+    assert {name: elements.get(name, 0) for name in ELEMENTS} == on_github
+
+
+def public_names():
+    yield from (name for name in kerasps.__all__ if name not in ("__version__", "metrics"))
+    # Importing the metrics would take Keras.
+    module = (CHECKOUT / "kerasps" / "metrics" / "__init__.py").read_text("utf-8")
+    names = re.findall(r'"(\w+)"', re.search(r"__all__ = \[(.*?)\]", module, re.DOTALL)[1])
+    assert names
+    yield from (f"metrics.{name}" for name in names)
+
+
+def test_api_pages_have_the_public_names_and_no_private_ones():
+    pages = (SITE / "api").glob("*/index.html")
+    shown = [name for page in pages for name in HEADINGS.findall(page.read_text("utf-8"))]
+    assert sorted(shown) == sorted(f"kerasps.{name}" for name in public_names())
+    anchors = {a for page in site_pages().values() if page.path[:4] == "api/" for a in page.anchors}
+    assert {"kerasps.LocalCluster.restart", "kerasps.DatasetCreator.__call__"} <= anchors
+    # What is inherited from a base class that is not public.
+    assert "kerasps.WorkerDrivenStrategy.description" in anchors
+    assert [a for a in anchors if "._" in a and not a.endswith(".__call__")] == []
+
+
+@pytest.mark.parametrize("command", ["launch", "plan", "run", "serve", "top", "trace", "env"])
+def test_the_command_line_has_a_page(command):
+    page = site_pages()["api/command_line/index.html"]
+    assert f"kerasps-{command}" in page.anchors
+    assert f"usage: kerasps {command}" in (SITE / page.path).read_text("utf-8")
+
+
+class Search:
+    """The search of the site: its worker's script, in a JavaScript engine, with the built index."""
+
+    def __init__(self):
+        (worker,) = (SITE / "assets/javascripts/workers").glob("search.*.min.js")
+        self.engine = MiniRacer()
+        self.engine.eval("""
+            var replies = [], listeners = [];
+            var self = this;
+            self.addEventListener = (kind, listener) => listeners.push(listener);
+            self.postMessage = (reply) => replies.push(reply);
+            function send(message) { listeners.forEach((listener) => listener({data: message})); }
+        """)
+        self.engine.eval(worker.read_text("utf-8"))
+        index = json.loads((SITE / "search/search_index.json").read_text("utf-8"))
+        assert self.ask(0, {**index, "options": {"suggest": True}})["type"] == 1
+
+    def ask(self, kind, data):
+        """The reply to a message to the worker: 0 gives it the index, 2 asks."""
+        self.engine.eval(f"replies.length = 0; send({json.dumps({'type': kind, 'data': data})}); 0")
+        return json.loads(self.engine.eval("JSON.stringify(replies)"))[0]
+
+    def find(self, words):
+        """The addresses of what is found, each page by its best section, best first."""
+        reply = self.ask(2, words)
+        assert reply["type"] == 3
+        return [
+            max(found, key=lambda part: part["score"])["location"]
+            for found in reply["data"]["items"]
+        ]
+
+
+@pytest.fixture(scope="module")
+def search():
+    return Search()
+
+
+def test_search_finds_a_class_by_its_name(search):
+    assert (
+        search.find("FixedShardsPartitioner")[0] == "api/variables/#kerasps.FixedShardsPartitioner"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("fixed shards", "api/variables/"),
+        ("TF_CONFIG", "tf_config/"),
+        ("preempt", "fault_tolerance/"),
+        ("grouped AUC", "metrics/"),
+        ("ClusterClosedError", "api/errors/"),
+    ],
+)
+def test_search_finds_a_page_by_words(search, words, page):
+    assert page in [found.partition("#")[0] for found in search.find(words)[:10]]
+
+
+def test_search_finds_nothing_for_what_is_nowhere(search):
+    assert search.find("xyzzyplugh") == []
