@@ -22,7 +22,7 @@ def section_of(changelog: str, version: str) -> str:
     Raises:
         SystemExit: it has no section, an empty one, or no date in its heading.
     """
-    heading = rf"^## {re.escape(version)} \((.+)\)\n(.*?)(?=^## |\Z)"
+    heading = rf"^## {re.escape(version)} \(([^)\n]+)\)\n(.*?)(?=^## |\Z)"
     found = re.search(heading, changelog, re.MULTILINE | re.DOTALL)
     if found is None or not found[2].strip():
         raise SystemExit(f"CHANGELOG.md has no section on {version}.")
@@ -35,6 +35,7 @@ def section_of(changelog: str, version: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
+    """Print the section for the tag that is the argument."""
     (tag,) = arguments
     module = (CHECKOUT / "kerasps" / "__init__.py").read_text()
     version = re.search(r'^__version__ = "(.+)"$', module, re.MULTILINE)[1]
