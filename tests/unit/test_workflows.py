@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import kerasps
 from support.documentation import CHECKOUT
 
 WORKFLOWS = {
@@ -306,10 +307,18 @@ def test_the_image_has_a_python_that_is_supported_and_a_command_that_is_installe
         for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE)
         for name in line.split()
     }
-    assert copied == {
-        "pyproject.toml",
-        "setup.py",
-        "README.md",
-        *PROJECT["license-files"],
-        "kerasps",
+    files = PROJECT["license-files"]
+    assert copied == {"pyproject.toml", "setup.py", "README.md", *files, "kerasps"}
+    context = (CHECKOUT / ".dockerignore").read_text()
+    assert set(re.findall(r"^!(.+)$", context, re.MULTILINE)) == copied
+
+
+def test_the_tags_of_images_are_the_version():
+    pages = [*(CHECKOUT / "deploy").rglob("*"), *(CHECKOUT / "docs").glob("*.md")]
+    found = {
+        (tag, path.name)
+        for path in pages
+        if path.is_file()
+        for tag in re.findall(r"kerasps:(\d[\w.]*)-(?:cpu|gpu)\b", path.read_text())
     }
+    assert {tag for tag, _ in found} == {kerasps.__version__}, found
