@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -53,6 +54,19 @@ print(json.dumps({
 }))
 """
 NOTHING = {"changed": [], "packages": [], "threads": 1, "children": [], "sockets": []}
+
+
+def test_tests_import_the_wheel_where_it_is_installed():
+    """`tox -e py` installs it; in a development environment the checkout is installed."""
+    packages = sysconfig.get_path("purelib")
+    # Looked for there alone: a checkout may hold the metadata of an earlier build.
+    origins = [
+        json.loads(found.read_text("direct_url.json") or "{}")
+        for found in importlib.metadata.distributions(name="kerasps", path=[packages])
+    ]
+    if [origin for origin in origins if not origin.get("dir_info", {}).get("editable")] == []:
+        pytest.skip("the checkout is installed")
+    assert Path(kerasps.__file__).is_relative_to(packages)
 
 
 def in_fresh_process(code, folder):
