@@ -61,8 +61,10 @@ def sessions_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
 def run(session: str, paths: list[str], options: list[str]) -> tuple[int, str]:
     """Run a session of pytest; return its exit code and the last line that it printed."""
     # With `worksteal`, the slow tests of both processes end together.
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", *options, *paths]
-    print("$", *command[2:], flush=True)
+    # Without `-P`, it would import the checkout that it is called in, and not what is installed.
+    pytest = [sys.executable, "-P", "-m", "pytest"]
+    command = [*pytest, "-n", "2", "--dist", "worksteal", *options, *paths]
+    print("$", *command[3:], flush=True)
     last = ""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_signals

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -19,14 +20,29 @@ import kerasps
 ROOT = Path(kerasps.__file__).parents[1]
 
 PROBE = """
-import json, os, pathlib, sys
-environment = dict(os.environ)
+import atexit, json, logging, os, pathlib, signal, socket, subprocess, sys, threading, warnings
+def state():
+    root = logging.getLogger()
+    return {
+        "environment": sorted(os.environ.items()),
+        "path": sys.path[:],
+        "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+        "warnings": [str(found) for found in warnings.filters],
+        "logs": [root.level, logging.root.manager.disable, len(root.handlers)],
+        "exit": atexit._ncallbacks(),
+        "hooks": [id(sys.excepthook), id(threading.excepthook), id(sys.displayhook)],
+        "files": sorted(os.listdir()),
+    }
+before, packages = state(), {name.partition(".")[0] for name in sys.modules}
 BEFORE
 import kerasps
 tasks = list(pathlib.Path("/proc/self/task").iterdir())
+after = state()
 print(json.dumps({
-    "heavy": sorted(
-        {name.partition(".")[0] for name in sys.modules} & {"keras", "tensorflow", "numpy"}
+    "changed": sorted(name for name in after if after[name] != before[name]),
+    "packages": sorted(
+        {name.partition(".")[0] for name in sys.modules}
+        - packages - set(sys.stdlib_module_names) - {"kerasps"}
     ),
     "threads": len(tasks),
     "children": [child for task in tasks for child in (task / "children").read_text().split()],
@@ -35,71 +51,102 @@ print(json.dumps({
         for fd in pathlib.Path("/proc/self/fd").iterdir()
         if "socket" in (link := os.path.realpath(fd))
     ],
-    "environment": sorted(set(os.environ.items()) ^ set(environment.items())),
 }))
 """
-NOTHING = {"heavy": [], "threads": 1, "children": [], "sockets": [], "environment": []}
+NOTHING = {"changed": [], "packages": [], "threads": 1, "children": [], "sockets": []}
 
 
-def import_effects(before=""):
-    """What a fresh process has after `import kerasps` that it did not have before;
+def test_tests_import_the_wheel_where_it_is_installed():
+    """`tox -e py` installs it; in a development environment the checkout is installed."""
+    packages = sysconfig.get_path("purelib")
+    # Looked for there alone: a checkout may hold the metadata of an earlier build.
+    origins = [
+        json.loads(found.read_text("direct_url.json") or "{}")
+        for found in importlib.metadata.distributions(name="kerasps", path=[packages])
+    ]
+    if [origin for origin in origins if not origin.get("dir_info", {}).get("editable")] == []:
+        pytest.skip("the checkout is installed")
+    assert Path(kerasps.__file__).is_relative_to(packages)
 
-    `before` is run first.
-    """
+
+def in_fresh_process(code, folder):
+    """What code prints, as JSON, in a process that has imported nothing yet."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE.replace("BEFORE", before)],
+        [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_importing_the_package_does_nothing_else():
-    assert import_effects() == NOTHING
+def test_importing_the_package_does_nothing_else(tmp_path):
+    assert in_fresh_process(PROBE.replace("BEFORE", ""), tmp_path) == NOTHING
 
 
 @pytest.mark.parametrize(
     ("statement", "effect"),
     [
-        ("import numpy", "heavy"),
+        ("import numpy", "packages"),
         (
-            "import threading; threading.Thread(target=threading.Event().wait, "
-            "daemon=True).start()",
+            "threading.Thread(target=threading.Event().wait, daemon=True).start()",
             "threads",
         ),
-        ("import subprocess; child = subprocess.Popen(['sleep', '5'])", "children"),
-        ("import socket; listener = socket.socket()", "sockets"),
-        ("os.environ['KERASPS_TEST'] = '1'", "environment"),
+        ("child = subprocess.Popen(['sleep', '5'])", "children"),
+        ("listener = socket.socket()", "sockets"),
+        ("os.environ['KERASPS_TEST'] = '1'", "changed"),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "changed"),
+        ("logging.basicConfig()", "changed"),
+        ("warnings.simplefilter('ignore')", "changed"),
+        ("atexit.register(print)", "changed"),
+        ("open('left_behind', 'w').close()", "changed"),
     ],
 )
-def test_the_probe_sees_what_an_import_could_do(statement, effect):
-    assert import_effects(statement)[effect] != NOTHING[effect]
+def test_the_probe_sees_what_an_import_could_do(statement, effect, tmp_path):
+    found = in_fresh_process(PROBE.replace("BEFORE", statement), tmp_path)
+    assert found[effect] != NOTHING[effect]
 
 
-def test_importing_the_strategy_neither_starts_tensorflow_nor_patches_keras():
-    code = """
+AFTER_KERAS = """
+import json, sys
 import keras
 functions = keras.Variable.__init__, keras.Model.fit
 codes = [function.__code__ for function in functions]
+without = sorted(sys.modules)
 import kerasps.strategy
 from kerasps import _compat
 assert _compat.eager_context()._context_handle is None
 assert (keras.Variable.__init__, keras.Model.fit) == functions
 assert [function.__code__ for function in functions] == codes
+print(json.dumps([without, sorted(sys.modules)]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+BEFORE_KERAS = "import json, sys, kerasps, keras; print(json.dumps(sorted(sys.modules)))"
+
+
+def test_importing_the_strategy_neither_starts_tensorflow_nor_patches_keras(tmp_path):
+    """Nor does an import of kerasps cost time beside that of TensorFlow: it loads modules of
+    kerasps alone; the strategy loads grpc too.
+    """
+    without, with_strategy = map(set, in_fresh_process(AFTER_KERAS, tmp_path))
+    assert {"keras", "tensorflow", "numpy"} <= without
+    with_kerasps = set(in_fresh_process(BEFORE_KERAS, tmp_path))
+    assert foreign(with_kerasps - without) == set()
+    lazy = {"tensorflow.compat", "tensorflow.compat.v1"}
+    assert {name.partition(".")[0] for name in foreign(with_strategy - without - lazy)} == {"grpc"}
+
+
+def foreign(modules):
+    """Those that are neither Python's nor kerasps's, nor helpers of Cython's."""
+    known = {*sys.stdlib_module_names, "kerasps"}
+    return {
+        name
+        for name in modules
+        if name.partition(".")[0] not in known and not name.startswith("_cython")
+    }
 
 
 def test_all_is_sorted_and_is_what_the_package_offers():
