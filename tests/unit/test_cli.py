@@ -168,7 +168,7 @@ def test_an_unknown_option_is_not_taken_for_an_abbreviation(capsys, script):
 def test_an_option_that_is_like_one_of_ours_is_named(capsys, script):
     code, _, err = run(capsys, "launch", "--num-worker", "2", script)
     assert code == 2
-    assert "Did you mean --num-workers? Options of the script go behind it." in err
+    assert "Did you mean --num-workers? Options of the script go after it." in err
 
 
 @pytest.mark.parametrize("options", [[], ["--num-workers", "2"]])
