@@ -1,4 +1,4 @@
-"""Finds from which size on it pays to ask for rows of a table instead of reading it whole.
+"""Finds the size from which reading rows of a table is faster than reading it whole.
 
     python benchmarks/small_tables.py --rows 32 250 500 1000 4000
 
@@ -66,7 +66,7 @@ class _Training:
 
 
 def measure(rows: int, options: argparse.Namespace) -> None:
-    """Print the line of the table for `rows`."""
+    """Print the table's line for `rows`."""
     num_bytes = rows * options.columns * 4
     with kerasps.LocalCluster(num_workers=1, num_ps=options.num_ps) as cluster:
         strategy = kerasps.ParameterServerStrategy(

@@ -54,8 +54,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         save_freq: as in Keras: `"epoch"`, a number of batches, or False. Default `"epoch"`.
         interval_s: seconds between backups, beside those that `save_freq` asks for. Default None:
             KERASPS_BACKUP_INTERVAL (60) if `save_freq` is `"epoch"`, else no backups at intervals.
-        double_checkpoint: as in Keras: True to keep the last two backups. Default False.
-        delete_checkpoint: as in Keras: True to delete the backups when `fit` ends without an
+        double_checkpoint: as in Keras: whether to keep the last two backups. Default False.
+        delete_checkpoint: as in Keras: whether to delete the backups when `fit` ends without an
             error. Default True.
 
     Raises:

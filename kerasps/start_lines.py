@@ -58,7 +58,7 @@ def is_of_start(line: bytes, *, has_gpu: bool) -> bool:
 
     Args:
         line: the line, or the part of it that has arrived.
-        has_gpu: True if this process may use a GPU. Lines about not using a GPU then pass.
+        has_gpu: whether this process may use a GPU. Lines about not using a GPU then pass.
     """
     if line.startswith(_BANNER):
         return True
@@ -82,7 +82,7 @@ class LineFilter:
     """Takes bytes as they arrive, and returns those to pass on.
 
     Args:
-        has_gpu: True if this process may use a GPU; see `is_of_start`.
+        has_gpu: whether this process may use a GPU; see `is_of_start`.
         end: marks the end: bytes behind it pass unchanged.
     """
 

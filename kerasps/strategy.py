@@ -84,7 +84,7 @@ class ParameterServerStrategy(BaseStrategy):
             it, the worker waits. No worker waits for one that is lost or has no data left, and a
             new worker begins level with the slowest. An execution has at most this many steps,
             whatever `steps_per_execution` says. Default: no worker waits for another.
-        overlap: True lets a worker pull for its next step while its last push is still in flight,
+        overlap: whether a worker pulls for its next step while its last push is still in flight,
             within an execution. This hides network latency, but a step's values may lack the
             worker's last update. Default False: one worker equals plain Keras.
         update_mode: the moment of an update. `"async"` (the default): when a worker's gradients
@@ -104,7 +104,7 @@ class ParameterServerStrategy(BaseStrategy):
             chooses by the variable's path: the first key that the path contains counts; if there
             is none, or its dtype is None, the variable is sent in float32. Counters, ids, metrics,
             and the states of layers and optimizers are always sent unchanged. Default: None.
-        jit_compile_updates: True lets XLA compile the updates of values of more than 256 KiB, for
+        jit_compile_updates: whether XLA compiles the updates of values of more than 256 KiB, for
             fewer passes over value, gradient and slots. From 1 MiB on they take half the time or
             less. They differ from plain Keras's in the last bits. SGD's updates need no XLA and
             equal Keras's. Default True.

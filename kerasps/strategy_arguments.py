@@ -32,14 +32,14 @@ class StrategyOptions:
         table_min_bytes: the size in bytes from which a variable that steps read by rows is a table.
         max_staleness: the number of steps by which a worker may lead the slowest; None for no
             limit.
-        overlap: True if a worker pulls for its next step while its last push is in flight.
+        overlap: whether a worker pulls for its next step while its last push is in flight.
         update_mode: the moment of an update.
         num_backup_workers: the number of workers that a synchronous update does not wait for.
         worker_devices: the names of the devices that compute on each worker; None for all that it
             has.
         wire_dtype: the dtype in which float32 variables are sent, by parts of their paths, or for
             all; None for float32.
-        jit_compile_updates: True if XLA compiles the updates of large values.
+        jit_compile_updates: whether XLA compiles the updates of large values.
     """
 
     variable_partitioner: Partitioner | None

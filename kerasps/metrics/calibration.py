@@ -27,7 +27,7 @@ class Calibration(SumsMetric):
     ```
 
     Args:
-        from_logits: True if predictions are logits. Default False: they are probabilities.
+        from_logits: whether predictions are logits. Default False: they are probabilities.
         name: the name of the metric. Default `"calibration"`.
         dtype: the dtype of the sums, `"float32"` or `"float64"`. Default `"float64"`. None:
             `keras.config.floatx()`.

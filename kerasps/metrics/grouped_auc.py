@@ -54,9 +54,9 @@ class GroupedAUC(SumsMetric):
         weighting: the weight of a group: the number of its examples (`"impressions"`), of those
             with a positive label (`"clicks"`), or 1 (`"equal"`). Sample weights count in the
             first two. Default `"impressions"`.
-        hash_groups: True allows any integers as ids, and hashes them into `num_groups`. Groups with
-            the same hash count as one. Default False.
-        from_logits: True if predictions are logits. Default False: they are probabilities.
+        hash_groups: whether ids may be any integers, which are hashed into `num_groups`. Groups
+            with the same hash count as one. Default False.
+        from_logits: whether predictions are logits. Default False: they are probabilities.
         name: the name of the metric. Default `"grouped_auc"`.
         dtype: the dtype of the sums, `"float32"` or `"float64"`. Default `"float64"`. None:
             `keras.config.floatx()`.

@@ -28,7 +28,7 @@ class NormalizedEntropy(SumsMetric):
     ```
 
     Args:
-        from_logits: True if predictions are logits. Default False: they are probabilities, which
+        from_logits: whether predictions are logits. Default False: they are probabilities, which
             are clipped to `keras.config.epsilon()` from 0 and 1, as in Keras's losses.
         name: the name of the metric. Default `"normalized_entropy"`.
         dtype: the dtype of the sums, `"float32"` or `"float64"`. Default `"float64"`, in which

@@ -52,7 +52,7 @@ def plan(
         num_workers: the workers to plan for.
         num_ps: the ps to plan for.
         sample_batches: the most batches of its data to read; 0 reads none.
-        as_json: True prints JSON and nothing else on stdout; the script's stdout goes to stderr.
+        as_json: whether to print only JSON on stdout; the script's stdout then goes to stderr.
 
     Returns:
         The exit code: 0 with a plan, 1 without one.

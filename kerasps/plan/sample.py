@@ -100,7 +100,7 @@ class _Reader:
 
     Attributes:
         error: the error that ended the reading; None if it did not fail.
-        is_over: True once `limit` batches, or all batches, were read.
+        is_over: whether `limit` batches, or all batches, were read.
     """
 
     def __init__(self, batches: Callable[[], Iterator[object]], limit: int) -> None:

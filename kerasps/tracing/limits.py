@@ -41,7 +41,7 @@ def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) ->
 
     Args:
         steps: the steps.
-        has_coordinator: True if workers wait for a coordinator between executions.
+        has_coordinator: whether workers wait for a coordinator between executions.
     """
     by_worker: dict[int, list[WorkerStep]] = defaultdict(list)
     for step in steps:

@@ -44,7 +44,7 @@ class _Answer:
         content: the `XSpace`.
         reason: the reason why there is none.
         asked: the times of the request and of the answer.
-        is_reached: True once the request has reached the task, or has failed.
+        is_reached: whether the request has reached the task, or has failed.
     """
 
     content: bytes | None = None

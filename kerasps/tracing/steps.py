@@ -164,7 +164,7 @@ class _Execution:
         execution: its id.
         operations: the worker's operations that ran.
         waits: the worker's operations that waited.
-        has_gpu: True if the worker computes on a GPU, which may still run after an operation ends.
+        has_gpu: whether the worker computes on a GPU, which may still run after an operation ends.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class TaskEvents:
         begun: the executions that began during the recording.
         callers: the function call that began an execution, by execution.
         calls: the functions that the task's Python code called: name, begin and end.
-        has_gpu: True if a GPU computed.
+        has_gpu: whether a GPU computed.
     """
 
     begin: float | None = None

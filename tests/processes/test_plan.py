@@ -162,7 +162,7 @@ STRATEGY = "strategy = kerasps.ParameterServerStrategy()\nwith strategy.scope():
         ),
         (
             f"{STRATEGY}tf.distribute.coordinator.ClusterCoordinator(strategy)",
-            "has a training loop of its own",
+            "has a custom training loop",
             "calls `fit`",
         ),
     ],

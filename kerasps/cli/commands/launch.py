@@ -95,7 +95,7 @@ def _start_evaluator(
     Args:
         command: the evaluator's command line; None for no evaluator.
         cluster: the tasks.
-        has_logs: True if its log goes to the cluster's directory, False for this terminal.
+        has_logs: whether its log goes to the cluster's directory, False for this terminal.
     """
     if command is None:
         return contextlib.nullcontext()

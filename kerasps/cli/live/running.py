@@ -22,7 +22,7 @@ def chosen_run(
         command: the command that asks, such as `"kerasps top"`.
         pid: the process. None: the only run.
         advice: more advice for the error if there is no run. Default: nothing.
-        one_of_cluster: True counts the processes that drive the workers of one cluster as one run.
+        one_of_cluster: whether the processes that drive one cluster's workers count as one run.
 
     Raises:
         RunNotFoundError: there is no such run, or there are several.

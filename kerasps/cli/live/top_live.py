@@ -41,8 +41,8 @@ def show(target: str | None, *, once: bool, as_json: bool, interval_s: float) ->
     Args:
         target: the process id, or the `"host:port"` of a `ClusterMonitor`. None: the only run of
             this user on this machine.
-        once: True to show it once. This also holds if the output is not a terminal.
-        as_json: True to print one status as JSON.
+        once: whether to show it once. This also holds if the output is not a terminal.
+        as_json: whether to print one status as JSON.
         interval_s: seconds between two requests.
 
     Returns:

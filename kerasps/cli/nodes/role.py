@@ -52,7 +52,7 @@ class RoleOptions:
         index: its index; None if no option gives it.
         hosts: the tasks' hosts as text; None if no option gives them.
         sizes: the numbers of tasks, and the port.
-        needs_chief: True if a chief must be listed, as for `read_tf_config`.
+        needs_chief: whether a chief must be listed, as for `read_tf_config`.
     """
 
     role: str | None = None

@@ -56,7 +56,7 @@ def serve_task(
         bind: the address to listen on; None for that of the task's entry.
         mode: the process that drives the steps: `"coordinator"` or `"worker"`.
         until: tells when to end; None for never.
-        begins_anew: True restarts the task when the coordinator has ended; False ends it.
+        begins_anew: whether the task restarts when the coordinator has ended; else it ends.
         signal_sets_code: as for `cluster.server.serve`.
     """
     task = description.task
