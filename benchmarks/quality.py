@@ -86,7 +86,7 @@ def main() -> None:
     )
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=3, help="runs, each with a seed of its own")
+    parser.add_argument("--rounds", type=int, default=3, help="runs, each with another seed")
     parser.add_argument("--optimizer", default="", help="by its name; default: the example's Adam")
     parser.add_argument(
         "--arguments",

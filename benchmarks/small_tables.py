@@ -49,7 +49,7 @@ class _Training:
         return dataset.batch(self._batch_size, drop_remainder=True).cache().repeat()
 
     def seconds(self) -> float:
-        """Return how long the steps took, of an epoch behind one that reads the data in."""
+        """Return the seconds of an epoch's steps, after an epoch that reads the data."""
         started = []
         clock = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: started.append(time.perf_counter()),

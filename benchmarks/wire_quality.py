@@ -25,7 +25,7 @@ TEST_SHARE = 5  # one example in so many
 
 
 def digits(keras: Any) -> tuple[Any, Any, np.ndarray, int]:
-    """Return a model, its inputs, its labels, and how often it is to see them."""
+    """Return a model, its inputs, its labels, and the number of epochs."""
     from sklearn.datasets import load_digits
 
     layers = keras.layers
@@ -42,7 +42,7 @@ def digits(keras: Any) -> tuple[Any, Any, np.ndarray, int]:
 
 
 def flights(keras: Any) -> tuple[Any, Any, np.ndarray, int]:
-    """Return a model, its inputs, its labels, and how often it is to see them."""
+    """Return a model, its inputs, its labels, and the number of epochs."""
     import models
 
     benchmark = models.BENCHMARKS["wide_and_deep"]

@@ -109,7 +109,7 @@ class BaseHost(abc.ABC):
 
     @abc.abstractmethod
     def close(self, disconnect: Callable[[], None]) -> None:
-        """Leave a cluster that is closed while this process goes on. Call after `note_closing`.
+        """Leave a closed cluster, while this process continues. Call after `note_closing`.
 
         Args:
             disconnect: makes TensorFlow forget the tasks.

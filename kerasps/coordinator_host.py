@@ -51,7 +51,7 @@ class CoordinatorHost(BaseHost):
     own_worker = None
     after_ps_loss = (
         "Start the ps again and this script with it, from the last checkpoint: "
-        "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
+        "`keras.callbacks.BackupAndRestore` resumes at the step of its last backup."
     )
 
     def __init__(

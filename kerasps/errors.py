@@ -43,8 +43,7 @@ class _TaskError(KeraspsError, RuntimeError):
 
     Args:
         message: the text of the error. Default: empty.
-        task_type: `"worker"` or `"ps"`, where one task is known to be the cause.
-            Default None.
+        task_type: `"worker"` or `"ps"`, if one task is known to be the cause. Default None.
         task_index: the index of that task in its job. Default None.
     """
 

@@ -205,7 +205,7 @@ def _socket_files(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _connected(path: Path) -> Iterator[socket.socket]:
-    """Connect to a process; remove its socket if nobody listens, as the process has ended.
+    """Connect to a process; remove its socket if no process listens, since its process ended.
 
     The process id cannot tell: the process may be in another container that shares this directory.
 

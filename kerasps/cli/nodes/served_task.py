@@ -76,7 +76,7 @@ def serve_task(
             return wait_for_run_end(chief, task, timeout_s=_HEAR_OF_END_S) or 0
         say_as(
             name,
-            f"the coordinator at {chief} is gone; {task_name} starts anew, without the state that "
+            f"the coordinator at {chief} has ended; {task_name} restarts, without the state that "
             "it held",
         )
         start_anew(port)

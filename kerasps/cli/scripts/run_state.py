@@ -29,7 +29,7 @@ _PREEMPTED = 128 + signal.SIGTERM
 _COORDINATOR = ("chief", 0)
 _HOUR_S = 3600.0
 _WHERE_IT_GOES_ON = (
-    "It goes on from the last backup of its `keras.callbacks.BackupAndRestore`; without one, from "
+    "It resumes from the last backup of its `keras.callbacks.BackupAndRestore`; without one, from "
     "the beginning."
 )
 

@@ -125,7 +125,7 @@ class WorkerRun:
             wait_s = 0.0
             if not self._is_ending:
                 _say(
-                    f"{death.task[0]} {death.task[1]} {death.what}. Its variables are gone, and "
+                    f"{death.task[0]} {death.task[1]} {death.what}. Its variables are lost, and "
                     f"the workers end.\n{death.report}"
                 )
             self._cluster.keep_logs()
