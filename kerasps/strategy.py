@@ -76,10 +76,10 @@ class ParameterServerStrategy(BaseStrategy):
             table, with gradients of zero in all other rows, as in plain Keras, which costs time on
             the ps. Both give the same result for optimizers that do not change a row whose
             gradient is zero, such as Adagrad and SGD without momentum.
-        table_min_bytes: the smallest table. Smaller variables are no tables: steps read them whole,
-            together with other small variables, and Keras updates them as usual, whatever
-            `sparse_updates` says. With 0, every variable that steps read only by rows is a table.
-            Default: 32 KiB.
+        table_min_bytes: the size in bytes of the smallest table. Smaller variables are no tables:
+            steps read them whole, together with other small variables, and Keras updates them as
+            usual, whatever `sparse_updates` says. With 0, every variable that steps read only by
+            rows is a table. Default: 32 KiB.
         max_staleness: the number of steps of a `fit` by which a worker may lead the slowest; beyond
             it, the worker waits. No worker waits for one that is lost or has no data left, and a
             new worker begins level with the slowest. An execution has at most this many steps,

@@ -83,7 +83,7 @@ def make_closure(
 
 
 def execute(original: Original, self: Any, worker: Any) -> None:
-    """`Closure.execute_on`: note the number of this call, which its pushes carry."""
+    """`Closure.execute_on`: note the call that begins, so that its pushes are applied once."""
     calls = _scheduled_calls()
     if calls is not None and type(self) is _compat.Closure:
         calls.begin(self, worker.worker_index)

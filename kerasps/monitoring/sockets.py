@@ -134,7 +134,7 @@ class StatusSocket:
             return json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode()
 
     def close(self) -> None:
-        """Stop listening, after a reply in flight. A second call does nothing."""
+        """Stop listening, and wait for a reply in flight. A second call does nothing."""
         listener, path = self._listener, self._path
         self._listener = self._path = None
         if listener is None or path is None or self._owner != os.getpid():

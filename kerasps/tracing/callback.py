@@ -60,7 +60,7 @@ class Trace(keras.callbacks.Callback):
             until it is written.
     """
 
-    # The loop may skip calls of its batch methods (see `batch_callbacks`).
+    # It does not count as a per-batch callback (see `batch_callbacks`).
     hears_now_and_then = True
 
     def __init__(
