@@ -1,11 +1,11 @@
-"""What backups cost a training: a table of 1 GB over two ps, copied and written beside it.
+"""Measures the cost of backups: a training with a table of 1 GB on two ps.
 
     python benchmarks/backups.py --seconds 240
 
-One training, with a backup every 30 seconds. The first half of each 30 seconds, in which the backup
-is made, is compared with the second, in which none is. So what else the machine does falls on both
-alike. A backup costs as many seconds as the steps would have taken that the first half has less.
-Prints a line per backup, and what share of the throughput one backup a minute takes.
+One training, with a backup every 30 seconds. It compares the first half of each 30 seconds, which
+has the backup, with the second, which has none. So other load on the machine affects both alike.
+The cost of a backup is the time of the steps that the first half has fewer than the second. Prints
+a line per backup, and the share of the throughput that one backup a minute costs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_model():
 
 
 def memory_of(pid):
-    """The megabytes that a process has, and the most that it has had."""
+    """Return the megabytes of memory that a process uses, and its peak."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return [int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM")]

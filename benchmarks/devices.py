@@ -1,9 +1,9 @@
-"""Measures what the second device of a worker brings: examples per second with one and with two.
+"""Measures the gain from a worker's second device: examples per second with one and with two.
 
     python benchmarks/devices.py --width 512 --batch-size 256
 
-Without two GPUs it says so, and divides the CPU: that shows what a replica costs, not what it
-gains. Prints a table in Markdown.
+Without two GPUs it says so, and divides the CPU: that shows the cost of a replica, not its gain.
+Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure(devices: list[str], options: argparse.Namespace) -> float:
 
 
 def main() -> None:
-    """Measure each number of devices in a process of its own, and print a table."""
+    """Measure each number of devices in a separate process, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)

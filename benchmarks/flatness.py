@@ -5,13 +5,13 @@
     python benchmarks/flatness.py --rows 10000 100000 1000000 4000000 \\
         --json benchmarks/results/flatness.json
 
-It measures kerasps, and plain Keras beside it. With ids of a power law, a batch has more distinct
-rows the larger the vocabulary is, and a step has that much more to do. With `--used-rows` every
-table serves the same batches. What remains is the cost of the table's height itself.
+It measures kerasps and plain Keras. With ids of a power law, a batch has more distinct rows the
+larger the vocabulary is, so a step has more to do. With `--used-rows` all tables serve the same
+batches, and only the cost of the table's height remains.
 
-The model is that of `embedding_adagrad` and `embedding_adam` in `run.py`. Every measurement is a
-process and a cluster of its own. Bytes per step are those of the whole machine's loopback
-interface: run nothing else that talks through it.
+The model is that of `embedding_adagrad` and `embedding_adam` in `run.py`. Every measurement has a
+new process and a new cluster. Bytes per step are those of the machine's loopback interface, so run
+nothing else that uses it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def measure_all(options: argparse.Namespace) -> tuple[dict[Key, Outcome], Figure
 
 
 def distinct_rows(model: str, rows: int, used_rows: int | None) -> float:
-    """Return the mean number of distinct rows of a batch: a step touches so many at least."""
+    """Return the mean number of distinct rows of a batch, the fewest that a step touches."""
     ids, _ = find(model, rows, used_rows).data()
     return statistics.mean(
         len(np.unique(batch)) for batch in ids.reshape(-1, EMBEDDING_BATCH_SIZE * ids.shape[1])[:64]
@@ -102,7 +102,7 @@ def distinct_rows(model: str, rows: int, used_rows: int | None) -> float:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """Return the median, None of nothing."""
+    """Return the median; None without values."""
     return statistics.median(values) if values else None
 
 
@@ -154,7 +154,7 @@ def table(
 
 
 def main() -> int:
-    """Measure and print; return 1 where a measurement failed or steps were lost."""
+    """Measure and print; return 1 if a measurement failed or steps were lost."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

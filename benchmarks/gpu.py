@@ -1,11 +1,11 @@
-"""Measures plain Keras, tf_keras's own parameter servers and kerasps on one GPU, in turn.
+"""Measures plain Keras, tf_keras's parameter servers and kerasps on one GPU, in turn.
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py --models gpu_cnn --workers 1 --peers plain kerasps --rounds 3
 
-Prints a table in Markdown: milliseconds a step, how busy the GPU is, and what crosses the bus
-between it and the host, as `nvidia-smi` sees them. A row is printed as soon as it is measured. It
-runs without a GPU too, and says so.
+Prints a table in Markdown: milliseconds a step, the load of the GPU, and the traffic on the bus
+between GPU and host, from `nvidia-smi`. It prints a row as soon as it is measured. It also runs
+without a GPU, and says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADER = ["model", "workers", "peer", "ms a step", "of plain", "GPU busy", "to G
 
 
 class Sampling:
-    """Asks `nvidia-smi` once a second how busy the GPU is, and what crosses the bus.
+    """Asks `nvidia-smi` once a second for the load of the GPU and the traffic on the bus.
 
     Attributes:
         busy: percent of the time, of each second.
@@ -79,12 +79,12 @@ class Sampling:
 
 
 def upper_half(values: list[float]) -> float | None:
-    """Return the median of the higher half: while steps ran, and not while a process started."""
+    """Return the median of the higher half, which excludes the start of a process."""
     return statistics.median(sorted(values)[len(values) // 2 :]) if values else None
 
 
 def configurations(options: argparse.Namespace) -> Iterator[run.Configuration]:
-    """Yield what is measured, plain Keras first."""
+    """Yield the configurations to measure, plain Keras first."""
     for model in options.models:
         for peer in options.peers:
             for workers in [0] if peer == "plain" else options.workers:
@@ -92,7 +92,7 @@ def configurations(options: argparse.Namespace) -> Iterator[run.Configuration]:
 
 
 def measured(configuration: run.Configuration, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure once; return what the peer printed, and what was seen of the GPU meanwhile."""
+    """Measure once; return the peer's output, and the samples of the GPU meanwhile."""
     variables = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if configuration.peer == "tf_keras":  # whose coordinator would compute on it
         variables["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -1,4 +1,4 @@
-"""Models that a GPU has something to do for; one code builds them in Keras 3 and in tf_keras."""
+"""Models that are large enough for a GPU; one code builds them in Keras 3 and in tf_keras."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Measures a step where the network has a latency: every task behind a proxy that delays all bytes.
+"""Measures a step on a network with latency: every task is behind a proxy that delays all bytes.
 
     python benchmarks/latency.py
     python benchmarks/latency.py --delays 0 2 --peers kerasps "kerasps, overlap" --rounds 3
 
-One worker, one ps, 2 x Dense(64), on the loopback. Each peer takes its turn at each delay, on a
-cluster of its own. Prints a table in Markdown: milliseconds per step.
+One worker, one ps, 2 x Dense(64), on the loopback. The peers take turns at each delay, each on a
+new cluster. Prints a table in Markdown: milliseconds per step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PEERS: dict[str, tuple[str, list[str]]] = {
 def measure_behind_proxies(
     peer: str, delay_ms: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return what `peer.py` printed, with proxies in front of the worker and the ps."""
+    """Return the output of `peer.py`, with proxies in front of the worker and the ps."""
     name, extra = PEERS[peer]
     with delaying(delay_ms) as behind_proxies:
         return measure(
@@ -43,7 +43,7 @@ def measure_behind_proxies(
 
 
 def main() -> int:
-    """Measure, and print the table; return 1 where steps were lost."""
+    """Measure, and print the table; return 1 if steps were lost."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,13 @@
-"""Measures how evenly the layouts "div" and "mod" spread look-ups over shards. NumPy only.
+"""Measures how evenly the layouts "div" and "mod" spread lookups over shards, with NumPy only.
 
     python benchmarks/layouts.py
     python benchmarks/layouts.py --rows 4000000 --exponent 1.2
 
-The vocabulary follows a power law. A shard serves each distinct row of a batch once, so what counts
-is distinct rows per shard and batch. "div" gives each shard a run of neighbouring ids. "mod" gives
-shard s the ids with id % shards == s. Prints the busiest shard over the mean shard: 1.00 is even;
-the number of shards says that one serves all of them. A step waits for the busiest shard.
+The vocabulary follows a power law. A shard serves each distinct row of a batch once, so the measure
+is the number of distinct rows per shard and batch. "div" gives each shard a range of ids. "mod"
+gives shard s the ids with id % shards == s. Prints the busiest shard over the mean shard: 1.00 is
+even; if it equals the number of shards, one shard serves all rows. A step waits for the busiest
+shard.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from models import EMBEDDING_BATCH_SIZE, IDS_PER_EXAMPLE, zipf_ids
 
 
 def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
-    """Return ids as a hashing layer gives them: splitmix64 modulo `rows`.
+    """Return ids as a hashing layer computes them: splitmix64 modulo `rows`.
 
-    Neighbours in frequency are then strangers in id.
+    Ids of similar frequency are then far apart.
     """
     mixed = ids.astype("uint64") + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -31,13 +32,13 @@ def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
 
 
 def div(ids: np.ndarray, rows: int, shards: int) -> np.ndarray:
-    """Return the shard of each id: runs of neighbours, the first `rows % shards` one longer."""
+    """Return the shard of each id: ranges of ids, the first `rows % shards` one longer."""
     sizes = np.full(shards, rows // shards) + (np.arange(shards) < rows % shards)
     return np.searchsorted(np.cumsum(sizes), ids, side="right")
 
 
 def mod(ids: np.ndarray, rows: int, shards: int) -> np.ndarray:
-    """Return the shard of each id: the ids are dealt out in turn."""
+    """Return the shard of each id: the shards take ids in turn."""
     return ids % shards
 
 

@@ -1,10 +1,10 @@
-"""What losses cost a training: steps per second through a run in which tasks of each kind go.
+"""Measures the cost of losses: steps per second in a run that loses a task of each kind.
 
     python benchmarks/losses.py --plot losses.svg
 
-A training runs under `kerasps launch` with two workers and one ps. A worker is killed, a worker is
-stopped, a ps is killed, and the coordinator is killed. Prints the times, as a row of Markdown, and
-draws steps per second over time.
+A training runs under `kerasps launch` with two workers and one ps. The script kills a worker, stops
+a worker, kills a ps, and kills the coordinator. Prints the times, as a row of Markdown, and draws
+steps per second over time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BIN_S = 0.5
 
 
 def children_of(pid):
-    """The pids of a process's children, by name."""
+    """Return the pids of a process's children, by name."""
     found = {}
     for entry in Path(f"/proc/{pid}/task").iterdir():
         for child in (entry / "children").read_text().split():
@@ -39,7 +39,7 @@ def children_of(pid):
 
 
 class Run:
-    """The training, what it has written, and what was done to it."""
+    """The training, with its log and the losses so far."""
 
     def __init__(self, folder, log):
         self.folder = folder
@@ -65,7 +65,7 @@ class Run:
         return time.monotonic()
 
     def signal(self, name, number, label):
-        """Send a signal to the task of a name, or to the script."""
+        """Send a signal to the task with this name, or to the script."""
         tasks = children_of(self.launcher.pid)
         script = next(pid for n, pid in tasks.items() if not n.startswith(("worker-", "ps-")))
         pid = script if name == "chief" else tasks[name]
@@ -75,7 +75,7 @@ class Run:
         return at, pid
 
     def status_since(self, at, worker, status):
-        """When a worker had a status first after `at`; None where it had not yet."""
+        """Return the first time after `at` at which a worker had a status; None if not yet."""
         for record in self.events("status"):
             if record["time"] > at and (record["worker"], record["status"]) == (worker, status):
                 return record["time"]
@@ -93,7 +93,7 @@ class Run:
 
 
 def address_of(pid):
-    """The address at which a task's process serves, from its own environment."""
+    """Return the address at which a task's process serves, from its environment."""
     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     config = json.loads(
         next(e for e in environment if e.startswith(b"TF_CONFIG=")).split(b"=", 1)[1]
@@ -102,14 +102,14 @@ def address_of(pid):
 
 
 def answers_at(run, address):
-    """Wait until a server answers at an address; return when."""
+    """Wait until a server answers at an address; return the time."""
     from kerasps.runtime.probe import Answer, ask_servers
 
     return run.wait_for(lambda: ask_servers({0: address}, 0.2)[0] is Answer.SERVES)
 
 
 def measure(run):
-    """Do everything once; return the seconds of each."""
+    """Cause every loss once; return the seconds of each."""
     found = {}
     run.wait_for(lambda: len(run.events("steps")) > 100)
     time.sleep(5.0)

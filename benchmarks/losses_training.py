@@ -1,4 +1,4 @@
-"""The training of losses.py: small steps, and a line in a file for each thing that happens.
+"""The training of losses.py: small steps, and a line in a file for each event.
 
 python losses_training.py FOLDER SECONDS
 """
@@ -26,7 +26,7 @@ _POLL_S = 0.01
 
 
 class Record(keras.callbacks.Callback):
-    """Writes down when executions come back, and ends the training when it is time."""
+    """Records the times at which executions end, and stops the training at its time limit."""
 
     def __init__(self, file, until):
         super().__init__()
@@ -43,7 +43,7 @@ class Record(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def watch(self, strategy):
-        """Write down whenever a worker's status changes."""
+        """Record every change of a worker's status."""
         before = {}
         while True:
             for worker in strategy.workers():

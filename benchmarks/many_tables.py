@@ -1,9 +1,9 @@
-"""Measures what a step costs with many tables, beside one table that is asked for as many ids.
+"""Measures the cost of a step with many tables, and with one table and as many ids.
 
     python benchmarks/many_tables.py
     python benchmarks/many_tables.py --tables 1 26 --workers 2 --num-ps 2 --shards 2 --rounds 5
 
-Every measurement is a process and a cluster of its own; they take turns. Prints a table in
+Every measurement has a new process and a new cluster; they take turns. Prints a table in
 Markdown: milliseconds per step, and the CPU time of a step in the workers and in the ps tasks.
 """
 

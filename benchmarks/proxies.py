@@ -16,9 +16,9 @@ _CHUNK = 2**18
 
 
 class Proxy:
-    """Hands on what comes to a port of its own, in both directions, after a delay.
+    """Forwards the bytes of a new port to a task, and back, after a delay.
 
-    It does not limit how much is on the way. Ends with the process.
+    It does not limit the bytes in flight. It ends with the process.
 
     Args:
         target: the address of a task.
@@ -34,7 +34,7 @@ class Proxy:
         _start(self._accept)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         self._listener.close()
 
     def _accept(self) -> None:
@@ -78,12 +78,12 @@ def _start(function: Any, *arguments: Any) -> None:
 
 @contextlib.contextmanager
 def delaying(delay_ms: float) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Yield what puts the workers and ps tasks of a TF_CONFIG behind proxies, until the end.
+    """Yield a function that puts the workers and ps of a TF_CONFIG behind proxies, until the end.
 
     Args:
         delay_ms: milliseconds each way, between any two tasks.
     """
-    # A thread that hands on does little, and another waits for it.
+    # A thread that forwards bytes does little, and another waits for it.
     sys.setswitchinterval(1e-4)
     with contextlib.ExitStack() as stack:
 

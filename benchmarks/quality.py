@@ -1,9 +1,9 @@
-"""Measures what asynchronous updates cost in quality: the test error by the number of workers.
+"""Measures the cost of asynchronous updates in quality: the test error by number of workers.
 
     python benchmarks/quality.py --workers 1 2 4 8 --rounds 3
 
-Trains the model of `examples/movielens.py`, with the same number of examples whoever trains. Each
-measurement is a `kerasps launch` of its own. Prints a table in Markdown.
+Trains the model of `examples/movielens.py`, on the same number of examples in all. Each measurement
+is a separate `kerasps launch`. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def train(seed: int, arguments: dict[str, object], optimizer: str) -> None:
 
 
 def measure(workers: int, seed: int, arguments: str, optimizer: str) -> dict[str, float]:
-    """Return what one launch measured."""
+    """Return the measurements of one launch."""
     out = subprocess.run(
         [
             *(sys.executable, "-m", "kerasps", "launch", "--num-workers", str(workers)),
@@ -86,7 +86,7 @@ def main() -> None:
     )
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=3, help="runs, each with a seed of its own")
+    parser.add_argument("--rounds", type=int, default=3, help="runs, each with another seed")
     parser.add_argument("--optimizer", default="", help="by its name; default: the example's Adam")
     parser.add_argument(
         "--arguments",

@@ -1,12 +1,12 @@
-"""Measures what a ps would gain if tables shared a storage, or lay in one with their slots.
+"""Measures the gain of a ps if tables shared a storage, or if rows and slots were in one storage.
 
     python benchmarks/row_storage.py
     python benchmarks/row_storage.py --tables 26 --rows 100000 --columns 16 --batch-size 128
 
-It runs the operations by which a ps hands out rows and updates them by Adagrad, and nothing else,
-in this one process: with a variable and a slot for each table, with one of each for all tables,
-and with rows that hold value and slot. They take turns. Prints a table in Markdown: microseconds of
-wall-clock and of CPU time per step, medians of all rounds.
+It runs only the operations by which a ps reads rows and updates them by Adagrad, in this one
+process: with a variable and a slot for each table, with one of each for all tables, and with rows
+that hold value and slot. They take turns. Prints a table in Markdown: microseconds of wall-clock
+and of CPU time per step, medians of all rounds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ EPSILON = 1e-7
 
 
 class Storage:
-    """Tables as they lie on a ps, and the steps that read and update them.
+    """The storage of tables as on a ps, and the steps that read and update them.
 
     Args:
-        num_tables: the variables that hold rows.
+        num_tables: the number of variables that hold rows.
         rows: the rows of each.
         columns: the width of a table.
-        ids: how many rows of each variable a step asks for.
+        ids: the number of rows of each variable that a step reads.
         is_packed: whether a row holds the value and the slot.
     """
 

@@ -1,4 +1,4 @@
-"""Measures kerasps, tf_keras's own parameter servers, and plain Keras 3, side by side.
+"""Measures kerasps, tf_keras's parameter servers, and plain Keras 3, side by side.
 
     python benchmarks/run.py --quick
     python benchmarks/run.py --models mlp2 movielens --workers 1 2 \\
@@ -6,9 +6,8 @@
     python benchmarks/run.py --models embedding_adagrad embedding_adam --rows 1000000 \\
         --workers 2 --num-ps 2 --shards 2
 
-Every measurement is a process of its own, and every cluster is fresh. The peers take turns (A B C A
-B C ...), so that a machine that gets slower or faster meanwhile does so for all of them. Prints a
-table in Markdown.
+Every measurement has a new process and a new cluster. The peers take turns (A B C A B C ...), so
+that a machine that gets slower or faster meanwhile affects all of them. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Configuration:
 
 @dataclass
 class Outcome:
-    """What all rounds of one configuration gave."""
+    """The results of all rounds of one configuration."""
 
     milliseconds: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -85,15 +84,15 @@ def measure(
     reached_by: Callable[[dict[str, Any]], dict[str, Any]] = lambda tf_config: tf_config,
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run one peer, with a cluster where it needs one, and return what it printed.
+    """Run one peer, with a cluster if it needs one, and return its output.
 
     Args:
         extra: further arguments of `peer.py`.
         epochs: the epochs that are timed.
-        limit: the seconds that it may take.
+        limit: the time limit in seconds.
         num_ps: the number of ps tasks.
-        reached_by: returns the TF_CONFIG by which the tasks are to be reached, from their own.
-        variables: environment variables of the peer's own process.
+        reached_by: takes the tasks' TF_CONFIG, and returns the one by which the peer reaches them.
+        variables: environment variables of the peer's process.
 
     Raises:
         CalledProcessError: the peer failed.
@@ -169,7 +168,7 @@ def measure_all(options: argparse.Namespace) -> dict[Configuration, Outcome]:
 
 
 def reach(latency: float) -> contextlib.AbstractContextManager[Callable[[Any], Any]]:
-    """Return a context of what `measure` takes as `reached_by`."""
+    """Return a context of the argument `reached_by` of `measure`."""
     return delaying(latency) if latency else contextlib.nullcontext(lambda tf_config: tf_config)
 
 
@@ -179,7 +178,7 @@ def last_lines(output: str | bytes | None, count: int = 8) -> str:
 
 
 def ratio(numerator: Outcome, denominator: Outcome) -> str:
-    """Return the ratio of two medians, empty where one of them was not measured."""
+    """Return the ratio of two medians; empty if one of them was not measured."""
     if not numerator.milliseconds or not denominator.milliseconds:
         return ""
     quotient = statistics.median(numerator.milliseconds) / statistics.median(
@@ -241,7 +240,7 @@ def machine(outcomes: Iterable[Outcome]) -> str:
 
 
 def conditions(options: argparse.Namespace, outcomes: dict[Configuration, Outcome]) -> str:
-    """Return what someone needs to know to compare the figures with others."""
+    """Return the conditions of the measurements, for comparisons with others."""
     table_rows = ""
     if any(model in MODELS_WITH_ROWS for model in options.models):
         updates = (
@@ -259,7 +258,7 @@ def conditions(options: argparse.Namespace, outcomes: dict[Configuration, Outcom
 
 
 def main() -> int:
-    """Measure and print; return 1 where a peer failed or lost steps."""
+    """Measure and print; return 1 if a peer failed or lost steps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Finds from which size on it pays to ask for rows of a table instead of reading it whole.
+"""Finds the size from which reading rows of a table is faster than reading it whole.
 
     python benchmarks/small_tables.py --rows 32 250 500 1000 4000
 
@@ -49,7 +49,7 @@ class _Training:
         return dataset.batch(self._batch_size, drop_remainder=True).cache().repeat()
 
     def seconds(self) -> float:
-        """Return how long the steps took, of an epoch behind one that reads the data in."""
+        """Return the seconds of an epoch's steps, after an epoch that reads the data."""
         started = []
         clock = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: started.append(time.perf_counter()),
@@ -66,7 +66,7 @@ class _Training:
 
 
 def measure(rows: int, options: argparse.Namespace) -> None:
-    """Print the line of the table for `rows`."""
+    """Print the table's line for `rows`."""
     num_bytes = rows * options.columns * 4
     with kerasps.LocalCluster(num_workers=1, num_ps=options.num_ps) as cluster:
         strategy = kerasps.ParameterServerStrategy(

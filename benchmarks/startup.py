@@ -5,9 +5,9 @@
     python benchmarks/startup.py --models mlp2 --peers kerasps --rounds 1 --profiles /tmp/profiles
     PYTHONPATH=<another checkout> python benchmarks/startup.py --peers kerasps
 
-Plain Keras 3 is one process. tf_keras with its own ParameterServerStrategy and kerasps run under
+Plain Keras 3 is one process. tf_keras with its ParameterServerStrategy and kerasps run under
 `kerasps launch`, so both have the same workers and ps. The peers take turns (A B C A B C ...).
-Bytecode of all modules is there, as after a first run: a run of each peer is not counted.
+A first run of each peer, which compiles the bytecode of all modules, does not count.
 A step is an epoch of one step, with its metrics.
 Prints medians, as tables in Markdown; ratios are medians of the ratios within a round.
 """
@@ -32,7 +32,7 @@ from startup_script import MODELS
 SCRIPT = Path(__file__).resolve().parent / "startup_script.py"
 PEERS = ("plain", "tf_keras", "kerasps")
 
-# Each phase ends with what the script notes under this name.
+# Each phase ends at the time that the script records under this name.
 PHASES = {
     "processes": "process",
     "imports": "imports",
@@ -40,7 +40,7 @@ PHASES = {
     "model": "model",
     "first step": "fit, epoch 0",
 }
-# The seconds between two notes.
+# The seconds between two recorded times.
 AGAIN = {
     "second fit": ("second fit is called", "second fit, epoch 0"),
     "its second epoch": ("second fit, epoch 1 begins", "second fit, epoch 1"),
@@ -51,7 +51,7 @@ AGAIN = {
 
 
 def measure(peer: str, model: str, options: argparse.Namespace, bytecode: str) -> dict[str, float]:
-    """Run a peer once; return the seconds of each phase, and of each later beginning.
+    """Run a peer once; return the seconds of each phase, and of each later start.
 
     Args:
         peer: one of `PEERS`.

@@ -1,10 +1,10 @@
 """Trains a model for two epochs of one step, and prints when each phase of the start ended.
 
-tf_keras takes no callback that is told of batches beside ps, so the end of the first step is that
-of an epoch of one step, with its metrics.
+With ps, tf_keras takes no callback with batch methods, so the end of the first step is that of an
+epoch of one step, with its metrics.
 
-`startup.py` runs it: by itself for plain Keras, under `kerasps launch` for the others. Each peer
-imports its framework alone, and everything is imported where its time is counted.
+`startup.py` runs it: directly for plain Keras, under `kerasps launch` for the others. Each peer
+imports only its framework, within the phase that counts the import.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MODELS = ("mlp2", "movielens", "transformer12", "tables40")
 
 
 def _framework(peer: str, clock: Clock) -> tuple[Any, Any, Any]:
-    """Import the framework of a peer; return its Keras, a scope and what wraps a `dataset_fn`."""
+    """Import a peer's framework; return its Keras, a scope and a wrapper of a `dataset_fn`."""
     import contextlib
 
     import tensorflow as tf
@@ -96,7 +96,7 @@ def _framework(peer: str, clock: Clock) -> tuple[Any, Any, Any]:
 
 
 def _noting(keras: Any, clock: Clock, name: str) -> Any:
-    """Return a callback that notes when epochs of the call `name` begin and end."""
+    """Return a callback that records the begins and ends of epochs of the call `name`."""
 
     class Noting(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: object = None) -> None:

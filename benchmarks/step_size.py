@@ -1,12 +1,12 @@
-"""Measures what a step costs beside plain Keras, by the size of the model.
+"""Measures the cost of a step compared with plain Keras, by the size of the model.
 
     python benchmarks/step_size.py
     python benchmarks/step_size.py --widths 256 1024 --wire-dtype bfloat16 --rounds 5
 
-A model is 4 x Dense(width), trained by Adam in batches of 32 with one worker. Each measurement is a
-process of its own, on a cluster of its own, and plain Keras and kerasps take turns. Prints a table
-in Markdown, and the line `a + b x MB` that comes closest (least squares) to what a step of kerasps
-takes more than one of plain Keras: MB are those of the weights.
+A model is 4 x Dense(width), trained by Adam in batches of 32 with one worker. Each measurement has
+a new process and a new cluster, and plain Keras and kerasps take turns. Prints a table in Markdown,
+and the line `a + b x MB` that fits best (least squares) the extra time of a step of kerasps over
+one of plain Keras. MB are those of the weights.
 """
 
 from __future__ import annotations

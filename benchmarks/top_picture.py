@@ -1,9 +1,9 @@
-"""Draws `kerasps top` as it looks at a training that runs: the picture of docs/monitoring.md.
+"""Draws the view of `kerasps top` on a running training: the picture of docs/monitoring.md.
 
     python benchmarks/top_picture.py docs/top.svg
 
-A recommender trains with three workers and two ps. Worker 2 is killed and started again; the status
-is drawn when it is back and has done steps.
+A recommender trains with three workers and two ps. Worker 2 is killed and restarts; the script
+draws the status when it is back and has done steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS_BEFORE_LOSS = SECONDS_AFTER = 8.0
 
 
 class UntilDrawn(keras.callbacks.Callback):
-    """Stops the training when the picture is there."""
+    """Stops the training when the picture is drawn."""
 
     def __init__(self):
         super().__init__()

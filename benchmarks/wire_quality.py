@@ -1,11 +1,11 @@
-"""Measures what values and gradients in 16 bits cost in quality, beside the scatter of seeds.
+"""Measures the cost of values and gradients in 16 bits in quality, and the scatter of seeds.
 
     python benchmarks/wire_quality.py
     python benchmarks/wire_quality.py --models flights --workers 1 --rounds 3
 
 Trains a network for images (scikit-learn's digits; accuracy) and a wide and deep model (real
-flights that are late; AUC), with seeds 1, 2, 3 … and each `wire_dtype`. Every training is a process
-and a cluster of its own. Prints a table in Markdown; for MovieLens, see `quality.py`.
+flights that are late; AUC), with seeds 1, 2, 3 … and each `wire_dtype`. Every training has a new
+process and a new cluster. Prints a table in Markdown; for MovieLens, see `quality.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEST_SHARE = 5  # one example in so many
 
 
 def digits(keras: Any) -> tuple[Any, Any, np.ndarray, int]:
-    """Return a model, its inputs, its labels, and how often it is to see them."""
+    """Return a model, its inputs, its labels, and the number of epochs."""
     from sklearn.datasets import load_digits
 
     layers = keras.layers
@@ -42,7 +42,7 @@ def digits(keras: Any) -> tuple[Any, Any, np.ndarray, int]:
 
 
 def flights(keras: Any) -> tuple[Any, Any, np.ndarray, int]:
-    """Return a model, its inputs, its labels, and how often it is to see them."""
+    """Return a model, its inputs, its labels, and the number of epochs."""
     import models
 
     benchmark = models.BENCHMARKS["wide_and_deep"]

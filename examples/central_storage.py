@@ -16,7 +16,7 @@ from digits_cnn import build_model
 
 
 def make_strategy() -> kerasps.CentralStorageStrategy:
-    """All GPUs compute; where there is none, two logical devices of the CPU do."""
+    """Return a strategy on all GPUs; without GPUs, on two logical devices of the CPU."""
     if not tf.config.list_physical_devices("GPU"):
         (cpu,) = tf.config.list_physical_devices("CPU")
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(3)]
@@ -26,7 +26,7 @@ def make_strategy() -> kerasps.CentralStorageStrategy:
 
 
 def main() -> None:
-    """Train, evaluate, print where the variables are and the test accuracy."""
+    """Train, evaluate, print the device of the variables and the test accuracy."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The cluster of an example: the one that TF_CONFIG names, or else one on this machine."""
+"""The cluster of an example: the one that TF_CONFIG describes, or else one on this machine."""
 
 from __future__ import annotations
 

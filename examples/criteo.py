@@ -1,8 +1,8 @@
 """Synthetic clicks in the shape of the Criteo data.
 
-There are 13 counts, 26 categories of very unequal sizes, and a label from a hidden model. Batches
-are TensorFlow's own random numbers, so a worker draws them by itself, and a batch follows from its
-seed alone.
+There are 13 counts, 26 categories of very unequal sizes, and a label from a hidden model.
+TensorFlow draws the random numbers, so a worker can make batches without reading data, and a batch
+depends only on its seed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CARDINALITIES = np.array(
         [27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572],
     ]
 ).ravel()
-# Workers count their seeds from 0; no worker has this one.
+# Workers count their seeds from 0, so no worker uses this one.
 TEST_SEED = 1_000_000
 
 
 def table_sizes(total: int) -> np.ndarray:
-    """Criteo's 26 vocabularies scaled to `total` rows, each with at least 3;
+    """Return the sizes of Criteo's 26 vocabularies, scaled to `total` rows and at least 3 each.
 
     `total` is 1,000 or more.
     """
@@ -37,7 +37,7 @@ def table_sizes(total: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Clicks:
-    """Where the examples come from: the table sizes and the batch size."""
+    """The source of the examples, with the sizes of tables and batches."""
 
     sizes: np.ndarray
     batch_size: int
@@ -45,7 +45,7 @@ class Clicks:
     def batch(
         self, seed: int, index: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Return the features, the labels (0 or 1), and how likely a 1 was in the hidden model."""
+        """Return features, labels (0 or 1), and the hidden model's probabilities of a 1."""
         normal = tf.random.stateless_normal((self.batch_size, NUM_COUNTS), [seed, 2 * index])
         uniform = tf.random.stateless_uniform(
             (self.batch_size, len(self.sizes) + 1), [seed, 2 * index + 1], dtype=tf.float64
@@ -65,7 +65,7 @@ class Clicks:
     def reference_aucs(self, num_batches: int) -> tuple[float, float]:
         """Return the AUC of a constant guess and of the hidden model on the first test batches.
 
-        None can beat the hidden model's by much.
+        No model can be much better than the hidden one.
         """
         constant, hidden = keras.metrics.AUC(), keras.metrics.AUC()
         for index in tf.range(num_batches, dtype=tf.int64):
@@ -78,12 +78,12 @@ class Clicks:
 def _score(normal: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Score examples by the hidden model.
 
-    It has weights of the counts, an effect of each category, and effects of pairs of categories.
+    It has a weight for each count, an effect of each category, and effects of pairs of categories.
     """
     generator = np.random.default_rng(7)
     weights = generator.normal(0.0, 0.2, NUM_COUNTS).astype("float32")
     frequencies, phases = generator.uniform(0.5, 3.0, (2, 2, len(CARDINALITIES))).astype("float32")
-    # The sine of an id times an odd number: as good as a random number for each id, and needs no
+    # The sine of an id times an odd number: it serves as a random number for each id, without a
     # table.
     effects = tf.sin(ids[:, None] * frequencies + phases)
     pairs = effects[:, 1] * tf.roll(effects[:, 1], 1, axis=1)

@@ -1,4 +1,4 @@
-"""Movie ratings in CSV files, of which each worker reads its own; the model looks strings up.
+"""Movie ratings in CSV files; each worker reads some of them, and the model looks up strings.
 
 python examples/csv_files.py                  # starts a cluster on this machine
 kerasps launch examples/csv_files.py          # the same, with the cluster around it
@@ -24,16 +24,16 @@ NUM_FILES, BATCH_SIZE = 8, 128
 
 
 def write(table: pd.DataFrame, directory: Path, name: str) -> str:
-    """Deal the rows out to CSV files, and return the pattern of their names."""
+    """Distribute the rows over CSV files, and return the pattern of their names."""
     for index in range(NUM_FILES):
         table[COLUMNS].iloc[index::NUM_FILES].to_csv(directory / f"{name}-{index}.csv", index=False)
     return str(directory / f"{name}-*.csv")
 
 
 def read(files: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset of CSV files, whose length nobody knows.
+    """Return a dataset of CSV files, whose length is unknown.
 
-    Elements are a dictionary of users and titles, strings of shape (batch,), and ratings.
+    An element is a dictionary of users and titles, strings of shape (batch,), and ratings.
     """
     rows = files.interleave(
         lambda file: tf.data.experimental.CsvDataset(file, ["", "", 0.0], header=True)
@@ -46,7 +46,7 @@ def read(files: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def build_model(table: pd.DataFrame, dimension: int = 32) -> keras.Model:
-    """Build mean rating + user bias + movie bias + how well user and movie match, from strings."""
+    """Build mean rating + user bias + movie bias + match of user and movie, from strings."""
     penalty = keras.regularizers.L2(0.05)
     inputs, vectors, biases = {}, [], []
     columns = {"user": table["userId"].astype(str), "title": table["title"].fillna("")}

@@ -1,4 +1,4 @@
-"""Digits by a training loop of one's own, as TensorFlow documents it for parameter servers.
+"""Trains on digits by a custom loop, as TensorFlow documents it for parameter servers.
 
 python examples/custom_loop.py                 # starts a cluster on this machine
 kerasps launch examples/custom_loop.py         # the same, with the cluster around it
@@ -16,7 +16,7 @@ EPOCHS, STEPS_PER_EPOCH = 6, 60
 
 
 def build_model() -> keras.Model:
-    """A dense layer under dropout."""
+    """Build a dense layer with dropout."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),

@@ -1,10 +1,10 @@
-"""A model with a `train_step` of its own: it also trains on digits that were changed to fool it.
+"""A model with a custom `train_step`: it also trains on digits that were changed to fool it.
 
     python examples/custom_train_step.py          # starts a cluster on this machine
     kerasps launch examples/custom_train_step.py  # the same, with the cluster around it
 
 The method follows Goodfellow et al., "Explaining and Harnessing Adversarial Examples", 2015.
-Nothing in the class knows about parameter servers: it is what one would write for plain Keras.
+The class has nothing specific to parameter servers: it is the same as for plain Keras.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIXEL_CHANGE = 0.1
 
 
 class AdversarialModel(keras.Model):
-    """Digits to logits; a step sees a batch as it is, and after the worst small change to it."""
+    """Maps digits to logits; a step uses a batch twice, the second time with the worst change."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Digits in many TFRecord files, which a tf.data service reads and hands out to the workers.
+"""Digits in many TFRecord files, which a tf.data service reads and sends to the workers.
 
 python examples/data_service.py               # starts a cluster on this machine
 kerasps launch examples/data_service.py       # the same, with the cluster around it
@@ -25,7 +25,7 @@ from clusters import strategy
 def data_service() -> Iterator[str]:
     """Yield the address of a tf.data service with two workers in this process.
 
-    Elsewhere it is a job of its own.
+    In production it is a separate job.
     """
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer()
@@ -56,8 +56,8 @@ def main() -> None:
         pattern, num_examples = digit_records.write(Path(directory))
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # A job of a service ends with its data and never starts again: so the data repeat, and
-            # steps make the epoch.
+            # A job of a service ends with its data and never starts again. So the data repeats, and
+            # the number of steps defines an epoch.
             batches = digit_records.batches(
                 tf.data.Dataset.list_files(pattern, shuffle=True).repeat()
             )

@@ -1,4 +1,4 @@
-"""The digits in TFRecord files. Shared by the examples that read files."""
+"""The digits in TFRecord files, for the examples that read files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(directory: Path) -> tuple[str, int]:
 
 
 def batches(files: tf.data.Dataset) -> tf.data.Dataset:
-    """Read files side by side.
+    """Return a dataset that reads several files in parallel.
 
     Elements are images of shape (batch, 8, 8, 1) and labels of shape (batch,).
     """
@@ -66,7 +66,7 @@ def build_model() -> keras.Model:
 
 
 def print_test_accuracy(model: keras.Model) -> None:
-    """Evaluate on the digits that are in no file."""
+    """Evaluate on the test digits, which are in no file, and print the accuracy."""
     _, _, images, labels = digits.load()
     result = model.evaluate(images, labels, batch_size=120, verbose=0, return_dict=True)
     print(f"test accuracy: {result['accuracy']:.3f} on {len(labels)} digits")

@@ -27,7 +27,7 @@ def load() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 def training_dataset(
     images: np.ndarray, labels: np.ndarray, context: tf.distribute.InputContext
 ) -> tf.data.Dataset:
-    """Return one worker's split of the training digits, shuffled, without end."""
+    """Return one worker's split of the training digits, shuffled and repeated."""
     dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
     return dataset.shuffle(len(labels)).repeat().batch(BATCH_SIZE, drop_remainder=True).prefetch(2)

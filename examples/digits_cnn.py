@@ -17,7 +17,7 @@ from clusters import strategy
 
 
 def build_model() -> keras.Model:
-    """Two convolutions, each with batch normalisation, then one dense layer under dropout."""
+    """Build two convolutions with batch normalisation, then one dense layer with dropout."""
     model = keras.Sequential([keras.Input((8, 8, 1))])
     for filters in (16, 32):
         model.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False))

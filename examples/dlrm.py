@@ -23,7 +23,7 @@ EMBEDDING_WIDTH = 16
 
 
 def build_model(sizes: np.ndarray) -> keras.Model:
-    """Build the counts as one vector, each category as one, and how well any two of them match."""
+    """Build one vector for the counts, one for each category, and the match of each pair."""
     counts = keras.Input((criteo.NUM_COUNTS,), name="counts")
     categories = keras.Input((len(sizes),), dtype="int32", name="categories")
     bottom = [keras.layers.Dense(units, activation="relu") for units in (64, EMBEDDING_WIDTH)]
@@ -45,7 +45,7 @@ def build_model(sizes: np.ndarray) -> keras.Model:
 
 
 def main() -> None:
-    """Train, evaluate, print where the tables are and the test AUC."""
+    """Train, evaluate, print the placement of the tables and the test AUC."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Says which library a line of documentation comes from; the model makes words of raw strings.
+"""Predicts the library of a line of documentation; the model splits raw strings into words.
 
 python examples/docstrings.py                 # starts a cluster on this machine
 kerasps launch examples/docstrings.py         # the same, with the cluster around it
@@ -30,7 +30,7 @@ WORD = re.compile(r"\b[A-Za-z]{2,}\b")
 
 
 def load() -> tuple[list[str], list[int]]:
-    """Return lines of at least four words, each once, and the number of the library of each."""
+    """Return distinct lines of at least four words, and the number of each line's library."""
     label_of: dict[str, int] = {}
     for label, places in enumerate(LIBRARIES.values()):
         documented = [
@@ -51,7 +51,7 @@ def load() -> tuple[list[str], list[int]]:
 
 
 def build_model(lines: list[str]) -> keras.Model:
-    """Build the mean of the words' vectors, and a layer on it, for the vocabulary of `lines`."""
+    """Build a layer on the mean of the words' vectors, with the vocabulary of `lines`."""
     vectorize = keras.layers.TextVectorization(VOCABULARY, output_sequence_length=WORDS)
     vectorize.adapt(lines)
     embed = keras.layers.Embedding(VOCABULARY, 32, mask_zero=True)
@@ -66,7 +66,7 @@ def build_model(lines: list[str]) -> keras.Model:
 
 
 def main() -> None:
-    """Train, evaluate, print the test accuracy and what the model makes of two lines."""
+    """Train, evaluate, print the test accuracy and the predictions for two lines."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

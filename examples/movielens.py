@@ -24,9 +24,8 @@ STEPS_PER_EXECUTION = 10
 
 
 def build_model(train: ratings.Ratings, dimension: int = 32) -> keras.Model:
-    """Build mean rating + user bias + movie bias + how well the vectors of the two match."""
-    # A penalty on the rows in use. A penalty on the table itself would read all of it in every
-    # step.
+    """Build mean rating + user bias + movie bias + match of the vectors of the two."""
+    # A penalty on the rows in use. A penalty on the table would read all of it in every step.
     penalty = keras.regularizers.L2(0.05)
     ids = {name: keras.Input((), dtype="int32", name=name) for name in ("user", "movie")}
     vectors = [
@@ -64,7 +63,7 @@ def main() -> None:
 
     keras.utils.set_random_seed(1)
     train, test = ratings.load()
-    # Whole executions only, so that an epoch has the same number of steps everywhere.
+    # Only whole executions, so that an epoch has the same number of steps everywhere.
     steps = (
         (options.max_steps or len(train) // BATCH_SIZE) // STEPS_PER_EXECUTION * STEPS_PER_EXECUTION
     )

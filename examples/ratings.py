@@ -1,4 +1,4 @@
-"""The MovieLens ratings as arrays, split into train and test once and for all.
+"""The MovieLens ratings as arrays, with a fixed split into train and test.
 
 Shared by the examples that rate movies.
 """
@@ -31,11 +31,11 @@ class Ratings:
         return len(self.rating)
 
     def inputs(self, *names: str) -> dict[str, np.ndarray]:
-        """Some of the columns, as the inputs of a model."""
+        """Return some columns by name, as the inputs of a model."""
         return {name: self.columns[name] for name in names}
 
     def take(self, rows: np.ndarray) -> Ratings:
-        """Return the same columns, for some of the rows."""
+        """Return the same columns for some rows."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return Ratings(columns, self.sizes, self.genres[rows], self.rating[rows])
 

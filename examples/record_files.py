@@ -1,4 +1,4 @@
-"""Digits in many TFRecord files, of which each worker reads its own; an epoch is one pass over all.
+"""Digits in many TFRecord files; each worker reads some, and an epoch is one pass over all files.
 
 python examples/record_files.py               # starts a cluster on this machine
 kerasps launch examples/record_files.py       # the same, with the cluster around it
@@ -33,7 +33,7 @@ def main() -> None:
         pattern, _ = digit_records.write(Path(directory))
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            # All workers must see the files in the same order until they are dealt out.
+            # All workers must see the files in the same order until `shard` distributes them.
             files = tf.data.Dataset.list_files(pattern, shuffle=False)
             return digit_records.batches(
                 files.shard(context.num_input_pipelines, context.input_pipeline_id)

@@ -62,7 +62,7 @@ def evaluate(directory: Path) -> None:
 
 
 def main() -> None:
-    """TF_CONFIG says whether this process trains or evaluates."""
+    """Train or evaluate, as TF_CONFIG says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -40,7 +40,7 @@ class VAE(keras.Model):
         ]
 
     def losses_of(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return what is lost on the way through the code, and how far the code is from normal."""
+        """Return the reconstruction loss, and the distance of the code from the normal one."""
         mean, log_variance = ops.split(self.encoder(images), 2, axis=1)
         code = mean + ops.exp(0.5 * log_variance) * keras.random.normal(
             ops.shape(mean), seed=self.noise
@@ -62,7 +62,7 @@ class VAE(keras.Model):
         return {tracker.name: tracker.result() for tracker in self.trackers}
 
     def test_step(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Measure only."""
+        """Compute the losses."""
         self.losses_of(images)
         return {tracker.name: tracker.result() for tracker in self.trackers}
 

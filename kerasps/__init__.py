@@ -155,7 +155,7 @@ _MODULES = {
     "train_and_evaluate": "worker_driven",
 }
 
-# What those look for who come from TensorFlow's estimators.
+# Names that users of TensorFlow's estimators look for, and what replaces them.
 _TABLE = 'the table "Where an argument of TensorFlow\'s estimators went" in docs/worker_driven.md'
 _OF_ESTIMATORS = {
     "Estimator": "Give `kerasps.train_and_evaluate` a function that returns a compiled Keras model",
@@ -179,12 +179,12 @@ def _moved(name: str) -> str:
     return f". {use}; see {_TABLE}." if use else ""
 
 
-# Hidden from type checkers, to which it would make every name a valid one.
+# Hidden from type checkers, which would accept every name otherwise.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
-            # With the module, Python adds the name that is like it.
+            # Python suggests a similar name, as it gets the module.
             message = f"module {__name__!r} has no attribute {name!r}{_moved(name)}"
             raise AttributeError(message, name=name, obj=sys.modules[__name__])
         try:

@@ -1,10 +1,10 @@
-"""Every private name of Keras and TensorFlow that kerasps uses, and why.
+"""Imports the private names of Keras and TensorFlow that kerasps uses.
 
-This is the only module that reaches into private parts of Keras or TensorFlow. A name is imported
-when it is first asked for, so that the modules which need no TensorFlow (the server of a task, the
-command line) start fast. A name that has moved fails loudly, with the versions that were tested;
-the canary (`test_compat.py`) resolves every one of them. The lists are `kerasps._private_names` and
-`kerasps._private_attributes`; what kerasps replaces stands in `kerasps.hooks.PATCHES`.
+This is the only module that imports private names of Keras or TensorFlow. It imports a name at its
+first use, so that modules which need no TensorFlow (the server of a task, the command line) start
+fast. A name that has moved raises an error with the versions that were tested; the canary
+(`test_compat.py`) resolves every name. `kerasps._private_names` and `kerasps._private_attributes`
+list the names, and `kerasps.hooks.PATCHES` the methods that kerasps replaces.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from kerasps._private_attributes import PRIVATE_ATTRIBUTES
 from kerasps._private_names import PRIVATE_NAMES
 from kerasps.errors import UnsupportedError
 
-# The first and the last minor version of each package that the tests ran with. The first ones are
-# required (`pyproject.toml`); later ones than the last draw a warning.
+# The first and the last minor version of each package that the tests ran with. `pyproject.toml`
+# requires the first; a version after the last causes a warning.
 TESTED_VERSIONS = {"keras": ((3, 12), (3, 15)), "tensorflow": ((2, 20), (2, 21))}
-# Keras 2: as a package of its own, which is `tf.keras` under TF_USE_LEGACY_KERAS, and as a part of
-# TensorFlow that is left of it.
+# Keras 2: the package `tf_keras`, which is `tf.keras` under TF_USE_LEGACY_KERAS, and the part that
+# TensorFlow still contains.
 KERAS_2 = ("tf_keras", "tensorflow.python.keras")
 SUPPORTED_VERSIONS = "Keras 3.12 to 3.15 with TensorFlow 2.20 or 2.21"
 
 
 def owner_of(handle: object) -> Any:
-    """Return the lookup table, or other object, whose handle this is.
+    """Return the lookup table, or other object, that a handle belongs to.
 
-    None where it is gone, and for any other tensor. TensorFlow notes in the handle who made it, for
-    `tf.saved_model.save`.
+    None if the object no longer exists, and for other tensors. TensorFlow stores the owner in the
+    handle for `tf.saved_model.save`.
     """
     reference = getattr(handle, "_parent_trackable", None)
     return None if reference is None else reference()
@@ -58,10 +58,10 @@ def resolve(name: str) -> Any:
 
 
 def moved(name: str, why: str) -> ImportError:
-    """Return the error of something of Keras or TensorFlow that is not where it was.
+    """Return the error for a name that Keras or TensorFlow no longer has.
 
     Args:
-        name: what is missing, with its module.
+        name: the missing name, with its module.
         why: what kerasps needs it for.
     """
     return ImportError(
@@ -71,7 +71,7 @@ def moved(name: str, why: str) -> ImportError:
 
 
 def check_backend() -> None:
-    """Check that Keras runs on TensorFlow. Call before a model, or a strategy, is looked at.
+    """Check that Keras runs on TensorFlow. Call before using a model or a strategy.
 
     Raises:
         UnsupportedError: it runs on another backend.
@@ -82,7 +82,7 @@ def check_backend() -> None:
 
 
 def backend_error() -> UnsupportedError | None:
-    """Return the error of a Keras that runs, or is about to run, on another backend; else None."""
+    """Return the error if Keras runs, or would run, on another backend; else None."""
     backend, chosen_by = _backend()
     if backend == "tensorflow":
         return None
@@ -94,9 +94,9 @@ def backend_error() -> UnsupportedError | None:
 
 
 def _backend() -> tuple[str, str]:
-    """Return the backend of Keras, and what has chosen it. Keras need not be imported."""
+    """Return the backend of Keras, and the setting that chose it. Keras need not be imported."""
     in_environment = os.environ.get("KERAS_BACKEND")
-    # As Keras finds it.
+    # Keras searches the same places.
     home = os.path.expanduser("~")
     home = home if os.access(home, os.W_OK) else "/tmp"
     folder = os.environ.get("KERAS_HOME") or os.path.join(home, ".keras")
@@ -119,15 +119,15 @@ def _backend() -> tuple[str, str]:
 
 
 def check_not_keras_2(name: str | None) -> None:
-    """Check that it is not a model of Keras 2 that makes a variable.
+    """Check that no object of Keras 2 is making a variable.
 
-    Whoever makes it is on the stack: a layer, an optimizer, a metric, or the model.
+    The maker is on the stack: a layer, an optimizer, a metric, or the model.
 
     Args:
         name: the name of the variable.
 
     Raises:
-        UnsupportedError: it is one of Keras 2.
+        UnsupportedError: the maker is of Keras 2.
     """
     if sys.modules.keys().isdisjoint(KERAS_2):
         return
@@ -141,16 +141,16 @@ def check_not_keras_2(name: str | None) -> None:
                 "strategy of kerasps, which trains models of Keras 3. Expected: models, layers, "
                 f"optimizers and metrics of the package `keras`. Received: one of `{package}`. "
                 "Use `import keras`, and leave TF_USE_LEGACY_KERAS out of the environment: it "
-                "makes `tf.keras` Keras 2. What is made outside of `strategy.scope()` stays as it "
-                "is."
+                "makes `tf.keras` Keras 2. Variables made outside of `strategy.scope()` are not "
+                "affected."
             )
         frame = frame.f_back
 
 
 def check_overridden() -> None:
-    """Check that each private method that kerasps overrides is still in its base.
+    """Check that each private method that kerasps overrides still exists in its base class.
 
-    Under another name, the base's would be called in place of ours, without a word.
+    If it was renamed, Keras or TensorFlow would call the base's method and skip ours silently.
 
     Raises:
         ImportError: one is missing; the message names the versions that were tested.
@@ -162,7 +162,7 @@ def check_overridden() -> None:
 
 
 def warn_of_untested_versions() -> None:
-    """Warn where Keras or TensorFlow is of a version that the tests have not run with."""
+    """Warn if the tests have not run with this version of Keras or TensorFlow."""
     for package, (first, last) in TESTED_VERSIONS.items():
         if not first <= _minor_version(package) <= last:
             warnings.warn(
@@ -175,7 +175,7 @@ def warn_of_untested_versions() -> None:
 
 
 def _minor_version(package: str) -> tuple[int, int]:
-    """Return the first two numbers of the version that is imported."""
+    """Return the first two numbers of a package's version. Imports the package."""
     major, minor, *_ = importlib.import_module(package).__version__.split(".")
     return int(major), int(minor)
 
@@ -189,7 +189,7 @@ def __getattr__(name: str) -> Any:
 
 
 def missing_parameters(name: str) -> list[str]:
-    """Return the parameters that kerasps passes to a private function and that it has no more."""
+    """Return the parameters that kerasps passes and the private function no longer has."""
     target = resolve(name)
     if inspect.isclass(target):
         target = target.__init__
@@ -201,10 +201,9 @@ def missing_parameters(name: str) -> list[str]:
 
 
 def missing_attributes(owner: str) -> list[str]:
-    """Return what `PRIVATE_ATTRIBUTES[owner]` lists and is missing: attributes and parameters.
+    """Return the attributes and parameters that `PRIVATE_ATTRIBUTES` lists and `owner` lacks.
 
-    An attribute that only an instance has counts as there when a method of its class, or of a base
-    of it, assigns it.
+    An attribute of instances counts as present if a method of the class, or of a base, assigns it.
     """
     cls = _class_of(owner)
     missing = []
@@ -236,7 +235,7 @@ def _assigns(cls: type, attribute: str) -> bool:
 
 
 def _installed_versions() -> str:
-    # Late: the server of a task does not need it.
+    # Imported late: the server of a task does not need it.
     from importlib.metadata import PackageNotFoundError, version
 
     found = []
@@ -251,10 +250,10 @@ def _installed_versions() -> str:
 def import_server_lib() -> types.ModuleType:
     """Import TensorFlow's `server_lib` without the rest of TensorFlow.
 
-    The whole package costs 3 CPU seconds to import and 450 MB; a task's server needs the runtime
-    only (0.5 s, 180 MB). The packages `tensorflow` and `tensorflow.python` are entered as bare
-    modules, so that their `__init__` does not run. Works in a process that has not imported
-    TensorFlow and never will; where TensorFlow is imported already, it is used as it is.
+    The whole package takes 3 CPU seconds to import and 450 MB; a task's server needs only the
+    runtime (0.5 s, 180 MB). This registers `tensorflow` and `tensorflow.python` as empty modules,
+    so that their `__init__` does not run. The process must not import TensorFlow afterwards. If
+    TensorFlow is imported already, this uses it unchanged.
     """
     if "tensorflow" not in sys.modules:
         spec = importlib.util.find_spec("tensorflow")

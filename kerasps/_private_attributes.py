@@ -1,6 +1,6 @@
-"""The private attributes of objects of Keras and TensorFlow that kerasps uses, and why.
+"""Lists the private attributes of Keras and TensorFlow that kerasps uses, and the reasons.
 
-`kerasps._compat` imports the list, which holds text only, so that a task's server starts fast.
+`kerasps._compat` imports this list. It holds only text, so that a task's server starts fast.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ class PrivateAttribute:
     """A private attribute of an object of Keras or TensorFlow, and why kerasps needs it.
 
     Args:
-        name: what it is called.
-        why: what kerasps needs it for. "overridden" as its first word: a class of kerasps has a
-            method of this name, which would not be called if the base's had another.
-        parameters: the names of the parameters that kerasps passes, or is passed.
+        name: the name of the attribute.
+        why: what kerasps needs it for. "overridden" as its first word: a class of kerasps overrides
+            this method, and would no longer be called if the base renamed it.
+        parameters: the names of the parameters that kerasps passes, or receives in an override.
     """
 
     name: str
@@ -29,8 +29,8 @@ class PrivateAttribute:
         return self.why.startswith("overridden")
 
 
-# By "module:class". What kerasps hooks or overrides is here too: under another name it would
-# silently no longer be called.
+# By "module:class". The methods that kerasps patches or overrides are here too: if one is renamed,
+# nothing calls ours, without an error.
 PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     "keras.src.optimizers.base_optimizer:BaseOptimizer": (
         PrivateAttribute(
@@ -43,29 +43,29 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         ),
         PrivateAttribute(
             "_use_weight_decay",
-            "variables that decay are updated apart from those that do not",
+            "variables with and without weight decay are updated separately",
             ("variable",),
         ),
         PrivateAttribute("_trainable_variables", "slots are lists parallel to it"),
-        PrivateAttribute("_learning_rate", "the variable of it, where there is no schedule"),
-        PrivateAttribute("_accumulated_gradients", "gradient accumulation goes on on the ps"),
+        PrivateAttribute("_learning_rate", "the variable of it, unless there is a schedule"),
+        PrivateAttribute("_accumulated_gradients", "the ps accumulate gradients"),
         PrivateAttribute(
-            "_model_variables_moving_average", "each ps moves the averages of its own variables"
+            "_model_variables_moving_average", "each ps updates the averages of its variables"
         ),
         PrivateAttribute(
-            "_iterations", "counts every call of `apply`; `iterations` leaves accumulating ones out"
+            "_iterations", "counts every call of `apply`; `iterations` skips those that accumulate"
         ),
     ),
     "keras.src.backend.tensorflow.optimizer:TFOptimizer": (
         PrivateAttribute(
             "_backend_update_step",
-            "called on the ps, so that an optimizer's own override runs",
+            "called on the ps, so that an optimizer's override of it runs",
             ("grads", "trainable_variables", "learning_rate"),
         ),
         PrivateAttribute("_apply_weight_decay", "weight decay runs on the ps", ("variables",)),
         PrivateAttribute(
             "_distribution_strategy",
-            "where slots are made; set for an optimizer that was made outside",
+            "makes slots; set for an optimizer that was made outside of the scope",
         ),
     ),
     "keras.src.backend.tensorflow.trainer:TensorFlowTrainer": (
@@ -73,65 +73,67 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "_distribute_strategy", "tells a model of ours from others; adopted ones get it"
         ),
         PrivateAttribute(
-            "_compile_loss", "whether a loss was compiled, for the error of a missing y"
+            "_compile_loss", "tells if a loss was compiled, for the error about a missing y"
         ),
         PrivateAttribute(
             "_compile_metrics", "built before the first trace, which would otherwise be repeated"
         ),
         PrivateAttribute(
-            "_flatten_metrics_in_order", "what `train_on_batch` returns as a list", ("logs",)
+            "_flatten_metrics_in_order", "makes the list that `train_on_batch` returns", ("logs",)
         ),
-        PrivateAttribute("_initial_epoch", "where `BackupAndRestore` resumes"),
+        PrivateAttribute("_initial_epoch", "the epoch at which `BackupAndRestore` resumes"),
     ),
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": (
         PrivateAttribute(
-            "_autograph", "whether a `tf.function` that a step calls converts Python's control flow"
+            "_autograph", "tells if a `tf.function` called by a step converts Python's control flow"
         ),
-        PrivateAttribute("_jit_compile", "whether XLA compiles it"),
+        PrivateAttribute("_jit_compile", "tells if XLA compiles it"),
     ),
     "tensorflow.python.framework.ops:Graph": (
-        PrivateAttribute("_thread_local", "holds the strategies whose scopes a thread is in"),
+        PrivateAttribute("_thread_local", "holds the strategies whose scopes a thread has entered"),
         PrivateAttribute("_distribution_strategy_stack", "as above, of the current thread"),
     ),
     "tensorflow.python.framework.ops:Operation": (
         PrivateAttribute(
-            "_update_input", "the shard of an array reads a slice of it", ("index", "tensor")
+            "_update_input", "makes the shard of an array read a slice of it", ("index", "tensor")
         ),
-        PrivateAttribute("_set_device", "scalars of a step stay off a GPU", ("device",)),
+        PrivateAttribute("_set_device", "places scalars of a step off the GPU", ("device",)),
     ),
     "tensorflow.python.framework.func_graph:FuncGraph": (
-        PrivateAttribute("_function_captures", "holds what is read when the function is called"),
+        PrivateAttribute("_function_captures", "holds values that each call of the function reads"),
         PrivateAttribute(
             "_get_control_flow_context",
-            "is a context of XLA's while a function is traced that XLA compiles",
+            "returns a context of XLA while a function that XLA compiles is being traced",
         ),
     ),
     "tensorflow.python.eager.context:Context": (
         PrivateAttribute("executor", "sends executions to a worker while it runs others"),
         PrivateAttribute(
             "_config",
-            "the configuration that tasks get when they are connected; nothing public sets all of "
-            "it",
+            "the configuration that tasks get when they are connected; no public function sets all "
+            "of it",
         ),
         PrivateAttribute(
-            "_thread_local_data", "the scopes of a thread, put back after an interrupt"
+            "_thread_local_data", "the scopes of a thread, restored after an interrupt"
         ),
         PrivateAttribute("context_switches", "as above"),
         PrivateAttribute(
             "call_function",
-            "calls a function whose arguments are flat already, in half the time",
+            "calls a function with flat arguments, in half the time",
             ("name", "tensor_inputs", "num_outputs"),
         ),
-        PrivateAttribute("function_call_options", "how functions are optimized that tasks run"),
-        PrivateAttribute("_context_handle", "whether TensorFlow has been used in this process"),
-        PrivateAttribute("_server_def", "set back when connecting fails"),
-        PrivateAttribute("ensure_initialized", "what TensorFlow's own connect calls"),
+        PrivateAttribute(
+            "function_call_options", "sets the optimization of functions that tasks run"
+        ),
+        PrivateAttribute("_context_handle", "tells if this process has used TensorFlow"),
+        PrivateAttribute("_server_def", "reset when connecting fails"),
+        PrivateAttribute("ensure_initialized", "TensorFlow's function to connect calls it"),
         PrivateAttribute("config", "the options that TensorFlow runs with"),
         PrivateAttribute(
             "_initialize_physical_devices", "prints that there is no GPU; `quiet_start` drops it"
         ),
-        PrivateAttribute("_physical_devices", "whether TensorFlow has looked for devices"),
-        PrivateAttribute("get_server_def", "what the context is connected with"),
+        PrivateAttribute("_physical_devices", "tells if TensorFlow has looked for devices"),
+        PrivateAttribute("get_server_def", "the cluster that the context is connected to"),
         PrivateAttribute(
             "set_server_def",
             "starts the server of this process",
@@ -139,33 +141,33 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         ),
         PrivateAttribute(
             "update_server_def",
-            "adds the other tasks, and takes workers out and back",
+            "adds the other tasks, and removes workers and adds them again",
             ("server_def", "keep_alive_secs"),
         ),
     ),
     "keras.src.layers.layer:Layer": (
         PrivateAttribute(
-            "_flatten_layers", "the models in a model, and whether all of it is built"
+            "_flatten_layers", "finds the models in a model, and layers that are not built"
         ),
     ),
     "keras.src.backend.common.variables:Variable": (
-        PrivateAttribute("_initialize", "overridden: the storage is made on a ps", ("value",)),
+        PrivateAttribute("_initialize", "overridden: makes the storage on a ps", ("value",)),
         PrivateAttribute(
             "_initialize_with_initializer",
-            "overridden: the value is computed on the ps",
+            "overridden: computes the value on the ps",
             ("initializer",),
         ),
         PrivateAttribute(
-            "_convert_to_tensor", "assignments take what Keras's take", ("value", "dtype")
+            "_convert_to_tensor", "assignments take the same values as Keras's", ("value", "dtype")
         ),
         PrivateAttribute("_maybe_autocast", "mixed precision casts the pulled value", ("value",)),
         PrivateAttribute("_value", "the storage"),
-        PrivateAttribute("_shape", "as given, before there is a storage"),
-        PrivateAttribute("_dtype", "as given, before there is a storage"),
-        PrivateAttribute("_trainable", "as given, before there is a storage"),
-        PrivateAttribute("_name", "as given, before there is a storage"),
+        PrivateAttribute("_shape", "the given one, before the storage exists"),
+        PrivateAttribute("_dtype", "the given one, before the storage exists"),
+        PrivateAttribute("_trainable", "the given one, before the storage exists"),
+        PrivateAttribute("_name", "the given one, before the storage exists"),
         PrivateAttribute("_constraint", "hidden from the worker: the ps applies it"),
-        PrivateAttribute("_regularizer", "of a table, it sees the rows of the step"),
+        PrivateAttribute("_regularizer", "for a table, it gets the rows of the step"),
     ),
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2": (
         PrivateAttribute("_extended", "replaced by ours, which places variables"),
@@ -175,7 +177,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             ("coordinator_name",),
         ),
         PrivateAttribute("_cluster_resolver", "names the protocol"),
-        PrivateAttribute("_num_workers", "set by what is overridden"),
+        PrivateAttribute("_num_workers", "set by the overridden method"),
         PrivateAttribute("_num_ps", "as above"),
     ),
     "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": (
@@ -183,9 +185,9 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_num_ps", "the number of ps"),
         PrivateAttribute(
             "_num_replicas_in_sync",
-            "overridden: workers are not in sync; a loss is scaled by the devices of one",
+            "overridden: workers are not in sync; a loss is scaled by the devices of one worker",
         ),
-        PrivateAttribute("_use_merge_call", "overridden: an optimizer is applied within the step"),
+        PrivateAttribute("_use_merge_call", "overridden: the step applies the optimizer"),
         PrivateAttribute(
             "_create_var_creator",
             "overridden: no caching or aggregation around a variable",
@@ -193,20 +195,20 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         ),
         PrivateAttribute(
             "_resource_creator_scope",
-            "overridden: lookup tables are for `lookup_tables` to bring to workers",
+            "overridden: `lookup_tables` brings lookup tables to workers",
         ),
         PrivateAttribute(
-            "_container_strategy", "the strategy, whose replica a function runs in", ()
+            "_container_strategy", "the strategy in whose replica a function runs", ()
         ),
         PrivateAttribute(
             "_call_for_each_replica",
-            "overridden: what `strategy.run` runs in a traced function is a step",
+            "overridden: `strategy.run` in a traced function runs a step",
             ("fn", "args", "kwargs"),
         ),
         PrivateAttribute("_create_variable", "overridden: places variables", ("next_creator",)),
         PrivateAttribute(
             "_create_variable_round_robin",
-            "overridden: places by bytes, shards too",
+            "overridden: places variables and shards by their bytes",
             ("next_creator",),
         ),
         PrivateAttribute(
@@ -220,20 +222,20 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("_container_strategy", "the strategy that it belongs to", ()),
         PrivateAttribute(
             "_create_variable",
-            "overridden: a variable is made on the parameter device",
+            "overridden: makes a variable on the parameter device",
             ("next_creator",),
         ),
         PrivateAttribute(
-            "_use_merge_call", "overridden: the replicas meet for an update, which is done once"
+            "_use_merge_call", "overridden: the replicas meet for an update, which runs once"
         ),
         PrivateAttribute(
             "_call_for_each_replica",
-            "overridden: refuses what XLA cannot compile",
+            "overridden: raises an error for steps that XLA cannot compile",
             ("fn", "args", "kwargs"),
         ),
     ),
     "tensorflow.python.distribute.mirrored_strategy:MirroredStrategy": (
-        PrivateAttribute("_collective_key_base", "its extended asks for it, of ours too"),
+        PrivateAttribute("_collective_key_base", "its extended reads it from the strategy"),
     ),
     "tensorflow.python.distribute.values:MirroredVariable": (
         PrivateAttribute(
@@ -241,7 +243,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         ),
         PrivateAttribute(
             "_update_replica",
-            "overridden: without an aggregation, the first replica's value is taken",
+            "overridden: takes the first replica's value if there is no aggregation",
             ("update_fn", "value"),
         ),
         PrivateAttribute("_update_cross_replica", "does the update", ("update_fn", "value")),
@@ -250,29 +252,29 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended": (
         PrivateAttribute(
             "_retrace_functions_for_each_device",
-            "what a `tf.function` that is called in the scope asks for",
+            "a `tf.function` that is called in the scope reads it",
         ),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:ClusterCoordinator": (
         PrivateAttribute(
-            "_cluster", "schedules what runs in a worker's thread, not only a `tf.function`"
+            "_cluster", "schedules any function in a worker's thread, not only a `tf.function`"
         ),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Closure": (
-        PrivateAttribute("_concrete_function", "the traced function, of which pushes are known"),
-        PrivateAttribute("_function", "set to a twin that leaves out what was applied"),
+        PrivateAttribute("_concrete_function", "the traced function, whose pushes are known"),
+        PrivateAttribute("_function", "set to a variant that skips updates that were applied"),
         PrivateAttribute(
             "maybe_call_with_output_remote_value",
-            "gives what a closure returns the error of a closed cluster",
+            "sets the error of a closed cluster on a closure's result",
             ("method",),
         ),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue": (
-        PrivateAttribute("_queue", "closures that wait when the cluster is closed"),
-        PrivateAttribute("_tagged_queue", "those that wait for one worker"),
-        PrivateAttribute("_cancellation_mgr", "asked for by whoever makes a closure"),
+        PrivateAttribute("_queue", "the pending closures when the cluster is closed"),
+        PrivateAttribute("_tagged_queue", "the pending closures of one worker"),
+        PrivateAttribute("_cancellation_mgr", "read by the code that makes a closure"),
         PrivateAttribute("stop", "ends it when the cluster is closed", ()),
-        PrivateAttribute("put", "ours is called as it", ("closure", "tag")),
+        PrivateAttribute("put", "ours has the same signature", ("closure", "tag")),
         PrivateAttribute("put_back", "as above", ("closure",)),
         PrivateAttribute("get", "as above", ("timeout", "tag")),
         PrivateAttribute("mark_finished", "as above", ()),
@@ -282,14 +284,14 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         PrivateAttribute("done", "as above", ()),
     ),
     "tensorflow.python.distribute.coordinator.values:RemoteValueImpl": (
-        PrivateAttribute("_set_error", "what `fetch` raises for a closed cluster", ("error",)),
+        PrivateAttribute("_set_error", "sets the error that `fetch` raises", ("error",)),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:Cluster": (
         PrivateAttribute("schedule", "as above", ("function", "args", "kwargs")),
-        PrivateAttribute("closure_queue", "ours takes its place when the cluster is closed"),
-        PrivateAttribute("failure_handler", "ours takes the place of TensorFlow's"),
-        PrivateAttribute("workers", "each has the failure handler too; one that joins is added"),
-        PrivateAttribute("_num_workers", "counted up for one that joins"),
+        PrivateAttribute("closure_queue", "replaced by ours when the cluster is closed"),
+        PrivateAttribute("failure_handler", "replaced by ours"),
+        PrivateAttribute("workers", "each has the failure handler too; a new worker is added"),
+        PrivateAttribute("_num_workers", "incremented for a new worker"),
         PrivateAttribute(
             "_record_and_ignore_transient_ps_failure", "called as TensorFlow's handler does", ("e",)
         ),
@@ -298,66 +300,66 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
         ),
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator:WorkerPreemptionHandler": (
-        PrivateAttribute("stop", "ends the one that ours takes the place of", ()),
+        PrivateAttribute("stop", "ends the one that ours replaces", ()),
         PrivateAttribute(
             "wait_on_failure",
-            "ours is called as it",
+            "ours has the same signature",
             ("on_failure_fn", "on_transient_failure_fn", "on_recovery_fn", "worker_device_name"),
         ),
     ),
     "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": (
-        PrivateAttribute("_captured_inputs", "the handles that it was compiled with"),
+        PrivateAttribute("_captured_inputs", "the handles that it was traced with"),
         PrivateAttribute("set_external_captures", "replaces them", ("captures",)),
     ),
     "tensorflow.python.data.ops.dataset_ops:DatasetV2": (
         PrivateAttribute("_inputs", "the datasets that it is made from"),
         PrivateAttribute("_functions", "the functions that it calls"),
-        PrivateAttribute("_variant_tensor_attr", "the dataset itself, replaced by one made again"),
+        PrivateAttribute("_variant_tensor_attr", "the dataset's tensor, replaced by a new one"),
     ),
     "tensorflow.python.trackable.resource:CapturableResource": (
         PrivateAttribute("_resource_handle", "the handle"),
-        PrivateAttribute("_resource_handle_value", "the handle, or None where there is none yet"),
-        PrivateAttribute("_resource_device", "where it wants to be"),
+        PrivateAttribute("_resource_handle_value", "the handle, or None before it exists"),
+        PrivateAttribute("_resource_device", "the device on which it makes the resource"),
         PrivateAttribute("_create_resource", "makes the resource, under its name"),
         PrivateAttribute("_initialize", "fills it"),
     ),
     "tensorflow.python.ops.summary_ops_v2:_ResourceSummaryWriter": (
         PrivateAttribute("_resource", "the handle"),
-        PrivateAttribute("_closed", "whether it is of no use any more"),
+        PrivateAttribute("_closed", "tells if it is closed"),
     ),
     "keras.src.saving.saving_lib:H5IOStore": (
-        PrivateAttribute("_h5_entry_group", "where the entries of the layer at hand are"),
+        PrivateAttribute("_h5_entry_group", "holds the entries of the current layer"),
     ),
     "keras.src.callbacks.backup_and_restore:BackupAndRestore": (
-        PrivateAttribute("_current_epoch", "where training stands"),
-        PrivateAttribute("_last_batch_seen", "where training stands"),
+        PrivateAttribute("_current_epoch", "the current epoch"),
+        PrivateAttribute("_last_batch_seen", "the current batch"),
         PrivateAttribute("_weights_path", "the file with the weights"),
-        PrivateAttribute("_training_metadata_path", "the file that says where training stands"),
+        PrivateAttribute("_training_metadata_path", "the file with the epoch and the batch"),
     ),
     "keras.src.callbacks.swap_ema_weights:SwapEMAWeights": (
         PrivateAttribute(
-            "_ema_weights_in_model", "whether a backup between epochs is one of the averages"
+            "_ema_weights_in_model", "tells if a backup between epochs holds the averages"
         ),
     ),
     "tensorflow.python.checkpoint.functional_saver:MultiDeviceSaver": (
-        PrivateAttribute("_shardable_tensors_by_task", "which tasks are to write or read"),
+        PrivateAttribute("_shardable_tensors_by_task", "the tasks that write or read"),
         PrivateAttribute(
-            "_registered_savers", "calls ours, and merges the files that it has written"
+            "_registered_savers", "calls our saver, and merges the files it has written"
         ),
     ),
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": (
-        PrivateAttribute("_handle", "replaced, where this process had another server before"),
-        PrivateAttribute("_unique_id", "what Keras itself finds slots by"),
+        PrivateAttribute("_handle", "replaced if this process had another server before"),
+        PrivateAttribute("_unique_id", "Keras finds slots by it"),
         PrivateAttribute(
-            "_read_variable_op", "overridden: what reading ends in; a lost ps is named"
+            "_read_variable_op", "overridden: every read calls it; its error names a lost ps"
         ),
         PrivateAttribute(
-            "_serialize_to_tensors", "a checkpoint of what is not in shards is TensorFlow's own"
+            "_serialize_to_tensors", "TensorFlow writes checkpoints of variables without shards"
         ),
         PrivateAttribute("_restore_from_tensors", "as above", ("restored_tensors",)),
         PrivateAttribute(
             "_copy_trackable_to_cpu",
-            "copies for a checkpoint that is written later",
+            "makes the copy for a checkpoint that is written later",
             ("object_map",),
         ),
     ),
@@ -366,12 +368,12 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
 
 @dataclass(frozen=True)
 class PrivateText:
-    """Words of Keras's or TensorFlow's own by which kerasps knows something.
+    """A text in Keras's or TensorFlow's source that kerasps relies on.
 
     Args:
-        module: the module whose source has them.
-        text: the words.
-        why: what kerasps knows by them.
+        module: the module whose source contains it.
+        text: the text.
+        why: what kerasps recognises by it.
     """
 
     module: str
@@ -387,22 +389,22 @@ _OPTIMIZER = "keras.src.optimizers.base_optimizer"
 PRIVATE_TEXTS: tuple[PrivateText, ...] = (
     PrivateText(_COORDINATOR, "GRPC error information from remote target /job:ps",
                 "an error that came from a ps"),
-    PrivateText(_COORDINATOR, "unknown device", "a task that was started anew"),
+    PrivateText(_COORDINATOR, "unknown device", "a task that was restarted"),
     PrivateText(_COORDINATOR, "Unable to find the relevant tensor remote_handle", "as above"),
     PrivateText(_COORDINATOR, "/job:worker", "an error that TensorFlow takes for a lost worker"),
     PrivateText("tensorflow.python.ops.control_flow_v2_func_graphs", "class WhileBodyFuncGraph(",
                 "the graph of a loop has `While` in the name of its class"),
     PrivateText(_VARIABLES, 'hasattr(handle, "_name") and isinstance(handle._name, str)',
-                "a variable that is made from a handle has the handle's name"),
+                "a variable made from a handle gets the handle's name"),
     PrivateText(_VARIABLES, 'getattr(handle, "_unique_id", None)',
                 "and its id, by which Keras finds slots"),
     PrivateText("keras.src.random.seed_generator", 'name="seed_generator_state"',
                 "the variable of a seed generator"),
     PrivateText("tensorflow.python.autograph.impl.api", "hasattr(e, 'ag_pass_through')",
-                "AutoGraph leaves our errors as they are"),
+                "AutoGraph passes our errors on unchanged"),
     PrivateText(_OPTIMIZER, 'name="iteration"', "the variable that counts an optimizer's steps"),
     PrivateText(_OPTIMIZER, 'name="learning_rate"', "the variable of an optimizer's learning rate"),
     PrivateText("keras.src.metrics.metric", 'synchronization="on_read"',
-                "the state of a metric, which is added up"),
+                "the state of a metric, which is summed over workers"),
 )
 # fmt: on

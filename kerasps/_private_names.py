@@ -1,6 +1,6 @@
-"""The private names of Keras and TensorFlow that kerasps imports, and why: the list alone.
+"""Lists the private names of Keras and TensorFlow that kerasps imports, and the reason for each.
 
-`kerasps._compat` imports it. It holds text only, so that a task's server starts fast.
+`kerasps._compat` imports this list. It holds only text, so that a task's server starts fast.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PrivateName:
-    """A private name: where it lives, why it is needed, and the parameters that it is given.
+    """A private name: its module, its use in kerasps, and the parameters that kerasps passes.
 
     Args:
         module: the module that holds it.
-        attribute: what it is called there.
+        attribute: its name there.
         why: what kerasps needs it for.
         parameters: the names of the parameters that kerasps passes.
     """
@@ -34,7 +34,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "TFOptimizer": PrivateName(
         "keras.src.backend.tensorflow.optimizer",
         "TFOptimizer",
-        "`_backend_update_step` and `_var_key` are what its update loop goes through",
+        "its update loop calls `_backend_update_step` and `_var_key`",
     ),
     "TensorFlowTrainer": PrivateName(
         "keras.src.backend.tensorflow.trainer",
@@ -44,8 +44,8 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "BaseTrainer": PrivateName(
         "keras.src.trainers.trainer",
         "Trainer",
-        "`compile` of a model whose strategy is ours makes what it makes in the strategy's scope, "
-        "and adopts the rest",
+        "`compile` of a model whose strategy is ours makes its variables in the strategy's scope, "
+        "and adopts others",
     ),
     "train_validation_split": PrivateName(
         "keras.src.trainers.data_adapters.array_slicing",
@@ -56,23 +56,23 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "data_adapters": PrivateName(
         "keras.src.trainers",
         "data_adapters",
-        "reads generators, `PyDataset`s and loaders in the way that Keras does",
+        "reads generators, `PyDataset`s and loaders as Keras does",
     ),
     "in_symbolic_scope": PrivateName(
         "keras.src.backend.common.symbolic_scope",
         "in_symbolic_scope",
-        "a model that is built in its first step is called there for shapes alone, which says "
-        "nothing of what the step reads",
+        "detects the call that builds a model in its first step: it computes only shapes, and does "
+        "not show which variables the step reads",
     ),
     "get_stateless_scope": PrivateName(
         "keras.src.backend.common.stateless_scope",
         "get_stateless_scope",
-        "a value that `keras.StatelessScope` holds goes before the value of a step",
+        "a value that `keras.StatelessScope` holds replaces the value of a step",
     ),
     "record_variable_access": PrivateName(
         "tensorflow.python.pywrap_tfe",
         "TFE_Py_TapeVariableAccessed",
-        "tells a GradientTape that a variable was read when its pulled value is handed out",
+        "tells a GradientTape that a variable was read when a step gets its pulled value",
     ),
     "record_variable_access_to_watchers": PrivateName(
         "tensorflow.python.pywrap_tfe",
@@ -82,32 +82,32 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "record_operation": PrivateName(
         "tensorflow.python.eager.record",
         "record_operation",
-        "tells a GradientTape that the rows which a look-up finds follow from those of the table",
+        "tells a GradientTape that the rows of a lookup depend on the table",
         ("op_type", "output_tensors", "input_tensors", "backward_function"),
     ),
     "containing_xla_context": PrivateName(
         "tensorflow.python.ops.control_flow_util",
         "GetContainingXLAContext",
-        "whether a function is traced to be compiled by XLA, which takes no variables of other "
-        "machines",
+        "tells if XLA will compile the function that is being traced; XLA takes no variables of "
+        "other machines",
         ("ctxt",),
     ),
     "in_xla_context": PrivateName(
         "tensorflow.python.ops.control_flow_util",
         "GraphOrParentsInXlaContext",
-        "whether replicas run in a function that XLA compiles",
+        "tells if replicas run in a function that XLA compiles",
         ("graph",),
     ),
     "ParameterServerStrategyV2Extended": PrivateName(
         "tensorflow.python.distribute.parameter_server_strategy_v2",
         "ParameterServerStrategyV2Extended",
-        "decides where a variable goes; the public strategy offers no other way",
+        "chooses the ps of a variable; the public strategy offers no other way",
         ("container_strategy", "cluster_resolver", "variable_partitioner"),
     ),
     "MirroredExtended": PrivateName(
         "tensorflow.python.distribute.mirrored_strategy",
         "MirroredExtended",
-        "runs replicas; `CentralStorageStrategy` differs in where variables are",
+        "runs replicas; `CentralStorageStrategy` differs in the device of variables",
         ("container_strategy", "devices", "cross_device_ops"),
     ),
     "MirroredVariable": PrivateName(
@@ -129,7 +129,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "BaseResourceVariable": PrivateName(
         "tensorflow.python.ops.resource_variable_ops",
         "BaseResourceVariable",
-        "the class of all `tf.Variable`s, those too that a `tf.function` has made",
+        "the class of all `tf.Variable`s, including those that a `tf.function` has made",
     ),
     "ResourceVariable": PrivateName(
         "tensorflow.python.ops.resource_variable_ops",
@@ -152,40 +152,41 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "InternalTensor": PrivateName(
         "tensorflow.python.types.core",
         "Tensor",
-        "what `tf.is_tensor` asks for: Keras does not copy the shards of a variable into an array "
-        "then",
+        "`tf.is_tensor` checks for this class: Keras then does not copy the shards of a variable "
+        "into an array",
     ),
     "NativeObject": PrivateName(
         "tensorflow.python.types.internal",
         "NativeObject",
-        "what `tf.nn.embedding_lookup` hands on to the look-up as it is; anything else it reads "
+        "`tf.nn.embedding_lookup` passes such objects unchanged to the lookup, and reads others "
         "whole",
     ),
     "embedding_ops": PrivateName(
         "tensorflow.python.ops",
         "embedding_ops",
-        "`embedding_lookup_sparse_impl` is where look-ups of sparse and of ragged ids meet, and "
-        "`_embedding_lookup_and_transform` where all do",
+        "lookups of sparse and ragged ids go through `embedding_lookup_sparse_impl`, and all "
+        "lookups through `_embedding_lookup_and_transform`",
     ),
     "op_def_registry": PrivateName(
         "tensorflow.python.framework",
         "op_def_registry",
-        "`get` says which inputs of a dataset's operation are datasets, and what functions use",
+        "`get` describes operations: which inputs of a dataset's operation are datasets, and what "
+        "functions use",
     ),
     "gradients_util": PrivateName(
         "tensorflow.python.ops",
         "gradients_util",
-        "`_GradientsHelper` is where the functions named `gradients` meet",
+        "all functions named `gradients` call `_GradientsHelper`",
     ),
     "cudnn_ok": PrivateName(
         "keras.src.backend.tensorflow.rnn",
         "cudnn_ok",
-        "`_is_gpu_available`, in its module, decides whether recurrent layers use cuDNN",
+        "its module has `_is_gpu_available`, by which recurrent layers choose cuDNN",
     ),
     "keras_numpy": PrivateName(
         "keras.src.backend.tensorflow",
         "numpy",
-        "`take` is how `keras.layers.Embedding` reads its table",
+        "`keras.layers.Embedding` reads its table by `take`",
     ),
     "get_default_replica_mode": PrivateName(
         "tensorflow.python.distribute.distribute_lib",
@@ -217,41 +218,41 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "eager_mode": PrivateName(
         "tensorflow.python.eager.context",
         "eager_mode",
-        "a variable that is collected while TensorFlow builds a graph is destroyed now, and not "
-        "by the graph",
+        "a variable that is garbage collected while TensorFlow builds a graph is destroyed at "
+        "once, and not by the graph",
     ),
     "execute": PrivateName(
         "tensorflow.python.eager.execute",
         "execute",
-        "fetches outside of what makes calls cancellable: a fetch that fails would cancel all "
-        "that is in flight",
+        "fetches outside of the cancellation manager: a fetch that fails would cancel all calls "
+        "in flight",
         ("op_name", "num_outputs", "inputs", "attrs", "ctx"),
     ),
     "XSpace": PrivateName(
         "tensorflow.tsl.profiler.protobuf.xplane_pb2",
         "XSpace",
-        "what a task's profiler has recorded, for a trace",
+        "the records of a task's profiler, for a trace",
     ),
     "ProfileOptions": PrivateName(
         "tensorflow.tsl.profiler.protobuf.profiler_options_pb2",
         "ProfileOptions",
-        "what a task's profiler is to record, for a trace",
+        "the options of a task's profiler, for a trace",
     ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",
-        "connects to tasks; it holds the configuration that they get, and runs operations",
+        "connects to tasks, holds the configuration that they get, and runs operations",
     ),
     "FunctionCallOptions": PrivateName(
         "tensorflow.python.eager.context",
         "FunctionCallOptions",
-        "how functions are optimized that tasks run",
+        "sets the optimization of functions that tasks run",
         ("executor_type", "config_proto"),
     ),
     "default_graph_stack": PrivateName(
         "tensorflow.python.framework.ops",
         "_default_graph_stack",
-        "the graphs that a thread builds, put back after an interrupt",
+        "the graphs that a thread builds, restored after an interrupt",
     ),
     "get_global_attribute": PrivateName(
         "keras.src.backend.common.global_state",
@@ -262,13 +263,13 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "set_global_attribute": PrivateName(
         "keras.src.backend.common.global_state",
         "set_global_attribute",
-        "puts them back after an interrupt",
+        "restores them after an interrupt",
         ("name", "value"),
     ),
     "global_state": PrivateName(
         "keras.src.backend.common.global_state",
         "GLOBAL_STATE_TRACKER",
-        "the thread that traces a replica is in the scopes of the one that traces the step",
+        "the thread that traces a replica enters the scopes of the one that traces the step",
     ),
     "EagerTensor": PrivateName(
         "tensorflow.python.framework.ops",
@@ -278,7 +279,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "TensorProto": PrivateName(
         "tensorflow.core.framework.tensor_pb2",
         "TensorProto",
-        "what a handle says: the name of a resource, and its type",
+        "the content of a handle: the name and the type of a resource",
     ),
     "ResourceHandleProto": PrivateName(
         "tensorflow.core.framework.resource_handle_pb2", "ResourceHandleProto", "as above"
@@ -291,7 +292,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "CapturableResource": PrivateName(
         "tensorflow.python.trackable.resource",
         "CapturableResource",
-        "what a lookup table is, and other things that know how to make their resource again",
+        "the class of lookup tables and other objects that can make their resource again",
     ),
     "InitializableLookupTableBase": PrivateName(
         "tensorflow.python.ops.lookup_ops",
@@ -301,7 +302,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "ResourceSummaryWriter": PrivateName(
         "tensorflow.python.ops.summary_ops_v2",
         "_ResourceSummaryWriter",
-        "a writer from before the connection is closed, so that its file is whole",
+        "kerasps closes a writer made before the connection, so that its file is complete",
     ),
     "new_executor": PrivateName(
         "tensorflow.python.eager.executor",
@@ -312,23 +313,23 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "framework_ops": PrivateName(
         "tensorflow.python.framework",
         "ops",
-        "patched: an operation on a variable of a cluster that was closed says so",
+        "patched: an error of an operation on a closed cluster's variable names that cause",
     ),
     "Executor": PrivateName(
         "tensorflow.python.eager.executor",
         "Executor",
-        "patched: deletes an executor whose task is gone without printing why",
+        "patched: deletes an executor whose task is lost without printing the error",
     ),
     "Context": PrivateName(
         "tensorflow.python.eager.context",
         "Context",
-        "patched: at exit, functions are not removed from tasks that may have ended before; and "
-        "when it looks for devices, TensorFlow prints less",
+        "patched: at exit, functions are not removed from tasks that may have ended before; "
+        "TensorFlow prints less when it looks for devices",
     ),
     "anonymous_name": PrivateName(
         "tensorflow.python.eager.context",
         "anonymous_name",
-        "the name by which the runtime makes a resource of its own at each run of an operation",
+        "the name with which the runtime makes a new resource at each run of an operation",
     ),
     "TracedFunction": PrivateName(
         "tensorflow.python.eager.polymorphic_function.polymorphic_function",
@@ -338,42 +339,42 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "autograph_context": PrivateName(
         "tensorflow.python.autograph.core",
         "ag_ctx",
-        "the control flow of such a function is converted, as it asks for",
+        "converts the control flow of such a function if its `autograph` says so",
     ),
     "py_func_from_autograph": PrivateName(
         "tensorflow.python.eager.polymorphic_function.autograph_util",
         "py_func_from_autograph",
-        "what a `tf.function` does to its Python function before it traces it",
+        "converts a Python function as `tf.function` does before it traces it",
         ("python_func",),
     ),
     "get_read_only_resource_input_indices_graph": PrivateName(
         "tensorflow.python.framework.auto_control_deps_utils",
         "get_read_only_resource_input_indices_graph",
-        "which of the resources that a step uses it leaves as they are",
+        "tells which resources a step only reads",
         ("func_graph",),
     ),
     "MultiDeviceSaver": PrivateName(
         "tensorflow.python.checkpoint.functional_saver",
         "MultiDeviceSaver",
-        "patched: writes and reads checkpoints; what is in shards is left to ours",
+        "patched: writes and reads checkpoints; our saver handles variables in shards",
         ("serialized_tensors",),
     ),
     "CheckpointCallable": PrivateName(
         "tensorflow.python.checkpoint.tensor_callable",
         "Callable",
-        "what stands for a value in a checkpoint that is read when it is written",
+        "stands for a value in a checkpoint, which is read when the checkpoint is written",
         ("tensor_callable", "dtype", "device"),
     ),
     "saved_model": PrivateName(
         "tensorflow.python.saved_model",
         "save",
-        "patched: `save_and_return_nodes`, which `tf.saved_model.save` calls, and traces what the "
-        "model's functions are",
+        "patched: `save_and_return_nodes`, which `tf.saved_model.save` calls, and which traces the "
+        "model's functions",
     ),
     "saving_api": PrivateName(
         "keras.src.saving",
         "saving_api",
-        "`load_model` says of a damaged file that there is none",
+        "`load_model` reports a damaged file as missing",
     ),
     "saving_lib": PrivateName(
         "keras.src.saving",
@@ -388,17 +389,17 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "H5IOStore": PrivateName(
         "keras.src.saving.saving_lib",
         "H5IOStore",
-        "patched: its entries are written and read a chunk at a time",
+        "patched: writes and reads its entries in chunks of rows",
     ),
     "ShardedH5IOStore": PrivateName(
         "keras.src.saving.saving_lib",
         "ShardedH5IOStore",
-        "not so its subclass, which has a file open at a time",
+        "the patch leaves out this subclass, which has one file open at a time",
     ),
     "global_seed_generator": PrivateName(
         "keras.src.random.seed_generator",
         "global_seed_generator",
-        "that generator, which is made when it is first asked for",
+        "Keras's global seed generator, which Keras makes at its first use",
     ),
     "get_current_dispatch_context": PrivateName(
         "tensorflow.python.distribute.coordinator.coordinator_context",
@@ -408,7 +409,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "is_worker_failure": PrivateName(
         "tensorflow.python.distribute.coordinator.cluster_coordinator",
         "_is_worker_failure",
-        "which errors the coordinator takes for a lost worker",
+        "tells which errors the coordinator takes for a lost worker",
         ("error",),
     ),
     "CoordinatorWorker": PrivateName(
@@ -420,7 +421,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "multi_device_iterator_ops": PrivateName(
         "tensorflow.python.data.ops",
         "multi_device_iterator_ops",
-        "patched: `_create_device_dataset` makes what a distributed iterator reads on a device",
+        "patched: `_create_device_dataset` makes the dataset that an iterator reads on a device",
     ),
     "ClosureInputError": PrivateName(
         "tensorflow.python.distribute.coordinator.cluster_coordinator",
@@ -435,17 +436,17 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
     "Closure": PrivateName(
         "tensorflow.python.distribute.coordinator.cluster_coordinator",
         "Closure",
-        "a scheduled function on its way to a worker: which worker, and whether it is the first",
+        "a scheduled function, from `schedule` until its result is there",
     ),
     "ShardedVariable": PrivateName(
         "tensorflow.python.distribute.sharded_variable",
         "ShardedVariable",
-        "a bare `tf.Variable` in shards, which a tape and an optimizer take apart",
+        "a bare `tf.Variable` in shards, which a tape and an optimizer use as separate variables",
     ),
     "FuncGraph": PrivateName(
         "tensorflow.python.framework.func_graph",
         "FuncGraph",
-        "whether a function that is traced is a part of another one",
+        "tells if a function that is being traced is part of another one",
     ),
     "CondBranchFuncGraph": PrivateName(
         "tensorflow.python.ops.control_flow_v2_func_graphs",

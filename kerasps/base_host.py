@@ -25,10 +25,10 @@ from kerasps.variables.placing import Extended
 
 
 class BaseHost(abc.ABC):
-    """Connects a strategy to its cluster, and does what training asks of it (`training.Host`).
+    """Connects a strategy to its cluster, and implements `training.Host` for the training.
 
-    Contract: once, and in this order, `connect`, `make_extended`, `begin`, and then `leave` or
-    `close`. A host that was never connected holds nothing.
+    Contract: call `connect`, `make_extended`, `begin`, and then `leave` or `close`, each once and
+    in this order. A host that was never connected needs no `leave`.
 
     Args:
         description: the cluster, as users see it.
@@ -36,13 +36,13 @@ class BaseHost(abc.ABC):
         options: the arguments of the strategy.
 
     Attributes:
-        strategy: the strategy, from `make_extended` on.
-        extended: places its variables; from `make_extended` on.
-        traffic_meter: measures the traffic of `fit`; from `begin` on.
-        staleness_meter: measures how stale updates are; from `begin` on.
-        run_meter: counts the steps of each worker; from `begin` on.
-        scheduled_calls: the functions that users have scheduled; None where nobody can.
-        why_no_eager_steps: why steps cannot run as plain Python here; None where they can.
+        strategy: the strategy; set by `make_extended`.
+        extended: places its variables; set by `make_extended`.
+        traffic_meter: measures the traffic of `fit`; set by `begin`.
+        staleness_meter: measures how stale updates are; set by `begin`.
+        run_meter: counts the steps of each worker; set by `begin`.
+        scheduled_calls: the functions that users have scheduled; None if this host schedules none.
+        why_no_eager_steps: the reason why steps cannot run as plain Python; None if they can.
     """
 
     strategy: tf.distribute.ParameterServerStrategy
@@ -69,19 +69,19 @@ class BaseHost(abc.ABC):
         """Wait until every task accepts connections.
 
         Args:
-            timeout: the time limit in seconds; None for that of `KERASPS_CONNECT_TIMEOUT`.
+            timeout: the time limit in seconds; None takes it from `KERASPS_CONNECT_TIMEOUT`.
 
         Raises:
-            TaskUnreachableError: one does not within the time.
+            TaskUnreachableError: a task does not answer within the time limit.
         """
         wait_until_reachable(self.connects_to.server_addresses, timeout)
 
     @abc.abstractmethod
     def connect(self, protocol: str | None) -> None:
-        """Connect this process to the tasks. TensorFlow's constructor is running.
+        """Connect this process to the tasks. TensorFlow's constructor calls this.
 
         Args:
-            protocol: that of the cluster resolver, such as "grpc"; None where it names none.
+            protocol: the cluster resolver's protocol, such as "grpc"; None if it names none.
         """
 
     @abc.abstractmethod
@@ -91,31 +91,31 @@ class BaseHost(abc.ABC):
         cluster_resolver: ClusterResolver,
         variable_partitioner: Partitioner | None,
     ) -> Extended:
-        """Return what places the strategy's variables."""
+        """Return the object that places the strategy's variables."""
 
     def begin(self) -> None:
-        """Begin what goes on for as long as the process is connected. Call when it is."""
+        """Start what runs while the process is connected. Call once it is."""
         self.traffic_meter = TrafficMeter(self.num_ps)
         self.run_meter = RunMeter()
         self.staleness_meter = StalenessMeter(self.extended.fences)
 
     @abc.abstractmethod
     def leave(self) -> None:
-        """Leave the cluster: this process ends."""
+        """Leave the cluster, since this process ends."""
 
     def note_closing(self) -> None:
-        """Note that the cluster is being closed, before its tasks end. May be called twice."""
+        """Note that the cluster is closing, before its tasks end. May be called twice."""
         return
 
     @abc.abstractmethod
     def close(self, disconnect: Callable[[], None]) -> None:
-        """Leave a cluster that is closed while this process goes on. Call after `note_closing`.
+        """Leave a closed cluster, while this process continues. Call after `note_closing`.
 
         Args:
             disconnect: makes TensorFlow forget the tasks.
         """
 
-    # What errors need (see `cluster.ClusterHost`)
+    # For errors (see `cluster.ClusterHost`)
 
     @property
     @abc.abstractmethod
@@ -129,29 +129,29 @@ class BaseHost(abc.ABC):
 
     @abc.abstractmethod
     def hangs(self, ps: int) -> bool:
-        """Return whether a ps counts as lost since it does not answer."""
+        """Return True if a ps counts as lost because it does not answer."""
 
-    # What a status needs (see `monitoring`)
+    # For the status (see `monitoring`)
 
     @abc.abstractmethod
     def known_workers(self) -> list[WorkerInfo]:
-        """Return what this process knows of the workers that do steps."""
+        """Return the known state of each worker that does steps."""
 
     @abc.abstractmethod
     def known_ps(self) -> list[WorkerInfo]:
-        """Return what this process knows of the ps, without asking them."""
+        """Return the known state of each ps, without asking the ps."""
 
     @property
     @abc.abstractmethod
     def own_worker(self) -> int | None:
-        """The index of the worker that this process is; None where it is their coordinator."""
+        """The index of the worker that this process is; None for a coordinator."""
 
-    # What training needs (see `training.Host`)
+    # For the training (see `training.Host`)
 
     @property
     @abc.abstractmethod
     def num_workers(self) -> int:
-        """The number of workers, with those that are lost."""
+        """The number of workers, lost ones included."""
 
     @property
     @abc.abstractmethod
@@ -175,7 +175,7 @@ class BaseHost(abc.ABC):
     def begin_fit(
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
     ) -> tuple[Input, Any]:
-        """Return the input of a `fit` that begins, and the callbacks to call in this process."""
+        """Return the input of a new `fit`, and the callbacks to call in this process."""
 
     def before_steps(
         self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
@@ -193,4 +193,4 @@ class BaseHost(abc.ABC):
         *,
         collect_interval: float,
     ) -> Dispatching:
-        """Return what does the executions of a loop."""
+        """Return the object that runs the executions of a loop."""

@@ -1,4 +1,4 @@
-"""The base of all strategies with ps tasks: how a process gets one, and what each offers."""
+"""The base of all strategies with ps tasks: connecting, leaving, and their common properties."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Reports:
     _status_reader: StatusReader
 
     def placement(self) -> Placement:
-        """Return how many variables and bytes every ps holds, and its device; prints as a table.
+        """Return the number of variables and bytes on every ps, and its device; prints as a table.
 
         Raises:
             ClusterClosedError: the cluster was closed.
@@ -55,16 +55,16 @@ class _Reports:
     def load_report(self) -> LoadReport:
         """Return the traffic of every ps in the running or last `fit`; prints as a table.
 
-        Traffic is what a ps hands out and takes in: rows and bytes, per second.
+        Traffic is the rows and bytes that a ps sends and receives per second.
         """
         return self._host.traffic_meter.report()
 
     def status(self) -> RunStatus:
         """Return the status of workers, ps, tables and the coordinator; prints as tables.
 
-        It may be called at any time, from any thread: before, during and after `fit`, after the
-        loss of a ps, and after the cluster was closed. It takes some milliseconds, and up to two
-        seconds where a ps does not answer.
+        Thread: any. You may call it before, during and after `fit`, after the loss of a ps, and
+        after the cluster was closed. It takes some milliseconds, and up to two seconds if a ps does
+        not answer.
 
         Raises:
             KeraspsError: this process was forked from the one that is connected to the cluster.
@@ -76,25 +76,25 @@ class _Reports:
 class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
     """A strategy that keeps variables on ps tasks.
 
-    The constructor of each strategy checks its arguments and calls `_set_up` with its host, which
-    does what strategies do in different ways.
+    The constructor of each strategy checks its arguments and calls `_set_up` with its host. The
+    host implements what differs between strategies.
     """
 
     _connecting = threading.Lock()
 
     def __new__(cls, *args: object, **kwargs: object) -> BaseStrategy:
-        # The constructor that runs next tells whether it is for the same cluster.
+        # The constructor runs next, and checks that it is for the same cluster.
         current = connected_strategy()
         return current if type(current) is cls else super().__new__(cls)
 
     def _set_up(
         self, host: BaseHost, cluster_resolver: ClusterResolver, connect_timeout: float | None
     ) -> None:
-        """Connect, or check that this is the strategy which this process has already.
+        """Connect, or check that the call asks for the strategy that this process already has.
 
         Args:
             host: connects, and does steps; not connected yet.
-            cluster_resolver: what TensorFlow's constructor is to get.
+            cluster_resolver: the argument for TensorFlow's constructor.
             connect_timeout: as for the constructor.
         """
         with BaseStrategy._connecting:
@@ -107,7 +107,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             self._local_cluster = local_cluster_of(host.connects_to)
             if self._local_cluster is not None:
                 self._local_cluster.check_open()
-            # What may be missing is looked for before anything is connected or patched.
+            # Check for missing private names before connecting or patching anything.
             _compat.check_overridden()
             hooks.check_patched(hooks.PATCHES)
             _compat.warn_of_untested_versions()
@@ -130,20 +130,20 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
                 "process once. Expected: the cluster of its first ParameterServerStrategy, "
                 f"{_tasks(self._host.connects_to)}. Received: {_tasks(host.connects_to)}. Go on "
                 "with the first strategy and its cluster: in a notebook, make the cluster in a "
-                "cell of its own that runs once. For another cluster, restart the kernel or start "
+                "separate cell that runs once. For another cluster, restart the kernel or start "
                 "another process."
             )
         host.options.check_alike(self._host.options)
 
     def _connect(self, cluster_resolver: ClusterResolver) -> None:
-        """Connect to the cluster, and put our placement in place of TensorFlow's.
+        """Connect to the cluster, and replace TensorFlow's placement of variables with ours.
 
         Call once all tasks accept connections.
         """
         host = self._host
         self._has_left = False
         if self._local_cluster is not None:
-            # Also where what follows fails.
+            # Registered first, so that it also runs if a later line fails.
             self._local_cluster.before_close(self._disconnect)
         partitioner = host.options.variable_partitioner
         for_num_ps = getattr(partitioner, "for_num_ps", None)
@@ -152,8 +152,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         super().__init__(cluster_resolver, partitioner)
         theirs: Any = self._extended
         self._extended: Extended = host.make_extended(self, cluster_resolver, partitioner)
-        # The constructor of a strategy sets this. A `tf.function` that is called in the scope asks
-        # for it.
+        # TensorFlow's constructor sets this, and a `tf.function` called in the scope reads it.
         self._extended._retrace_functions_for_each_device = (
             theirs._retrace_functions_for_each_device
         )
@@ -175,13 +174,14 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             self._local_cluster.end_with_process()
 
     def _connect_to_cluster(self, coordinator_name: str) -> None:
-        # TensorFlow's constructor calls this. Its own would rename the devices of this process.
+        # TensorFlow's constructor calls this. TensorFlow's method would rename this process's
+        # devices.
         self._num_workers = len(self._host.description.jobs["worker"])
         self._num_ps = self._host.num_ps
         self._host.connect(getattr(self._cluster_resolver, "rpc_layer", None))
 
     def _note_closing(self, closed_by: str) -> None:
-        """Note that the cluster is being closed: what fails from here on fails for that reason."""
+        """Note that the cluster is closing: later errors are reported with that cause."""
         note_closed(closed_by)
         self._host.note_closing()
 
@@ -189,8 +189,8 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
         """Leave the cluster, once.
 
         Args:
-            closed_by: what closes it, and where; None where this process ends and the tasks are
-                somebody else's.
+            closed_by: the call that closes it, and its place; None if this process ends and did
+                not start the tasks.
         """
         self._status_socket.close()
         self._status_reader.finish()
@@ -205,15 +205,15 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             self._host.close(functools.partial(self._disconnect, closed_by))
 
     def _disconnect(self, closed_by: str) -> None:
-        """Make this process forget the tasks, where it goes on without them."""
+        """Make this process forget the tasks, unless the process is ending."""
         if self._local_cluster is not None and self._local_cluster.process_ends:
-            # TensorFlow would say of each function on the tasks that it cannot be released.
+            # TensorFlow would log for each function on the tasks that it cannot release it.
             hooks.leave_remote_functions()
         else:
             disconnect(self._host.connects_to.server_addresses)
 
     def scope(self) -> Any:
-        """Return a context manager: what is made in it is made on the cluster.
+        """Return a context manager: models and variables made in it are on the cluster.
 
         Raises:
             ClusterClosedError: the cluster was closed.
@@ -243,22 +243,22 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
 
     @property
     def shard_layout(self) -> ShardLayout:
-        """`"mod"` or `"div"`: which rows of a variable are in which shard."""
+        """`"mod"` or `"div"`: the rule that assigns the rows of a variable to shards."""
         return self._host.options.shard_layout
 
     @property
     def sparse_updates(self) -> SparseUpdates:
-        """`"lazy"` or `"dense"`: what an update means for a table that steps read by rows."""
+        """`"lazy"` or `"dense"`: an update of a table covers the rows of the step, or all rows."""
         return self._host.options.sparse_updates
 
     @property
     def table_min_bytes(self) -> int:
-        """The bytes from which on a variable that steps read by rows only is a table."""
+        """The size in bytes from which a variable that steps read only by rows is a table."""
         return self._host.options.table_min_bytes
 
     @property
     def max_staleness(self) -> int | None:
-        """The number of steps a worker may be ahead of the slowest; None for any number."""
+        """The number of steps by which a worker may lead the slowest; None for no limit."""
         return self._host.options.max_staleness
 
     @property
@@ -268,17 +268,17 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
 
     @property
     def worker_devices(self) -> tuple[str, ...] | None:
-        """The names of the devices that compute on each worker; None for those that it has."""
+        """The names of the devices that compute on each worker; None for all that it has."""
         return self._host.options.worker_devices
 
     @property
     def update_mode(self) -> UpdateMode:
-        """`"async"`, or `"sync"` where an update is made of the gradients of all workers."""
+        """`"async"`, or `"sync"` if each update combines the gradients of all workers."""
         return self._host.options.update_mode
 
     @property
     def num_backup_workers(self) -> int:
-        """The number of workers, the slowest, that a synchronous update does not wait for."""
+        """The number of slowest workers that a synchronous update does not wait for."""
         return self._host.options.num_backup_workers
 
     def experimental_distribute_dataset(

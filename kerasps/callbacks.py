@@ -24,19 +24,19 @@ from kerasps.training.contract.host import host_of
 
 _LOGGER = logging.getLogger("kerasps")
 
-# How often it is looked whether scalars are due.
+# The interval at which a thread checks if scalars are due.
 _LOOK_S = 0.5
-# TensorBoard shows a graph for each table.
+# TensorBoard shows a graph for each table, so their number is limited.
 _MOST_TABLES = 20
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
     """`keras.callbacks.BackupAndRestore` with a time between backups.
 
-    Under a `ParameterServerStrategy` Keras's own callback does all that this one does: it backs up
-    within epochs too, and `fit` goes on at the step of the backup. Use this one for another time
-    between backups than KERASPS_BACKUP_INTERVAL says, or with `save_freq=False` for none but those
-    at intervals and on SIGTERM. Without a strategy it is Keras's.
+    Under a `ParameterServerStrategy`, Keras's callback also backs up within epochs, and `fit`
+    continues at the step of the backup. Use this class to set a time between backups that differs
+    from KERASPS_BACKUP_INTERVAL. With `save_freq=False` it backs up only at intervals and on
+    SIGTERM. Without a strategy it behaves as Keras's callback.
 
     ```python
     # `model` is one of a `ParameterServerStrategy`; run the script again after a loss.
@@ -49,14 +49,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     ```
 
     Args:
-        backup_dir: as for Keras's: a directory for the backups of this training alone. The ps write
+        backup_dir: as in Keras: a directory for the backups of this training alone. The ps write
             there, so it should be on a file system that all tasks share.
-        save_freq: as for Keras's: `"epoch"`, a number of batches, or False. Default `"epoch"`.
+        save_freq: as in Keras: `"epoch"`, a number of batches, or False. Default `"epoch"`.
         interval_s: seconds between backups, beside those that `save_freq` asks for. Default None:
-            KERASPS_BACKUP_INTERVAL (60) where `save_freq` is `"epoch"`, else none.
-        double_checkpoint: as for Keras's: whether to keep the last two backups. Default False.
-        delete_checkpoint: as for Keras's: whether to delete the backups when `fit` has ended well.
-            Default True.
+            KERASPS_BACKUP_INTERVAL (60) if `save_freq` is `"epoch"`, else no backups at intervals.
+        double_checkpoint: as in Keras: whether to keep the last two backups. Default False.
+        delete_checkpoint: as in Keras: whether to delete the backups when `fit` ends without an
+            error. Default True.
 
     Raises:
         TypeError: `interval_s` is not a number.
@@ -89,12 +89,12 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
 
 class StalenessLogger(keras.callbacks.Callback):
-    """Adds to the logs of each epoch how stale its updates were.
+    """Adds the staleness of an epoch's updates to the epoch's logs.
 
-    `staleness_mean` and `staleness_max` are of all pushes of the epoch (see
-    `ParameterServerStrategy.staleness`). Callbacks behind this one in the list find them in their
-    logs: `keras.callbacks.TensorBoard` draws them, `CSVLogger` writes them, and `History` keeps
-    them. Without a `ParameterServerStrategy` nothing is added.
+    `staleness_mean` and `staleness_max` cover all pushes of the epoch (see
+    `ParameterServerStrategy.staleness`). Later callbacks in the list get them in their logs:
+    `keras.callbacks.TensorBoard` draws them, `CSVLogger` writes them, and `History` keeps them.
+    Without a `ParameterServerStrategy` the callback adds nothing.
 
     ```python
     # `model` is one of a `ParameterServerStrategy`.
@@ -107,8 +107,8 @@ class StalenessLogger(keras.callbacks.Callback):
     ```
 
     Args:
-        log_dir: a directory of TensorBoard's. A histogram for each worker is written there after
-            each epoch, as the run `staleness`. Default None: no histogram.
+        log_dir: a log directory for TensorBoard. After each epoch, the callback writes a histogram
+            for each worker there, as the run `staleness`. Default None: no histogram.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
@@ -118,7 +118,7 @@ class StalenessLogger(keras.callbacks.Callback):
         self._before: dict[int, tuple[np.ndarray, float]] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begin anew."""
+        """Forget the counts of earlier trainings."""
         self._before = {}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -138,11 +138,11 @@ class StalenessLogger(keras.callbacks.Callback):
         if logs is not None and counts.any():
             largest = int(np.flatnonzero(counts)[-1])
             logs["staleness_mean"] = total / int(counts.sum())
-            # The last count is of larger ones too, and then the largest of all epochs is one.
+            # The last count includes larger values, so the run's maximum stands for them.
             logs["staleness_max"] = report.max if largest == len(counts) - 1 else largest
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Close the file."""
+        """Close the file of histograms."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
@@ -154,7 +154,7 @@ class StalenessLogger(keras.callbacks.Callback):
         if self._writer is None:
             directory = str(self._log_dir / "staleness")
             self._writer = tf.summary.create_file_writer(directory)
-        # What TensorBoard calls a histogram: the two edges of each bar and its height.
+        # TensorBoard's format of a histogram: the two edges of each bar and its height.
         edges = np.arange(len(counts))
         bars = np.stack([edges - 0.5, edges + 0.5, counts], axis=1)[
             : np.flatnonzero(counts)[-1] + 1
@@ -169,9 +169,9 @@ class StalenessLogger(keras.callbacks.Callback):
 class ClusterMonitor(keras.callbacks.Callback):
     """Shows a training in TensorBoard, and to Prometheus at an address of this process.
 
-    The numbers are those of `strategy.status()`: steps and staleness of each worker, who was lost
-    and came back, bytes, rows and traffic of each ps, memory and CPU. `docs/monitoring.md` lists
-    them. The callback is not told of batches, so it makes no worker wait.
+    The numbers are those of `strategy.status()`: steps, staleness and losses of each worker, bytes,
+    rows and traffic of each ps, memory and CPU. `docs/monitoring.md` lists them. The callback has
+    no per-batch methods, so no worker waits for it.
 
     ```python
     # `model` is one of a `ParameterServerStrategy`.
@@ -184,18 +184,18 @@ class ClusterMonitor(keras.callbacks.Callback):
     ```
 
     While `fit` runs, `http://host:port/metrics` has the text for Prometheus, and
-    `kerasps top host:port` shows the same. The port is closed when `fit` ends, also by an error.
-    Under a `WorkerDrivenStrategy` each worker shows itself: worker i at `port + i`, and in the
+    `kerasps top host:port` shows the same. The port closes when `fit` ends, also after an error.
+    Under a `WorkerDrivenStrategy` each worker shows its numbers: worker i at `port + i`, and in the
     directory `worker_i` of `log_dir`. Without a strategy of kerasps the callback does nothing.
 
     Args:
-        log_dir: a directory of TensorBoard's, where scalars are written as the run `cluster`; the
-            steps of this process's trainings are their axis. Default None: none are written.
+        log_dir: a log directory for TensorBoard. Scalars go there as the run `cluster`; their axis
+            counts the steps of this process's trainings. Default None: no scalars.
         port: the port for Prometheus and `kerasps top`, 0 for a free one, which `address` names.
             It needs the package `prometheus-client`. Default None: no port is opened.
-        host: the address to listen on. There is no access control: whoever reaches another address
-            than the loopback can read the numbers. Default `"127.0.0.1"`.
-        update_freq: `"epoch"`, or a number of steps after which scalars are written, at the latest
+        host: the address to listen on. There is no access control: on any address but the
+            loopback, everyone who can connect can read the numbers. Default `"127.0.0.1"`.
+        update_freq: `"epoch"`, or the number of steps between writes of scalars, which come up to
             half a second late. Default `"epoch"`.
 
     Raises:
@@ -243,7 +243,7 @@ class ClusterMonitor(keras.callbacks.Callback):
 
     @property
     def address(self) -> str | None:
-        """The `"host:port"` of `/metrics` and `/status`; None where none is open."""
+        """The `"host:port"` of `/metrics` and `/status`; None if no port is open."""
         return None if self._run is None else self._run.address
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class ClusterMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs: object = None) -> None:
         """Open the port and the file.
 
-        Raises KeraspsError where the port is in use, or cannot be listened on.
+        Raises KeraspsError if the port is in use, or this process cannot listen on it.
         """
         self._close()
         strategy = self.model._distribute_strategy
@@ -306,17 +306,17 @@ def _checked_port(port: object) -> int:
 
 
 def _exposition() -> Any:
-    """Return what writes metrics for Prometheus.
+    """Return the function that makes a writer of metrics for Prometheus.
 
-    Raises ImportError where its package is not installed.
+    Raises ImportError if its package is not installed.
     """
     try:
         from kerasps.monitoring.prometheus import exposition
     except ImportError as exc:
         raise ImportError(
-            "A ClusterMonitor with a port needs the package `prometheus-client`. Expected: that it "
-            f"can be imported. Received: {exc}. Install it with `pip install kerasps[monitor]`, or "
-            "leave `port` out."
+            "A ClusterMonitor with a port needs the package `prometheus-client`. Expected: a "
+            f"package that imports. Received: {exc}. Install it with "
+            "`pip install kerasps[monitor]`, or leave `port` out."
         ) from exc
     return exposition
 
@@ -360,8 +360,8 @@ class _MonitoredRun:
         except (OSError, OverflowError) as exc:
             raise KeraspsError(
                 f"The ClusterMonitor cannot listen at {host}:{port}. Expected: an address of this "
-                f"machine, and a port that nobody uses. Received: {exc}. Give another port, 0 for "
-                "a free one, or another host."
+                f"machine, and a port that is not in use. Received: {exc}. Give another port, 0 "
+                "for a free one, or another host."
             ) from exc
         _LOGGER.info("http://%s/metrics has the numbers of this training.", self.address)
 
@@ -373,21 +373,21 @@ class _MonitoredRun:
             self._writer = tf.summary.create_file_writer(str(log_dir / "cluster"))
 
     def write_every(self, steps: int) -> None:
-        """Start a thread that writes scalars every so many steps."""
+        """Start a thread that writes scalars each time this number of steps has passed."""
 
         def write_when_due() -> None:
             last = self._meter.total
             while not self._is_over.wait(_LOOK_S):
                 if self._meter.total - last >= steps:
                     last = self._meter.total
-                    # The end of the cluster may be what is about to end this.
+                    # The cluster may be closing, which also ends this thread.
                     with contextlib.suppress(KeraspsError, tf.errors.OpError):
                         self.write()
 
         threading.Thread(target=write_when_due, name="kerasps-scalars", daemon=True).start()
 
     def write(self) -> None:
-        """Write the scalars of now."""
+        """Write the current scalars."""
         if self._writer is None:
             return
         status = self._strategy.status()

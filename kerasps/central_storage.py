@@ -16,16 +16,16 @@ from kerasps.errors import UnsupportedError
 class CentralStorageStrategy(tf.distribute.Strategy):
     """Train on all devices of one machine, with the variables on a single one of them.
 
-    Each step takes one batch, of which each compute device gets a part. They all read the same
-    variables. Their gradients are summed, and the optimizer updates each variable once, on its
-    device, beside its slots. So a model and its slots may be larger than the memory of a GPU, and
-    the replicas do not each hold a copy of them. No cluster is needed, and none is started:
-    `model.fit` is Keras's own.
+    Each step takes one batch, and each compute device gets a part of it. All devices read the same
+    variables. The strategy sums their gradients, and the optimizer updates each variable once, on
+    the variable's device, beside its slots. So a model and its slots may be larger than the memory
+    of a GPU, and the replicas hold no copies of them. It needs no cluster and starts none:
+    `model.fit` is Keras's.
 
-    Weights and metrics are those of `tf.distribute.MirroredStrategy` on the same compute devices.
-    As there, each device has its own of what replicas change by themselves: the states of metrics,
-    and weights of layers that are made with `trainable=False` and have no `aggregation`, such as
-    moving averages of batch normalisation and the seeds of dropout.
+    Weights and metrics equal those of `tf.distribute.MirroredStrategy` on the same compute devices.
+    As there, each replica keeps separate values of what it changes without the others: the states
+    of metrics, and weights made with `trainable=False` and no `aggregation`, such as moving
+    averages of batch normalisation and the seeds of dropout.
 
     ```python
     strategy = kerasps.CentralStorageStrategy()
@@ -37,13 +37,13 @@ class CentralStorageStrategy(tf.distribute.Strategy):
 
     Args:
         compute_devices: names of the devices of this process that compute, one replica each, such
-            as `["GPU:0", "GPU:1"]`. Default: all GPUs, or the first CPU where there is no GPU.
+            as `["GPU:0", "GPU:1"]`. Default: all GPUs, or the first CPU if there is no GPU.
         parameter_device: the name of the device that holds the variables. Default: the compute
-            device where there is only one, else `"CPU:0"`.
+            device if there is only one, else `"CPU:0"`.
 
     Raises:
-        TypeError: `compute_devices` is no list of names, or `parameter_device` no name.
-        ValueError: a device does not exist in this process, is named twice, or none is given.
+        TypeError: `compute_devices` is not a list of names, or `parameter_device` is not a name.
+        ValueError: a device does not exist in this process or is named twice, or the list is empty.
         UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
@@ -53,7 +53,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
     Follows `tf.distribute.experimental.CentralStorageStrategy`.
     """
 
-    # TensorFlow's mirrored strategy asks for it, and changes it in its own tests alone.
+    # TensorFlow's mirrored strategy reads it. Only TensorFlow's tests change it.
     _collective_key_base = 0
 
     def __init__(
@@ -97,8 +97,8 @@ class CentralStorageStrategy(tf.distribute.Strategy):
 class _Convertible:
     """A variable of several values that converts to Python's numbers and NumPy's arrays.
 
-    TensorFlow's distributed variables lack what a `tf.Variable` has of that. `__bool__` stays
-    theirs: TensorFlow asks it whether there is a variable.
+    TensorFlow's distributed variables lack these conversions of a `tf.Variable`. `__bool__` stays
+    TensorFlow's, which uses it to test if there is a variable.
     """
 
     numpy: Callable[[], Any]
@@ -122,13 +122,13 @@ class ReplicatedVariable(_Convertible, _compat.MirroredVariable):
 
 
 class AggregatedVariable(_Convertible, _compat.SyncOnReadVariable):
-    """TensorFlow's variable with a value per replica, of which the sum, or the mean, is read."""
+    """TensorFlow's variable with a value per replica, which reads as their sum or mean."""
 
 
 class CentralVariable(_Convertible, _compat.MirroredVariable):
     """A variable with one value on the parameter device, which all replicas read.
 
-    TensorFlow's mirrored variable has a value per replica. This one has a list of one.
+    TensorFlow's mirrored variable has a list of values, one per replica. Here the list has one.
     """
 
     def _get_replica(self, replica_id: int) -> Any:
@@ -146,8 +146,8 @@ class CentralVariable(_Convertible, _compat.MirroredVariable):
         if self.aggregation != tf.VariableAggregation.NONE or strategy.num_replicas_in_sync == 1:
             return super()._update_replica(update_fn, value, **kwargs)
 
-        # Each mirrored value would be updated by its own replica, and the first replica's is the
-        # one that is saved. All replicas wait here, so none reads the new value too early.
+        # In TensorFlow each replica would update its mirrored value, and the first replica's value
+        # is saved. All replicas wait here, so none reads the new value too early.
         def update(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
             first = strategy.experimental_local_results(value)[0]
             return self._update_cross_replica(update_fn, first, **kwargs)
@@ -160,7 +160,7 @@ class CentralVariable(_Convertible, _compat.MirroredVariable):
                 "`tf.function` within a replica of a CentralStorageStrategy. Expected: a variable "
                 "that all replicas share is assigned where all replicas meet. Received: one with "
                 "trainable=True and no aggregation. Assign it outside of the control flow, or make "
-                "it with `trainable=False`, so that each replica has its own."
+                "it with `trainable=False`, so that each replica has a separate value."
             ) from exc
 
 
@@ -171,9 +171,9 @@ _CONVERTIBLE: dict[type, type] = {
 
 
 class CentralStorageExtended(_compat.MirroredExtended):
-    """Put variables on the parameter device; do all else as TensorFlow's mirrored strategy does.
+    """Puts variables on the parameter device, and otherwise is TensorFlow's mirrored strategy.
 
-    Methods with an underscore override TensorFlow's; `_compat.check_overridden` sees that they
+    Methods with an underscore override TensorFlow's; `_compat.check_overridden` checks that they
     exist there.
 
     Args:
@@ -185,8 +185,8 @@ class CentralStorageExtended(_compat.MirroredExtended):
     def __init__(
         self, strategy: tf.distribute.Strategy, compute_devices: list[str], parameter_device: str
     ) -> None:
-        # Gradients are summed on the first compute device: to the parameter device goes the sum
-        # alone. All-reduce would have every device add up what one of them needs.
+        # The first compute device sums the gradients, and only the sum goes to the parameter
+        # device. With all-reduce every device would compute a sum that only one of them needs.
         super().__init__(strategy, compute_devices, tf.distribute.ReductionToOneDevice())
         self._parameter_device = parameter_device
 
@@ -216,7 +216,7 @@ class CentralStorageExtended(_compat.MirroredExtended):
         )
 
     def _use_merge_call(self) -> bool:
-        # Without it, each replica would do the update of a variable that they share.
+        # Without it, each replica would update a variable that they share.
         return len(self._devices) > 1 or bool(super()._use_merge_call())
 
     def _call_for_each_replica(
@@ -244,11 +244,11 @@ def _is_central(
     colocate_with: object = None,
     **others: object,
 ) -> bool:
-    """Return whether all replicas share a new variable; the arguments are those of its creator.
+    """Return True if all replicas share a new variable; the arguments are those of its creator.
 
-    A slot is on its variable's device. A metric's state belongs to a replica. So does what no
-    gradient changes and no replica aggregates: seeds, moving averages, the state of a recurrent
-    layer.
+    A slot is on its variable's device. A metric's state belongs to a replica. So do variables that
+    no gradient changes and that are not aggregated: seeds, moving averages, the state of a
+    recurrent layer.
     """
     if synchronization == tf.VariableSynchronization.ON_READ:
         return False
@@ -291,7 +291,7 @@ def _short(device: str) -> str:
 def _checked_device(argument: str, name: object, known: list[str]) -> str:
     """Return the full name of a device that exists.
 
-    TensorFlow, with its soft placement, would take another device for one that does not.
+    With soft placement, TensorFlow would replace a missing device by another one.
 
     Raises:
         TypeError: `name` is not a string.
@@ -311,9 +311,9 @@ def _checked_device(argument: str, name: object, known: list[str]) -> str:
     if device not in known:
         raise ValueError(
             f"Argument `{argument}` names a device that this process does not have. {expected} "
-            f"{received} Name one that is there. GPUs that are missing here are hidden from "
-            "TensorFlow or not found by it; logical devices have to be set, by "
-            "`tf.config.set_logical_device_configuration`, before TensorFlow is used."
+            f"{received} Name one of these. A GPU that is missing here is hidden from TensorFlow, "
+            "or TensorFlow did not find it; set logical devices by "
+            "`tf.config.set_logical_device_configuration` before TensorFlow is used."
         )
     return device
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: counts, time limits, paths, choices, and whether two are alike."""
+"""Checks of arguments: counts, time limits, paths, choices, and equality of two arguments."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def count(
     received: str | None = None,
     advice: str = "Give a number like 2.",
 ) -> int:
-    """Return `value` as an `int`, or raise an error that says what a count may be.
+    """Return `value` as an `int`, or raise an error that names the allowed counts.
 
     Args:
         problem: the first sentence of the message, without its full stop.
-        value: an integer of any type, NumPy's too. A bool is none.
+        value: an integer of any type, also NumPy's, but not a bool.
         least: the smallest count. Default 1.
-        expected: what the message says was expected. Default: a whole number of at least `least`.
-        received: what it says was received. Default: the `repr` of `value`.
+        expected: the text after "Expected:". Default: a whole number of at least `least`.
+        received: the text after "Received:". Default: the `repr` of `value`.
         advice: the last sentence of the message.
 
     Raises:
@@ -37,7 +37,7 @@ def count(
     """
     expected = expected or f"a whole number of at least {least}"
     message = f"{problem}. Expected: {expected}. Received: {received or repr(value)}. {advice}"
-    # Python takes True for the index 1; who passes it has mostly mixed up two arguments.
+    # Python takes True for the index 1. Users who pass it have mostly mixed up two arguments.
     if isinstance(value, bool):
         raise TypeError(message)
     try:
@@ -56,12 +56,12 @@ def seconds(
     received: str | None = None,
     advice: str = "Give a number like 60.",
 ) -> float:
-    """Return `value` as a `float`, or raise an error that says what a time limit may be.
+    """Return `value` as a `float`, or raise an error that names the allowed time limits.
 
     Args:
         problem: the first sentence of the message, without its full stop.
         value: a positive, finite `int` or `float`, in seconds.
-        received: what the message says was received. Default: the `repr` of `value`.
+        received: the text after "Received:". Default: the `repr` of `value`.
         advice: the last sentence of the message.
 
     Raises:
@@ -87,7 +87,7 @@ def time_limit(
     Args:
         limit: the argument, or None.
         variable: the name of the environment variable.
-        default: what holds where neither is given.
+        default: the limit if neither is given.
         argument: the name of the argument, for the message. Default: `timeout_s`.
 
     Raises:
@@ -109,7 +109,7 @@ def time_limit(
             advice="Give a number like 60, or leave it out.",
         )
     except (TypeError, ValueError) as exc:
-        # Of one type, whichever way the limit came: an environment variable is always text.
+        # One type of error for both sources: an environment variable is always text.
         raise ValueError(str(exc)) from None
 
 
@@ -151,9 +151,9 @@ def choice(argument: str, value: object, choices: Sequence[str]) -> None:
 
 
 def are_alike(one: object, other: object) -> bool:
-    """Return whether two arguments mean the same.
+    """Return True if two arguments mean the same.
 
-    A notebook's cell that runs again makes its partitioner, or its function, anew.
+    A notebook's cell that runs again makes a new partitioner, or a new function.
     """
     if one is other or type(one) is not type(other):
         return one is other
@@ -163,7 +163,7 @@ def are_alike(one: object, other: object) -> bool:
 
 
 def _function_parts(function: types.FunctionType) -> tuple[Any, ...]:
-    """Return all of a function that tells it from another one."""
+    """Return the parts of a function that distinguish it from another one."""
     code = function.__code__
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     return (

@@ -1,4 +1,4 @@
-"""The host of a strategy whose process coordinates workers: watches them, and sends them steps."""
+"""The host of a strategy whose process is the coordinator: watches workers, sends them steps."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ from kerasps.variables.placing import Extended
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.wire import WireRule
 
-# For steps in flight when the cluster is closed: they fail at once, unless a worker computes.
+# The wait for steps in flight when the cluster is closed. They fail at once, unless a worker is
+# computing.
 _LANDING_S = 2.0
 
 
 class CoordinatorHost(BaseHost):
-    """The host of a strategy whose process coordinates workers (see `training.HostOfWorkers`).
+    """The host of a strategy whose process is the coordinator (see `training.HostOfWorkers`).
 
     Args:
         description: the cluster.
         options: the arguments of the strategy.
-        cluster_resolver: is asked where the workers are, again and again.
+        cluster_resolver: returns the workers' addresses; the host asks it repeatedly.
 
     Attributes:
-        membership: watches the tasks; from `begin` on.
+        membership: watches the tasks; set by `begin`.
     """
 
     membership: Membership
     own_worker = None
     after_ps_loss = (
         "Start the ps again and this script with it, from the last checkpoint: "
-        "`keras.callbacks.BackupAndRestore` goes on at the step of its last backup."
+        "`keras.callbacks.BackupAndRestore` resumes at the step of its last backup."
     )
 
     def __init__(
@@ -65,9 +66,9 @@ class CoordinatorHost(BaseHost):
         self._cluster_resolver = cluster_resolver
 
     def connect(self, protocol: str | None) -> None:
-        """Connect this process to the tasks, as the one that dispatches and does not compute."""
-        # Were its GPUs visible, its TensorFlow would take their memory from a worker beside it. Too
-        # late when TensorFlow has been initialised: then its owner wants the GPU, and keeps it.
+        """Connect this process to the tasks, as the coordinator, which does not compute."""
+        # With visible GPUs, its TensorFlow would take their memory from a worker on this machine.
+        # Once TensorFlow is initialised this fails: then the user's code uses the GPU and keeps it.
         with contextlib.suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
         connect_to_tasks(self.connects_to, protocol=protocol)
@@ -78,7 +79,7 @@ class CoordinatorHost(BaseHost):
         cluster_resolver: ClusterResolver,
         variable_partitioner: Partitioner | None,
     ) -> Extended:
-        """Return what places the strategy's variables."""
+        """Return the object that places the strategy's variables."""
         options, self.strategy = self.options, strategy
         self.extended = Extended(
             strategy, cluster_resolver, variable_partitioner, options.shard_layout
@@ -89,9 +90,9 @@ class CoordinatorHost(BaseHost):
         return self.extended
 
     def begin(self) -> None:
-        """Watch the tasks from here on, and take workers back that come back.
+        """Start watching the tasks, and taking back lost workers that return.
 
-        Raises ValueError where a worker has not all devices that are wanted.
+        Raises ValueError if a worker lacks one of `worker_devices`.
         """
         self._devices.check(self.description.jobs.get("worker", ()))
         super().begin()
@@ -105,25 +106,25 @@ class CoordinatorHost(BaseHost):
         self.extended.replica_runner = functools.partial(run_in_graph, self, calls)
 
     def make_membership(self) -> Membership:
-        """Return what watches the tasks once it is started."""
+        """Return an object that watches the tasks once it is started."""
         return Membership(self.description.server_addresses, self._resolve)
 
     def _resolve(self) -> dict[int, str]:
-        """Return where the workers are now."""
+        """Return the current addresses of the workers, by index."""
         workers = self._cluster_resolver.cluster_spec().as_dict().get("worker", {})
         return dict(workers) if isinstance(workers, dict) else dict(enumerate(workers))
 
     def leave(self) -> None:
-        """Watch the tasks no more: this process ends."""
+        """Stop watching the tasks, since this process ends."""
         self.membership.stop()
 
     def note_closing(self) -> None:
-        """Watch the tasks no more: they end on purpose."""
+        """Stop watching the tasks, since they end on purpose."""
         self.membership.close()
 
     def close(self, disconnect: Callable[[], None]) -> None:
-        """End what workers do for this process, which goes on without them."""
-        # Before calls are cancelled: tasks would be told to delete what these were to return.
+        """End all calls to workers of this process, which continues without them."""
+        # Before calls are cancelled: else TensorFlow would ask tasks to delete their results.
         disconnect()
         self._port.close()
         wait_for_flights(_LANDING_S)
@@ -134,20 +135,20 @@ class CoordinatorHost(BaseHost):
         return tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 
     def hangs(self, ps: int) -> bool:
-        """Return whether a ps counts as lost since it does not answer."""
+        """Return True if a ps counts as lost because it does not answer."""
         return self.membership.hangs(ps)
 
     def known_workers(self) -> list[WorkerInfo]:
-        """Return what is known of each worker."""
+        """Return the known state of each worker."""
         return self.membership.tasks("worker")
 
     def known_ps(self) -> list[WorkerInfo]:
-        """Return what is known of each ps."""
+        """Return the known state of each ps."""
         return self.membership.tasks("ps")
 
     @property
     def num_workers(self) -> int:
-        """The number of worker tasks, with those that are lost."""
+        """The number of worker tasks, lost ones included."""
         return self.membership.num_workers
 
     @property
@@ -157,7 +158,7 @@ class CoordinatorHost(BaseHost):
 
     @property
     def own_devices(self) -> tuple[str, ...]:
-        """The device that computes in this process: its GPUs are the workers'."""
+        """The device that computes in this process: the first CPU, since workers use the GPUs."""
         return (FIRST_CPU,)
 
     def devices_of(self, worker: int) -> tuple[str, ...]:
@@ -165,11 +166,11 @@ class CoordinatorHost(BaseHost):
         return self._devices.of(worker, self.num_workers)
 
     def devices_of_workers(self) -> list[tuple[str, ...]]:
-        """Return, for each worker, what `devices_of` does."""
+        """Return the result of `devices_of` for each worker."""
         return self._devices.of_all(self.num_workers)
 
     def device_of_calls(self) -> tuple[str, bool]:
-        """Return the device of scheduled functions, and whether all workers have it."""
+        """Return the device of scheduled functions, and True if all workers have it."""
         return self._devices.of_calls(self.num_workers)
 
     def begin_fit(
@@ -187,6 +188,6 @@ class CoordinatorHost(BaseHost):
         *,
         collect_interval: float,
     ) -> Dispatching:
-        """Return what sends the executions of a loop to the workers."""
+        """Return the object that sends the executions of a loop to the workers."""
         del model, mode
         return Dispatcher(self, function, inputs, collect_interval=collect_interval)

@@ -2,7 +2,7 @@
 
     KeraspsError
     ├── ClusterConfigError     (ValueError)       TF_CONFIG or a cluster's description is wrong
-    ├── ClusterClosedError     (ValueError)       a closed cluster, or what was on it, was used
+    ├── ClusterClosedError     (ValueError)       a closed cluster, or an object on it, was used
     ├── TaskUnreachableError   (ConnectionError)  a task did not answer within the time limit
     ├── TaskStartError         (RuntimeError)     a task's process ended before it was ready
     ├── TaskLostError          (RuntimeError)     a task was lost while it was in use
@@ -21,8 +21,8 @@ from __future__ import annotations
 class KeraspsError(Exception):
     """Base of every exception that kerasps raises on purpose."""
 
-    # AutoGraph leaves it as it is; what else is raised in a function that it converted, it replaces
-    # with an error of its own.
+    # AutoGraph passes such an error on unchanged. It replaces others that a converted function
+    # raises.
     ag_pass_through = True
 
 
@@ -43,8 +43,7 @@ class _TaskError(KeraspsError, RuntimeError):
 
     Args:
         message: the text of the error. Default: empty.
-        task_type: `"worker"` or `"ps"`, where one task is known to be the cause.
-            Default None.
+        task_type: `"worker"` or `"ps"`, if one task is known to be the cause. Default None.
         task_index: the index of that task in its job. Default None.
     """
 
@@ -59,7 +58,7 @@ class _TaskError(KeraspsError, RuntimeError):
 class TaskStartError(_TaskError):
     """A task was not ready in time.
 
-    Its process ended or stayed silent before, or the chief's port is in use.
+    Its process ended or did not answer, or the chief's port is in use.
     """
 
 

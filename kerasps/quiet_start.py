@@ -1,9 +1,9 @@
-"""Keeps away from stderr what TensorFlow prints while it starts.
+"""Drops the lines that TensorFlow prints to stderr while it starts.
 
-`import kerasps` calls `watch_import`. From then on the first `import tensorflow`, and the moment in
-which TensorFlow first looks for devices, go through a filter (`start_filter`). It drops lines that
-it knows and passes all others. Outside of these moments stderr is what it was.
-KERASPS_VERBOSE_STARTUP=1 turns the filter off; so does a TF_CPP_MIN_LOG_LEVEL of 0.
+`import kerasps` calls `watch_import`. From then on a filter (`start_filter`) reads stderr during
+the first `import tensorflow`, and while TensorFlow first looks for devices. It drops lines that it
+knows and passes all others. At other times stderr is unchanged. KERASPS_VERBOSE_STARTUP=1 turns the
+filter off; so does a TF_CPP_MIN_LOG_LEVEL of 0.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 VERBOSE_STARTUP = "KERASPS_VERBOSE_STARTUP"
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# Who sets one of these wants to read what TensorFlow says.
+# A user who sets one of these wants to read TensorFlow's messages.
 _ASKED_FOR = ("TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE", "TF_CPP_VLOG_FILENAME")
-# Messages that merely inform do not come; warnings and errors do.
+# TensorFlow prints warnings and errors, but no INFO messages.
 _FROM_WARNINGS_ON = "1"
 
-# Held while stderr goes through a filter.
+# Held while a filter reads stderr.
 _filtering = threading.Lock()
-# True once TensorFlow is imported and told to leave out messages that merely inform.
+# True once TensorFlow is imported with INFO messages turned off.
 _informs_less = False
 
 
 def is_quiet() -> bool:
-    """Return whether the environment variables leave TensorFlow's start quiet."""
+    """Return True unless an environment variable asks for TensorFlow's messages."""
     if os.environ.get(VERBOSE_STARTUP, "") not in ("", "0"):
         return False
     return os.environ.get(_LEVEL) != "0" and not any(os.environ.get(name) for name in _ASKED_FOR)
@@ -44,10 +44,10 @@ def is_quiet() -> bool:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """In this context, drop the lines that TensorFlow prints while it starts.
+    """Drop, in this context, the lines that TensorFlow prints while it starts.
 
-    Where TensorFlow is imported in it, messages that merely inform stay away later too, unless the
-    user has set TF_CPP_MIN_LOG_LEVEL. It does nothing where all is wanted, and within itself.
+    If TensorFlow is imported in it, INFO messages stay off afterwards too, unless the user has set
+    TF_CPP_MIN_LOG_LEVEL. It does nothing unless `is_quiet()`, and nothing when nested.
     """
     if not is_quiet() or not _filtering.acquire(blocking=False):
         yield
@@ -60,14 +60,14 @@ def quiet_start() -> Iterator[None]:
 
 
 def quiet_server_start() -> contextlib.AbstractContextManager[None]:
-    """Return a context that drops the line in which TensorFlow says that its server has started."""
+    """Return a context that drops TensorFlow's line about the start of its server."""
     if _informs_less or os.environ.get(_LEVEL):
         return contextlib.nullcontext()
     return quiet_start()
 
 
 def watch_import() -> None:
-    """Make the first import of TensorFlow in this process quiet, and its first use."""
+    """Make the first import of TensorFlow in this process, and its first use, quiet."""
     if _is_imported():
         _watch_first_use()
     elif not any(isinstance(finder, _TensorFlowFinder) for finder in sys.meta_path):
@@ -80,8 +80,8 @@ def _fewer_messages() -> Iterator[None]:
     if before:
         yield
         return
-    # TensorFlow reads it once, when its libraries are loaded. Programs that this process starts
-    # later do not find it.
+    # TensorFlow reads it once, when its libraries are loaded. It is reset afterwards, so that
+    # programs that this process starts later do not inherit it.
     os.environ[_LEVEL] = _FROM_WARNINGS_ON
     try:
         yield
@@ -108,7 +108,7 @@ def _filtered() -> Iterator[None]:
 
 
 class _TensorFlowFinder:
-    """Finds TensorFlow as the other finders do, and makes its loading quiet."""
+    """Finds TensorFlow by the other finders, and makes its loading quiet."""
 
     def find_spec(
         self,
@@ -119,7 +119,7 @@ class _TensorFlowFinder:
         """Return TensorFlow's spec with another loader; None for other modules."""
         if name != "tensorflow":
             return None
-        with contextlib.suppress(ValueError):  # of two threads that import, one was first
+        with contextlib.suppress(ValueError):  # another thread that imports was first
             sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
@@ -128,21 +128,21 @@ class _TensorFlowFinder:
 
 
 class _QuietLoader:
-    """Loads TensorFlow as its loader does, without the lines of its start.
+    """Loads TensorFlow by its loader, without the lines of its start.
 
     Args:
-        loader: the loader.
+        loader: TensorFlow's loader.
     """
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        """Return what the loader makes of a spec."""
+        """Return the module that TensorFlow's loader creates for a spec."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module. It keeps nothing of this loader."""
+        """Run the module, and remove this loader from it."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -155,13 +155,13 @@ class _QuietLoader:
 
 
 def _watch_first_use() -> None:
-    """Make the moment quiet in which TensorFlow looks for the devices of this process."""
+    """Make TensorFlow's first search for the devices of this process quiet."""
     from kerasps import _compat
 
-    # TensorFlow says it once in a process.
-    with contextlib.suppress(ImportError):  # the strategy says which versions it works with
+    # TensorFlow prints these lines once in a process.
+    with contextlib.suppress(ImportError):  # the strategy raises the error about versions
         if is_quiet() and _compat.eager_context()._physical_devices is None:
-            # The second one merely informs, of each GPU.
+            # The second one prints only an INFO message for each GPU.
             contexts = _compat.Context
             methods = [contexts._initialize_physical_devices, contexts.ensure_initialized]
             for method in methods[:1] if _informs_less else methods:
@@ -182,5 +182,5 @@ def _make_first_quiet(contexts: type, original: Callable[..., object]) -> None:
 
 
 def _is_imported() -> bool:
-    """Return whether TensorFlow is imported, as a whole; a task's server imports a part of it."""
+    """Return True if all of TensorFlow is imported; a task's server imports a part of it."""
     return hasattr(sys.modules.get("tensorflow"), "__version__")

@@ -1,7 +1,7 @@
-"""Leads stderr through a process that drops the lines of TensorFlow's start.
+"""Sends stderr through a process that drops the lines of TensorFlow's start.
 
-A thread could not read what TensorFlow writes: it writes while it holds Python's lock. And where
-this process crashes, what it has written passes all the same.
+A thread could not read TensorFlow's lines, since TensorFlow holds Python's lock while it writes
+them. And if this process crashes, the other one still passes on everything written before.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The filter has read by then what was written; on a machine that swaps, lines come a little later.
+# The limit for the filter to read what was written. On a machine that swaps, lines may come later.
 _DRAIN_MS = 2000
-# The filter ends at once when nobody can write to it any more.
+# The filter ends at once when no process can write to it any more.
 _END_S = 0.1
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
 
-# Filters that processes hold open which were started meanwhile, and that have stderr from here.
+# Filters still in use by child processes that were started meanwhile and inherited stderr.
 _lasting: list[subprocess.Popen[bytes]] = []
 
 
@@ -45,14 +45,14 @@ class StartFilter:
                 os.close(fd)
             raise
         finally:
-            # With no reader but the filter, a write fails where that one is gone. It never waits.
+            # With the filter as the only reader, a write fails once it has ended, and never waits.
             os.close(read_fd)
             os.close(tell_fd)
         _flush()
         os.dup2(self._write_fd, 2)
 
     def end(self) -> None:
-        """Give stderr back, and wait until all that was written to it has passed."""
+        """Restore stderr, and wait until the filter has passed on everything written to it."""
         _flush()
         os.dup2(self._stderr, 2)
         os.close(self._stderr)
@@ -66,7 +66,7 @@ class StartFilter:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            # A process that was started meanwhile has the pipe, and the filter goes on for it.
+            # A process that was started meanwhile has the pipe, so the filter keeps running.
             _lasting.append(self._process)
 
     def _started(self, read_fd: int, tell_fd: int) -> subprocess.Popen[bytes]:
@@ -76,7 +76,7 @@ class StartFilter:
         script = str(Path(__file__).with_name("start_lines.py"))
         fds = [self._stderr, tell_fd]
         return subprocess.Popen(
-            # -I and -S: it imports nothing of the user's, and starts fast.
+            # -I and -S: it imports none of the user's modules, and starts fast.
             [
                 sys.executable,
                 "-I",
@@ -90,15 +90,15 @@ class StartFilter:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=fds,
-            # Ctrl-C in the terminal is for the script, whose last words are still to pass.
+            # Ctrl-C in the terminal must not end the filter before it passes the last lines.
             start_new_session=True,
         )
 
 
 def may_use_gpu() -> bool:
-    """Return whether this machine has an NVIDIA GPU, with a driver or without, that is not hidden.
+    """Return True if this machine has an NVIDIA GPU, with or without a driver, that is not hidden.
 
-    TensorFlow's lines that it uses no GPU are worth showing there, and nowhere else.
+    Only then does the filter pass TensorFlow's lines about not using a GPU.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and (not hidden.strip() or hidden.strip().startswith("-1")):
@@ -117,5 +117,5 @@ def may_use_gpu() -> bool:
 
 
 def _flush() -> None:
-    with contextlib.suppress(Exception):  # it may be closed, or of a class of the user's
+    with contextlib.suppress(Exception):  # it may be closed, or an object of the user's
         sys.stderr.flush()

@@ -1,8 +1,8 @@
 """Drops the lines that TensorFlow prints while it starts, and passes all others on in order.
 
-`kerasps.start_filter` runs this file as a process, which reads what another process writes to its
-stderr. So nothing is lost where that process crashes, and it never waits for a thread of its
-interpreter. The file imports nothing of kerasps and starts in some 10 ms.
+`kerasps.start_filter` runs this file as a process, which reads the stderr of another process. So
+nothing is lost if that process crashes, and its writes do not wait for a thread of its interpreter.
+The file imports nothing of kerasps and starts in some 10 ms.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 
-# A line that is not complete goes on after so long: somebody may wait for an answer to it.
+# An incomplete line passes after this time: it may be a prompt that a user has to answer.
 _PARTIAL_MS = 100
 _READ_BYTES = 65536
 
@@ -21,8 +21,8 @@ _INSTRUCTIONS = (
     b"To enable the following instructions: ",
     b", rebuild TensorFlow with the appropriate",
 )
-# How the messages begin that say nothing a user could act upon, by the source file that prints
-# them. No regular expressions: their module takes as long to import as the rest.
+# The beginnings of messages that no user can act upon, by the source file that prints them.
+# No regular expressions: their module takes as long to import as the rest.
 _ALWAYS = {
     b"port.cc": (b"oneDNN custom operations are on",),
     b"cpu_feature_guard.cc": (b"This TensorFlow binary is optimized to use available CPU",),
@@ -35,7 +35,7 @@ _ALWAYS = {
     b"cuda_executor.cc": (b"successful NUMA node read from SysFS",),
     b"grpc_server_lib.cc": (b"Started server with target",),
 }
-# Those that say that no GPU is used: worth showing only where there is one to use.
+# Messages that TensorFlow uses no GPU: shown only if the machine has one.
 _INIT = b"failed call to cuInit: "
 _WITHOUT_GPU = {
     b"cudart_stub.cc": (b"Could not find cuda drivers on your machine",),
@@ -54,19 +54,19 @@ _WITHOUT_GPU = {
 
 
 def is_of_start(line: bytes, *, has_gpu: bool) -> bool:
-    """Return whether TensorFlow prints this line while it starts, and it tells nothing.
+    """Return True for a line of TensorFlow's start that has no use for the user.
 
     Args:
-        line: the line, or as much of it as there is.
-        has_gpu: whether this process may use a GPU. Lines that say that none is used tell it then.
+        line: the line, or the part of it that has arrived.
+        has_gpu: whether this process may use a GPU. Lines about not using a GPU then pass.
     """
     if line.startswith(_BANNER):
         return True
     if line.startswith(_INSTRUCTIONS[0]):
         return _INSTRUCTIONS[1] in line
     head, _, message = line.partition(b"] ")
-    # As absl writes it, "I0000 00:00:1795775537.766145 32111 port.cc:153] oneDNN…", and as
-    # TensorFlow did before, "2025-08-21 10:00:00.123456: I tensorflow/core/util/port.cc:153] …".
+    # The format of absl, "I0000 00:00:1795775537.766145 32111 port.cc:153] oneDNN…", and the older
+    # one of TensorFlow, "2025-08-21 10:00:00.123456: I tensorflow/core/util/port.cc:153] …".
     before, _, place = head.rpartition(b" ")
     is_log = before[:1] in (b"I", b"W", b"E") and before[1:5].isdigit()
     is_log = is_log or (before[:4].isdigit() and before[-3:] in (b": I", b": W", b": E"))
@@ -79,28 +79,28 @@ def is_of_start(line: bytes, *, has_gpu: bool) -> bool:
 
 
 class LineFilter:
-    """Takes bytes as they come, and returns those to pass on.
+    """Takes bytes as they arrive, and returns those to pass on.
 
     Args:
         has_gpu: whether this process may use a GPU; see `is_of_start`.
-        end: marks the end: what follows it passes as it is.
+        end: marks the end: bytes behind it pass unchanged.
     """
 
     def __init__(self, *, has_gpu: bool, end: bytes) -> None:
         self._has_gpu = has_gpu
         self._end = end
         self._rest = b""
-        # Whether the beginning of the line that is being read has passed already.
+        # True if the beginning of the current line has passed already.
         self._is_inside = False
         self.has_ended = False
 
     @property
     def waits(self) -> bool:
-        """True where a line is held back that may pass before it is complete."""
+        """True if the filter holds back an incomplete line that may pass before its end."""
         return bool(self._rest) and (self._is_inside or not self._is_dropped(self._rest))
 
     def feed(self, data: bytes) -> bytes:
-        """Return what passes, now that `data` has come."""
+        """Return the bytes that pass after `data` has arrived."""
         if self.has_ended:
             return data
         before, mark, behind = (self._rest + data).partition(self._end)
@@ -116,7 +116,7 @@ class LineFilter:
         return passed
 
     def flush(self) -> bytes:
-        """Return what is held back, unless it is the beginning of a line to drop."""
+        """Return the bytes held back, unless they begin a line to drop."""
         held = self._rest
         if not held or (not self._is_inside and self._is_dropped(held)):
             return b""
@@ -128,9 +128,9 @@ class LineFilter:
 
 
 def main() -> None:
-    """Copy stdin to a file descriptor until nobody can write to it any more."""
+    """Copy stdin to a file descriptor until no process can write to it any more."""
     target, done = int(sys.argv[1]), int(sys.argv[2])
-    # It ends with those who write to it, and not before: what they say last would be lost.
+    # It ends after the processes that write to it: an earlier end would lose their last lines.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     lines = LineFilter(has_gpu=sys.argv[4] == "1", end=sys.argv[3].encode())
@@ -146,7 +146,7 @@ def main() -> None:
         if lines.has_ended and not had_ended:
             os.write(done, b"\n")
         if not data:
-            # What an interpreter does at its end would take as long as all this.
+            # A normal exit of the interpreter would take as long as all this.
             os._exit(0)
 
 
@@ -154,9 +154,9 @@ def _write(target: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(target, data) :]
-        except BlockingIOError:  # somebody has made the terminal non-blocking
+        except BlockingIOError:  # a process has made the terminal non-blocking
             select.select([], [target], [])
-        except OSError:  # nobody reads it any more
+        except OSError:  # it has no reader any more
             return
 
 

@@ -1,4 +1,4 @@
-"""`ParameterServerStrategy`: connects to a cluster, and has its models train there."""
+"""`ParameterServerStrategy`: connects to a cluster, and trains models there."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class ParameterServerStrategy(BaseStrategy):
     runs its training steps on the workers. The process that makes the strategy is the coordinator
     (the `chief` task).
 
-    A process connects to one cluster in its life, which is TensorFlow's limit. A second strategy
-    for the same cluster, as in a notebook's cell that runs again, is the first one; for another
-    cluster it is an error. What was made before the strategy stays as it was: models, variables,
-    lookup tables, datasets, iterators, compiled functions. Queues and file writers of `tf.summary`
-    do not, and a warning names them.
+    A process connects to one cluster in its life, which is TensorFlow's limit. A second call for
+    the same cluster, as in a notebook's cell that runs again, returns the first strategy; for
+    another cluster it is an error. Models, variables, lookup tables, datasets, iterators and
+    compiled functions made before the strategy keep working. Queues and file writers of
+    `tf.summary` do not, and a warning names them.
 
     ```python
     with kerasps.LocalCluster(num_workers=2, num_ps=1) as cluster:
@@ -61,85 +61,86 @@ class ParameterServerStrategy(BaseStrategy):
     Args:
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver` whose cluster has at
             least one `worker` and one `ps`, and whose task is the `chief`; or a
-            `kerasps.LocalCluster`. A resolver that lists no chief gets this process, at a free
-            port of this machine. Default: the one that `TF_CONFIG` describes.
+            `kerasps.LocalCluster`. If a resolver lists no chief, this process is the chief, at a
+            free port of this machine. Default: the cluster that `TF_CONFIG` describes.
         variable_partitioner: a callable of `shape` and `dtype` that returns the number of shards
             per axis, such as `kerasps.MinSizePartitioner()` or one of
             `tf.distribute.experimental.partitioners`. It splits the first axis of Keras variables,
             and of bare `tf.Variable`s as TensorFlow does. Default: every variable is whole.
-        shard_layout: which rows of a Keras variable are in which shard. `"mod"` (the default) deals
-            them out in turn, which spreads ids that are sorted by frequency evenly; `"div"` gives
-            each shard a contiguous range.
-        sparse_updates: what an update means for a table that steps read by rows only (an
-            embedding). `"lazy"` (the default): the optimizer sees the rows of the step alone, so
-            that a step costs the same whatever the table's height. `"dense"`: the optimizer sees
-            the whole table, with gradients of zero in all other rows, as in plain Keras; the ps
-            pays for it. The two are the same for SGD without momentum, Adagrad and others that
-            leave a row with a gradient of zero alone.
-        table_min_bytes: variables of fewer bytes are no tables: steps read them whole, with all
-            else that is small, and their updates are Keras's own, whatever `sparse_updates` says.
-            With 0, all that steps read by rows only are tables. Default: 32 KiB.
-        max_staleness: how many steps of a `fit` a worker may be ahead of the slowest; one that is
-            waits. A worker that is lost, or has no data left, is not waited for, and one that joins
-            begins where the slowest is. An execution has at most so many steps, whatever
-            `steps_per_execution` says. Default: no worker waits for another.
-        overlap: whether a worker pulls for its next step while the push of its last one is on the
-            way, within an execution. A step then costs less of the network's latency, and is worked
-            out with values that may lack the worker's own last update. Default False: one worker
-            equals plain Keras.
-        update_mode: when an update is made. `"async"` (the default): when a worker's gradients
-            arrive. `"sync"`: when those of every worker's step are in, of their mean; so two
-            workers equal one process that trains on both batches at a time. A worker that is lost,
-            or has no data left, is not waited for.
-        num_backup_workers: how many workers, the slowest of each step, a synchronous update does
-            not wait for. What they bring is dropped. Default: 0.
+        shard_layout: the rule that assigns rows of a Keras variable to shards. `"mod"` (the
+            default) assigns them in turn, which spreads ids that are sorted by frequency evenly;
+            `"div"` gives each shard a contiguous range.
+        sparse_updates: the rows that an update covers, for a table that steps read only by rows (an
+            embedding). `"lazy"` (the default): the optimizer gets only the rows of the step, so a
+            step costs the same for a table of any height. `"dense"`: the optimizer gets the whole
+            table, with gradients of zero in all other rows, as in plain Keras, which costs time on
+            the ps. Both give the same result for optimizers that do not change a row whose
+            gradient is zero, such as Adagrad and SGD without momentum.
+        table_min_bytes: the size in bytes of the smallest table. Smaller variables are no tables:
+            steps read them whole, together with other small variables, and Keras updates them as
+            usual, whatever `sparse_updates` says. With 0, every variable that steps read only by
+            rows is a table. Default: 32 KiB.
+        max_staleness: the number of steps of a `fit` by which a worker may lead the slowest; beyond
+            it, the worker waits. No worker waits for one that is lost or has no data left, and a
+            new worker begins level with the slowest. An execution has at most this many steps,
+            whatever `steps_per_execution` says. Default: no worker waits for another.
+        overlap: whether a worker pulls for its next step while its last push is still in flight,
+            within an execution. This hides network latency, but a step's values may lack the
+            worker's last update. Default False: one worker equals plain Keras.
+        update_mode: the moment of an update. `"async"` (the default): when a worker's gradients
+            arrive. `"sync"`: when the gradients of a step of every worker have arrived; the update
+            uses their mean, so two workers equal one process that trains on both batches together.
+            An update does not wait for a worker that is lost or has no data left.
+        num_backup_workers: the number of workers, the slowest of each step, that a synchronous
+            update does not wait for. Their late gradients are dropped. Default: 0.
         worker_devices: the names of the devices that compute on each worker, one replica each, such
             as `["GPU:0", "GPU:1"]`. A worker with R devices takes R batches for one update: it
             pulls once, and pushes the sum of their gradients once. Steps are counted in batches.
-            Default: all GPUs of each worker, or its first CPU where it has none.
-        wire_dtype: the dtype in which values and gradients of float32 variables travel between ps
-            and workers: `"bfloat16"` halves the bytes, and keeps the range of float32;
-            `"float16"` keeps three bits more of each number, and loses gradients of less than
-            6e-8. They are summed, stored and updated in float32. A dictionary chooses by the
-            variable's path: of `{"embedding": "bfloat16"}`, the first key that is a part of it;
-            without one, and for None, a variable travels in float32. Counters, ids, metrics, and
-            the states of layers and optimizers always travel as they are. Default: None.
+            Default: all GPUs of each worker, or its first CPU if it has none.
+        wire_dtype: the dtype in which ps and workers send values and gradients of float32
+            variables. `"bfloat16"` halves the bytes, and keeps the range of float32; `"float16"`
+            keeps three bits more of each number, and loses gradients of less than 6e-8. Sums,
+            storage and updates stay in float32. A dictionary such as `{"embedding": "bfloat16"}`
+            chooses by the variable's path: the first key that the path contains counts; if there
+            is none, or its dtype is None, the variable is sent in float32. Counters, ids, metrics,
+            and the states of layers and optimizers are always sent unchanged. Default: None.
         jit_compile_updates: whether XLA compiles the updates of values of more than 256 KiB, for
             fewer passes over value, gradient and slots. From 1 MiB on they take half the time or
-            less. They differ from plain Keras's in the last bits. SGD's need no XLA and are the
-            same. Default True.
+            less. They differ from plain Keras's in the last bits. SGD's updates need no XLA and
+            equal Keras's. Default True.
         connect_timeout: seconds to wait for every task to be reachable. Default: the environment
             variable `KERASPS_CONNECT_TIMEOUT`, else 60.
 
     Raises:
         ClusterConfigError: the cluster's description is wrong, or the chief's entry is no address
-            of this machine and `KERASPS_BIND` names none; the message says how to mend it.
-        TaskUnreachableError: tasks, named, did not answer within `connect_timeout`.
-        TaskStartError: the chief's port is in use, or TensorFlow's server cannot be held to one
-            address.
+            of this machine and `KERASPS_BIND` names none; the message says how to correct it.
+        TaskUnreachableError: tasks, which the message names, did not answer within
+            `connect_timeout`.
+        TaskStartError: the chief's port is in use, or TensorFlow's server cannot listen on only
+            one address.
         ClusterClosedError: the cluster, or the one that this process was connected to, is closed.
         KeraspsError: this process is connected to another cluster already.
-        TypeError: `variable_partitioner` cannot be called, `table_min_bytes`, `max_staleness` or
-            `num_backup_workers` is not an integer, `overlap` or `jit_compile_updates` not a bool,
-            or `worker_devices` no list of names; or `wire_dtype` names no dtypes.
+        TypeError: `variable_partitioner` is not callable, `table_min_bytes`, `max_staleness` or
+            `num_backup_workers` is not an integer, `overlap` or `jit_compile_updates` is not a
+            bool, `worker_devices` is not a list of names, or `wire_dtype` names no dtypes.
         ValueError: `shard_layout`, `sparse_updates`, `table_min_bytes`, `max_staleness`,
             `update_mode`, `num_backup_workers`, `wire_dtype` or `connect_timeout` is not one of its
-            values, two of them do not go together, a worker has not all of `worker_devices`, or an
-            argument differs from that of the strategy which this process has already.
+            values, two of them cannot be combined, a worker lacks one of `worker_devices`, or an
+            argument differs from that of the strategy that this process already has.
         UnsupportedError: the backend of Keras is not TensorFlow.
         ImportError: a private name of Keras or TensorFlow is missing in the versions installed.
 
     Warns:
         UserWarning: this version of Keras or TensorFlow was not tested.
         RuntimeWarning: the coordinator's port is open on every network interface, since
-            TensorFlow's server cannot be held to one address, and `KERASPS_BIND` says that it may.
+            TensorFlow's server cannot listen on only one address, and `KERASPS_BIND` allows it.
 
     Follows `tf.distribute.ParameterServerStrategy`.
     """
 
     _host: CoordinatorHost
 
-    # Another one in a dry run, which connects to no task.
+    # A dry run, which connects to no task, replaces it.
     _host_type: type[CoordinatorHost] = CoordinatorHost
 
     def __init__(
@@ -185,10 +186,10 @@ class ParameterServerStrategy(BaseStrategy):
         self._set_up(self._host_type(description, options, resolver), resolver, connect_timeout)
 
     def workers(self) -> list[WorkerInfo]:
-        """Return the index, address and status of each worker: who is there, and who is not.
+        """Return the index, address and status of each worker, lost ones included.
 
-        A worker that is lost is taken back when it answers again. So is one that comes at another
-        address, or is new, once `cluster_resolver.cluster_spec()` names it.
+        The strategy takes a lost worker back when it answers again. It takes a worker at another
+        address, or a new one, once `cluster_resolver.cluster_spec()` names it.
 
         Raises:
             ClusterClosedError: the cluster was closed.
@@ -204,7 +205,7 @@ class ParameterServerStrategy(BaseStrategy):
 
         Returns:
             Names such as `"GPU:0"`, at least one: those of `worker_devices`, else all GPUs of the
-            worker, else its first CPU. Of a worker that is lost, what it had.
+            worker, else its first CPU. For a lost worker, the devices that it had.
 
         Raises:
             ValueError: there is no such worker.
@@ -217,10 +218,10 @@ class ParameterServerStrategy(BaseStrategy):
         return self._host.coordinator
 
     def staleness(self) -> Staleness:
-        """Return how stale the updates of the running or last `fit` were; prints as a histogram.
+        """Return the staleness of updates in the running or last `fit`; prints as a histogram.
 
-        Of each push, the ps counts how many others it has applied since the worker began to pull
-        for the step. After the loss of a ps this is what was read last.
+        The staleness of a push is the number of others that the ps has applied since the worker
+        began to pull for the step. After the loss of a ps this returns the last counts read.
         """
         return self._host.staleness_meter.report()
 

@@ -1,4 +1,4 @@
-"""The arguments of strategies: what each may be, and which of them go together."""
+"""The arguments of strategies: their values, and checks of single ones and of combinations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, get_args
 
 from kerasps import checks
 
-# The values of the arguments that are one of a few names, for type checkers and for the checks.
+# The values of arguments that take one of a few names, for type checkers and for the checks.
 ShardLayout = Literal["mod", "div"]
 SparseUpdates = Literal["lazy", "dense"]
 UpdateMode = Literal["async", "sync"]
@@ -20,24 +20,25 @@ Partitioner = Callable[..., Iterable[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyOptions:
-    """The arguments of a constructor that make one strategy differ from another for a cluster.
+    """The constructor's arguments by which two strategies for the same cluster may differ.
 
-    The defaults are those of a strategy whose workers each make their updates when they like, on
-    the devices that they have.
+    With the defaults, each worker pushes its updates without waiting for others, and computes on
+    all devices that it has.
 
     Attributes:
-        variable_partitioner: splits variables; None where each is whole.
-        shard_layout: which rows of a variable are in which shard.
-        sparse_updates: the meaning of an update of a table.
-        table_min_bytes: the bytes from which on a variable that steps read by rows is a table.
-        max_staleness: how many steps a worker may be ahead of the slowest; None for any number.
-        overlap: True where a worker pulls for its next step while its last push is sent.
-        update_mode: when an update is made.
-        num_backup_workers: how many workers a synchronous update does not wait for.
-        worker_devices: the names of the devices that compute on each worker; None for those that
-            it has.
-        wire_dtype: the dtype in which float32 variables travel, by parts of their paths, or for
-            all; None for their own.
+        variable_partitioner: splits variables; None leaves each whole.
+        shard_layout: the rule that assigns the rows of a variable to shards.
+        sparse_updates: the rows of a table that an update covers.
+        table_min_bytes: the size in bytes from which a variable that steps read by rows is a table.
+        max_staleness: the number of steps by which a worker may lead the slowest; None for no
+            limit.
+        overlap: whether a worker pulls for its next step while its last push is in flight.
+        update_mode: the moment of an update.
+        num_backup_workers: the number of workers that a synchronous update does not wait for.
+        worker_devices: the names of the devices that compute on each worker; None for all that it
+            has.
+        wire_dtype: the dtype in which float32 variables are sent, by parts of their paths, or for
+            all; None for float32.
         jit_compile_updates: whether XLA compiles the updates of large values.
     """
 
@@ -57,7 +58,7 @@ class StrategyOptions:
         """Check that a further call of the constructor has the arguments of the first one.
 
         Args:
-            expected: those of the first call, of the same strategy.
+            expected: the options of the first call.
 
         Raises:
             ValueError: one of them differs.
@@ -79,7 +80,8 @@ _Options = TypeVar("_Options", bound=StrategyOptions)
 def checked_tables(options: _Options) -> _Options:
     """Return the options with `table_min_bytes` as an `int`.
 
-    Raises TypeError or ValueError for what cannot say how variables are split and tables updated.
+    Raises TypeError or ValueError if an argument about splitting or tables is not one of its
+    values.
     """
     checks.choice("shard_layout", options.shard_layout, get_args(ShardLayout))
     checks.choice("sparse_updates", options.sparse_updates, get_args(SparseUpdates))
@@ -88,8 +90,8 @@ def checked_tables(options: _Options) -> _Options:
         options.table_min_bytes,
         least=0,
         received=f"table_min_bytes={options.table_min_bytes!r}",
-        advice="Give the bytes from which on a variable that is read by rows is a table, or 0 for "
-        "all of them.",
+        advice="Give the size in bytes from which a variable that is read by rows is a table, or 0 "
+        "for all of them.",
     )
     _check_partitioner(options.variable_partitioner)
     return replace(options, table_min_bytes=table_min_bytes)
@@ -101,7 +103,7 @@ def _check_partitioner(variable_partitioner: object) -> None:
         advice = (
             f"Make an object of it: `{variable_partitioner.__name__}(...)`."
             if isinstance(variable_partitioner, type)
-            else "Make one of kerasps's, or leave it out: every variable is whole then."
+            else "Make one of kerasps's, or leave it out to keep every variable whole."
         )
         raise TypeError(
             "Argument `variable_partitioner` must be a callable of `shape` and `dtype`. Expected: "
@@ -111,24 +113,24 @@ def _check_partitioner(variable_partitioner: object) -> None:
 
 
 def checked_staleness(max_staleness: object) -> int | None:
-    """Return how many steps a worker may be ahead of the slowest; None for any number."""
+    """Return the number of steps by which a worker may lead the slowest; None for no limit."""
     if max_staleness is None:
         return None
     return checks.count(
         "Argument `max_staleness` is not a number of steps",
         max_staleness,
         received=f"max_staleness={max_staleness!r}",
-        advice="Give the steps that a worker may be ahead of the slowest: 1 has all go step by "
-        "step. Leave it out, and no worker waits.",
+        advice="Give the number of steps by which a worker may lead the slowest: with 1, all "
+        "workers go step by step. Leave it out, and no worker waits.",
     )
 
 
 def checked_wire_dtype(
     wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None,
 ) -> WireDtype | dict[str, WireDtype | None] | None:
-    """Return what says in which dtype variables travel; a dictionary is copied.
+    """Return `wire_dtype`, the dtype in which variables are sent; copies a dictionary.
 
-    Raises TypeError or ValueError for what says nothing of the kind.
+    Raises TypeError or ValueError if it does not name dtypes.
     """
     for part, dtype in wire_choices(wire_dtype):
         if not isinstance(part, str) or not (dtype is None or isinstance(dtype, str)):
@@ -145,17 +147,17 @@ def checked_wire_dtype(
 def wire_choices(
     wire_dtype: WireDtype | Mapping[str, WireDtype | None] | None,
 ) -> tuple[tuple[str, WireDtype | None], ...]:
-    """Return in which dtype variables travel, as pairs of a part of their paths and the dtype."""
+    """Return the dtypes in which variables are sent, as pairs of a part of their paths and one."""
     if wire_dtype is None:
         return ()
     return tuple(wire_dtype.items()) if isinstance(wire_dtype, Mapping) else (("", wire_dtype),)
 
 
 def check_jit_compile_updates(jit_compile_updates: object) -> None:
-    """Check what says whether XLA compiles updates."""
+    """Check the argument that says if XLA compiles updates."""
     if not isinstance(jit_compile_updates, bool):
         raise TypeError(
-            "Argument `jit_compile_updates` must say whether XLA compiles the updates of large "
+            "Argument `jit_compile_updates` must say if XLA compiles the updates of large "
             "values. Expected: True or False. Received: "
             f"jit_compile_updates={jit_compile_updates!r}. Leave it out, or give False for updates "
             "that equal Keras's to the last bit."
@@ -163,20 +165,20 @@ def check_jit_compile_updates(jit_compile_updates: object) -> None:
 
 
 def check_overlap(overlap: object) -> None:
-    """Check what says whether pulls and pushes overlap."""
+    """Check the argument that says if pulls and pushes overlap."""
     if not isinstance(overlap, bool):
         raise TypeError(
-            "Argument `overlap` must say whether a worker pulls while its push is on the way. "
-            f"Expected: True or False. Received: overlap={overlap!r}. Leave it out where one "
-            "worker is to equal plain Keras."
+            "Argument `overlap` must say if a worker pulls while its last push is in flight. "
+            f"Expected: True or False. Received: overlap={overlap!r}. Leave it out if one "
+            "worker has to equal plain Keras."
         )
 
 
 def checked_updates(options: _Options, num_workers: int) -> _Options:
     """Return the options with `num_backup_workers` as an `int`.
 
-    Raises TypeError or ValueError where what says when updates are made is wrong, or where
-    something else says otherwise.
+    Raises TypeError or ValueError if an argument about updates is not one of its values, or cannot
+    be combined with another.
     """
     update_mode = options.update_mode
     checks.choice("update_mode", update_mode, get_args(UpdateMode))
@@ -185,12 +187,12 @@ def checked_updates(options: _Options, num_workers: int) -> _Options:
         options.num_backup_workers,
         least=0,
         received=f"num_backup_workers={options.num_backup_workers!r}",
-        advice="Give how many workers an update does not wait for; 0 waits for all.",
+        advice="Give the number of workers that an update does not wait for; 0 waits for all.",
     )
     if num_backups and update_mode != "sync":
         raise ValueError(
-            "Argument `num_backup_workers` says whom synchronous updates do not wait for, and "
-            "others wait for nobody. Expected: 0, or update_mode='sync'. Received: "
+            "Argument `num_backup_workers` limits the workers that synchronous updates wait for, "
+            "and other updates never wait. Expected: 0, or update_mode='sync'. Received: "
             f"num_backup_workers={num_backups!r} with update_mode={update_mode!r}. Leave one out."
         )
     if num_backups >= num_workers:
@@ -204,7 +206,7 @@ def checked_updates(options: _Options, num_workers: int) -> _Options:
             value = getattr(options, name)
             if value != default:
                 raise ValueError(
-                    f"Argument `{name}` is about updates that workers make each by itself. "
+                    f"Argument `{name}` is for updates that workers make independently. "
                     f"Expected: {name}={default!r} with update_mode='sync', where all workers "
                     f"start from the same values. Received: {name}={value!r}. Leave one out."
                 )

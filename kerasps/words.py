@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them, in reports on a training."""
+"""Formats numbers and tables for reports on a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def num_bytes(number: float | None) -> str:
-    """Return bytes in the unit that leaves the fewest digits, of 1000 each; "?" for None."""
+    """Return bytes in the smallest unit of 1000 that keeps the number below 1000; "?" for None."""
     if number is None:
         return "?"
     value, unit = float(number), 0
@@ -20,7 +20,7 @@ def num_bytes(number: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """Return a number with separators, with a digit behind the point below 100; "?" for None."""
+    """Return a number with separators, below 100 with one decimal; "?" for None."""
     if number is None:
         return "?"
     is_whole = number >= 100 or float(number).is_integer()
@@ -28,7 +28,7 @@ def count(number: float | None) -> str:
 
 
 def times(number: int, what: str) -> str:
-    """Return a number and a noun, which gets an "s" unless there is one."""
+    """Return a number and a noun, with an "s" unless the number is 1."""
     return f"{count(number)} {what}{'' if number == 1 else 's'}"
 
 
@@ -39,8 +39,8 @@ def text_table(
 
     Args:
         rows: the rows; the first one names the columns.
-        is_left: whether a column of a name is of text, which stands to the left; the last column
-            does so in any case.
+        is_left: returns True for the name of a column of text, which is aligned to the left. The
+            last column always is.
     """
     *columns, last = zip(*rows, strict=True)
     cells = []

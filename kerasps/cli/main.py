@@ -1,4 +1,4 @@
-"""Parses the `kerasps` command, and hands over to the module of each command."""
+"""Parses the `kerasps` command, and calls the module of each command."""
 
 from __future__ import annotations
 
@@ -32,41 +32,42 @@ from kerasps.monitoring.sockets import remove_stale_sockets
 _LAUNCH_HELP = """\
 Runs a training script with worker and ps processes around it, all on this machine.
 
-The script is the coordinator. It finds the cluster in TF_CONFIG, which is what
+The script is the coordinator. It finds the cluster in TF_CONFIG, which
 `kerasps.ParameterServerStrategy()` reads when it gets no arguments.
-It has this terminal for itself; each worker and ps writes to its own log file.
+Only the script uses this terminal; each worker and ps writes to a log file.
 
-What dies is started again, up to --max-restarts times within an hour: a worker
-while the training goes on; and all tasks with the script where a ps is lost, or
-where a signal ended the script. The script then begins anew, with the same
-arguments. With a `keras.callbacks.BackupAndRestore` in its `fit` it goes on from
-the last backup. A script that fails by an error of its own is not restarted.
+The command restarts processes that die, up to --max-restarts times within an
+hour. A lost worker restarts while the training goes on. If a ps is lost, or a
+signal ends the script, all tasks and the script restart. The script then begins
+again with the same arguments, and with a `keras.callbacks.BackupAndRestore` in
+its `fit` it resumes from the last backup. A script that ends with an error is not
+restarted, unless the cause is a lost task.
 
 With --mode worker the script runs once for each worker, and there is no
 coordinator: `kerasps.WorkerDrivenStrategy()` reads TF_CONFIG in each. Worker 0 is
-the chief and has this terminal; the others write to log files. A worker that a
-signal ends is started again and goes on with the others. Where a ps is lost, or
-the chief's script fails, the run ends.
+the chief and uses this terminal; the others write to log files. A worker that a
+signal ends restarts and takes part again. If a ps is lost, or the chief's script
+fails, the run ends.
 
 An evaluator is a script beside the training that evaluates checkpoints, with a
-`kerasps.SidecarEvaluator`. It is not part of the cluster; what it prints appears
-here behind "[evaluator]". It ends after the last checkpoint."""
+`kerasps.SidecarEvaluator`. It is not part of the cluster. Its output appears here
+after "[evaluator]". It ends after the last checkpoint."""
 
 _LAUNCH_EPILOG = """\
 exit code:
-  That of the script, or 128 + N when signal N ended it; 1 when the cluster could
-  not start, or the script ended well and the evaluator failed; 2 when the command
-  line is wrong. After a restart that of the last script counts.
+  That of the script, or 128 + N if signal N ended it; 1 if the cluster could not
+  start, or the script succeeded and the evaluator failed; 2 if the command line is
+  wrong. After a restart, the exit code of the last script counts.
 
 signals:
-  Ctrl-C reaches the script, and the cluster is closed when the script has ended.
-  SIGTERM and SIGHUP are passed on to the script. After any of them nothing is
-  started again. Whatever ends this command, SIGKILL too, no process is left behind.
+  Ctrl-C reaches the script, and the cluster closes when the script has ended.
+  SIGTERM and SIGHUP are passed on to the script. After any of them nothing
+  restarts. However this command ends, also by SIGKILL, no process is left behind.
 
 environment variables:
-  An option on the command line beats its environment variable.
+  An option on the command line overrides its environment variable.
   KERASPS_FULL_IMPORT      1: workers and ps import all of TensorFlow, not only its
-                           server; or names of modules to import besides, for
+                           server; or names of further modules to import, for
                            their custom ops, with commas between them
   KERASPS_CPU_DEVICES      the CPU devices of each worker (default: 1), to try
                            `worker_devices` without GPUs
@@ -75,16 +76,16 @@ environment variables:
                            (default: 10)
   KERASPS_CHIEF_TIMEOUT    seconds that other workers wait for the chief, with
                            --mode worker (default: 600)
-  CUDA_VISIBLE_DEVICES     the GPUs to use; several are split among the workers
+  CUDA_VISIBLE_DEVICES     the GPUs to use, which are split among the workers
 
 example:
   kerasps launch --num-workers 4 --num-ps 2 train.py --epochs 3
   kerasps launch --evaluator "evaluate.py --steps 100" train.py"""
 
 _ENV_HELP = """\
-Prints what a bug report needs: versions, platform, devices, the environment
-variables of kerasps, and whether TF_CONFIG is right and its tasks can be reached.
-The exit code is 1 when TF_CONFIG is set and wrong, else 0."""
+Prints the facts for a bug report: versions, platform, devices, the environment
+variables of kerasps, and a check of TF_CONFIG and of the connections to its tasks.
+The exit code is 1 if TF_CONFIG is set and wrong, else 0."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,7 +137,7 @@ def _launch(args: argparse.Namespace) -> int:
             evaluator_timeout=evaluator_timeout,
         )
     finally:
-        remove_stale_sockets()  # a script that was killed has left its own
+        remove_stale_sockets()  # a killed script leaves its socket
 
 
 def _env(args: argparse.Namespace) -> int:
@@ -145,7 +146,7 @@ def _env(args: argparse.Namespace) -> int:
     return report_environment()
 
 
-# Each command imports what it needs when it runs, so that none waits for another's.
+# Each command imports its modules when it runs, so that none waits for another's imports.
 _HANDLERS: dict[str, Callable[[argparse.Namespace], int]] = {
     "launch": _launch,
     "plan": plan.run,
@@ -175,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     top.add_parser(commands)
     trace.add_parser(commands)
     commands.add_parser(
-        "env", help="print what a bug report needs", description=_ENV_HELP, formatter_class=raw
+        "env", help="print the facts for a bug report", description=_ENV_HELP, formatter_class=raw
     )
     return parser
 
@@ -188,18 +189,18 @@ def _add_launch(commands: Commands) -> None:
         description=_LAUNCH_HELP,
         epilog=_LAUNCH_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An option that is not ours belongs to the script, and must not be taken for the
-        # abbreviation of one that is.
+        # An unknown option belongs to the script, and must not count as an abbreviation of one of
+        # ours.
         allow_abbrev=False,
     )
     launch.set_defaults(parser=launch)
     add_numbers(launch)
-    add_mode(launch, "who drives the steps")
+    add_mode(launch, "the process that drives the steps")
     launch.add_argument(
         "--log-dir",
         metavar="DIR",
         help="directory for one log file per process (default: a temporary one, which is kept "
-        "when a task died; environment: KERASPS_LOG_DIR)",
+        "if a task dies; environment: KERASPS_LOG_DIR)",
     )
     launch.add_argument(
         "--start-timeout",
@@ -212,8 +213,9 @@ def _add_launch(commands: Commands) -> None:
         "--max-restarts",
         type=as_count_or_zero,
         metavar="N",
-        help="restarts within an hour of each worker, and of the whole run for each ps and for the "
-        f"script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
+        help="restarts within an hour of each worker, and of the whole run because of each ps and "
+        f"of the script; 0: none (default: {DEFAULT_MAX_RESTARTS}; environment: "
+        "KERASPS_MAX_RESTARTS)",
     )
     _add_evaluator(launch)
     add_script(launch)
@@ -225,13 +227,13 @@ def _add_evaluator(launch: argparse.ArgumentParser) -> None:
         "--evaluator",
         type=as_evaluator,
         metavar="COMMAND",
-        help="a script that evaluates checkpoints meanwhile, in quotes where it has arguments "
-        "(default: none; environment: KERASPS_EVALUATOR)",
+        help="a script that evaluates checkpoints during the training, in quotes if it has "
+        "arguments (default: none; environment: KERASPS_EVALUATOR)",
     )
     launch.add_argument(
         "--evaluator-timeout",
         type=as_seconds,
         metavar="SECONDS",
-        help="time for the evaluator to end when the training has (default: 600; environment: "
+        help="time for the evaluator to end after the training (default: 600; environment: "
         "KERASPS_EVALUATOR_TIMEOUT)",
     )

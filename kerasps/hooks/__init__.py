@@ -1,8 +1,8 @@
-"""Patches of Keras and TensorFlow, all of them, which are installed with the first strategy.
+"""All patches of Keras and TensorFlow, which the first strategy installs.
 
-Contract: importing this package patches nothing. `install` goes through one table, `PATCHES`, which
-also feeds the `README.md` here and the canary. A model outside the scope takes Keras's own way
-throughout: each function hands on to the original unless the strategy of this process is concerned.
+Contract: importing this package patches nothing. `install` goes through one table, `PATCHES`, from
+which the `README.md` here and the canary are also made. A model outside the scope runs Keras's code
+throughout: each patch calls the original unless the call concerns the strategy of this process.
 """
 
 from __future__ import annotations

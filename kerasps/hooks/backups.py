@@ -13,7 +13,7 @@ from kerasps import saving, training
 def load(original: Callable[..., None], callback: keras.callbacks.BackupAndRestore) -> None:
     """`BackupAndRestore._load_model`: restore a backup of ours, or else one that Keras has made.
 
-    Where steps run eagerly the loop is Keras's, and so are its backups.
+    If steps run eagerly, Keras's loop runs them, and Keras makes the backups.
     """
     fit = training.running_fit(callback.model)
     if fit is not None:
@@ -27,13 +27,13 @@ def load(original: Callable[..., None], callback: keras.callbacks.BackupAndResto
 
 
 def _keras_is_newer(callback: keras.callbacks.BackupAndRestore, ours: float | None) -> bool:
-    """Return whether Keras has made a backup in the directory after the last one of ours."""
+    """Return True if Keras has made a backup in the directory after the last one of ours."""
     path = callback._weights_path
     return ours is not None and os.path.exists(path) and os.path.getmtime(path) > ours
 
 
 def save(original: Callable[..., None], callback: keras.callbacks.BackupAndRestore) -> None:
-    """`BackupAndRestore._save_model`: have `fit` make a backup where it can."""
+    """`BackupAndRestore._save_model`: ask the running `fit` for a backup; without one, make it."""
     fit = training.running_fit(callback.model)
     if fit is None:
         saving.back_up(original, callback)

@@ -22,7 +22,7 @@ def schedule(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """`ClusterCoordinator.schedule`: wait for the steps of `fit` that a callback runs beside."""
+    """`ClusterCoordinator.schedule`: in a callback, wait for the steps of `fit` in flight first."""
     check_not_closed("`ClusterCoordinator.schedule`")
     come_to_rest()
     with translated_errors(connected_host()), left_as_found():
@@ -30,7 +30,7 @@ def schedule(
 
 
 def join(original: Original, self: tf.distribute.coordinator.ClusterCoordinator) -> None:
-    """`ClusterCoordinator.join`: wait for what is scheduled, and not for lost tasks."""
+    """`ClusterCoordinator.join`: wait for scheduled functions, but not for lost tasks."""
     calls = _scheduled_calls()
     if calls is None:
         original(self)
@@ -41,7 +41,7 @@ def join(original: Original, self: tf.distribute.coordinator.ClusterCoordinator)
 
 
 def _scheduled_calls() -> ScheduledCalls | None:
-    """Return the calls of functions that users have scheduled; None where there can be none."""
+    """Return the calls of functions that users have scheduled; None if users cannot schedule."""
     strategy = connected_strategy()
     if strategy is None:
         return None
@@ -52,7 +52,7 @@ def _scheduled_calls() -> ScheduledCalls | None:
 def create_per_worker_dataset(
     original: Original, self: tf.distribute.coordinator.ClusterCoordinator, dataset_fn: object
 ) -> Any:
-    """`ClusterCoordinator.create_per_worker_dataset`: no worker waits for an iterator to go."""
+    """`ClusterCoordinator.create_per_worker_dataset`: make iterators that are deleted quickly."""
     check_not_closed("`ClusterCoordinator.create_per_worker_dataset`")
     if connected_strategy() is not None:
         dataset_fn = per_worker_dataset(dataset_fn)
@@ -60,7 +60,7 @@ def create_per_worker_dataset(
 
 
 def create_device_dataset(original: Original, *args: object, **kwargs: object) -> Any:
-    """`_create_device_dataset`: the same of what a distributed iterator has on each device."""
+    """`_create_device_dataset`: do the same for a distributed iterator's dataset on each device."""
     made = original(*args, **kwargs)
     return made if connected_strategy() is None else quickly_deleted(made)
 
@@ -73,7 +73,7 @@ def make_closure(
     args: object = None,
     kwargs: object = None,
 ) -> None:
-    """`Closure.__init__`: trace a function that trains, wherever in it, as a step."""
+    """`Closure.__init__`: trace a function as a step if any part of it trains."""
     parts = Parts(original, function, cancellation_mgr, args, kwargs)
     calls = _scheduled_calls()
     if calls is None or type(self) is not _compat.Closure:
@@ -83,7 +83,7 @@ def make_closure(
 
 
 def execute(original: Original, self: Any, worker: Any) -> None:
-    """`Closure.execute_on`: note which call this is, for what it pushes."""
+    """`Closure.execute_on`: note the call that begins, so that its pushes are applied once."""
     calls = _scheduled_calls()
     if calls is not None and type(self) is _compat.Closure:
         calls.begin(self, worker.worker_index)

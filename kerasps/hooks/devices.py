@@ -1,4 +1,4 @@
-"""Answers Keras's questions for the devices that there are."""
+"""The replacement of Keras's check for GPUs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kerasps.variables import current_phase
 
 
 def is_gpu_available(original: Original) -> bool:
-    """Keras's `_is_gpu_available`: in a step, whether the step computes on a GPU.
+    """`_is_gpu_available`: in a step, return True if the step computes on a GPU.
 
-    Keras looks at all devices of the cluster, and takes kernels of cuDNN where it finds a GPU.
+    Keras checks all devices of the cluster, and uses cuDNN's kernels if any is a GPU.
     """
     phase = current_phase()
     return phase.has_gpu if isinstance(phase, Compute) else bool(original())

@@ -23,12 +23,12 @@ def call(
 ) -> Any:
     """`tf.function`'s call: within a step, trace the function as a part of the step.
 
-    As a function of its own it would keep the tensors of this trace for the next one, and a
-    GradientTape around it would not see which variables it reads. So in a function that is
-    scheduled: how often that calls this one, and what this one pushes, is to be known.
+    As a separate function it would keep the tensors of this trace for the next one, and a
+    GradientTape around it would not see the variables that it reads. In a scheduled function the
+    same holds: kerasps must know how often it calls this one, and what this one pushes.
     """
     is_in_step = isinstance(current_phase(), Compute)
-    # Keras has its grouped convolutions compiled by XLA, and a CPU can do them in no other way.
+    # Keras compiles its grouped convolutions by XLA, and a CPU supports them in no other way.
     of_keras = self.python_function.__module__.startswith("keras.")
     is_compiled = self._jit_compile and (of_keras or not is_in_step)
     if is_compiled or not (is_in_step or is_outside_replica()):
@@ -37,19 +37,19 @@ def call(
     function = self.python_function
     if not self._autograph:
         return function(*args, **kwargs)
-    status = _compat.autograph_context.Status.ENABLED  # the trace of the step has it disabled
+    status = _compat.autograph_context.Status.ENABLED  # the trace of the step disables it
     with _compat.autograph_context.ControlStatusCtx(status):
         return _compat.py_func_from_autograph(function)(*args, **kwargs)
 
 
 def raise_status(original: Original, *args: object, **kwargs: object) -> None:
-    """`raise_from_not_ok_status`: say so where an operation needs the cluster, which is closed."""
+    """`raise_from_not_ok_status`: if the cluster is closed, raise an error that says so."""
     with naming_closed:
         original(*args, **kwargs)
 
 
 def add_to_tasks(original: Original, self: object, *args: object, **kwargs: object) -> Any:
-    """`Context.add_c_function`: tell all tasks of a function, and none while they change."""
+    """`Context.add_c_function`: send a function to all tasks, while their list does not change."""
     with tasks_lock:
         return original(self, *args, **kwargs)
 
@@ -57,16 +57,16 @@ def add_to_tasks(original: Original, self: object, *args: object, **kwargs: obje
 def reset_default_graph(original: Original) -> None:
     """`tf.compat.v1.reset_default_graph`: keep the strategies whose scopes each thread is in.
 
-    `keras.utils.clear_session` calls this. The default graph holds those scopes: with a new one,
-    what is built next would be trained in this process, and the scopes could not be left.
+    `keras.utils.clear_session` calls this. The default graph holds those scopes. With a new graph,
+    the next model would be trained in this process, and leaving the scopes would fail.
     """
     before = tf.compat.v1.get_default_graph()
     original()
     tf.compat.v1.get_default_graph()._thread_local = before._thread_local
 
 
-# The names are arguments of the two functions below, for Python calls these while it ends, when
-# the names of a module are gone.
+# The two functions below get names as arguments, because Python calls them while it ends, when a
+# module's names no longer exist.
 
 
 def delete_executor(
@@ -74,8 +74,9 @@ def delete_executor(
 ) -> None:
     """`Executor.__del__`: delete an executor whose task is lost without printing why.
 
-    TensorFlow waits for an executor before it deletes it. Where a task is gone, it prints the error
-    that this ends in, behind the error that told of it, and keeps the executor.
+    TensorFlow waits for an executor before it deletes it. If its task is lost, the wait fails:
+    TensorFlow prints this second error, after the one that reported the loss, and keeps the
+    executor.
     """
     for _ in range(3):
         try:
@@ -91,7 +92,7 @@ _LEAVING: dict[str, bool] = {}
 def remove_function(
     original: Original, self: Any, name: str, _leaving: dict[str, bool] = _LEAVING
 ) -> None:
-    """`Context.remove_function`: nothing once this process leaves the cluster."""
+    """`Context.remove_function`: do nothing once this process leaves the cluster."""
     if not _leaving:
         original(self, name)
 
@@ -99,7 +100,7 @@ def remove_function(
 def leave_remote_functions() -> None:
     """Leave functions on their tasks from here on. Call when the process, or the cluster, ends.
 
-    Each function that is deleted would call every task. The tasks forget them with the coordinator
-    anyway; where they have ended already, TensorFlow would print five lines of errors per function.
+    Deleting a function would call every task. The tasks forget all functions with the coordinator
+    anyway; if a task has ended already, TensorFlow would print five lines of errors per function.
     """
     _LEAVING["leaving"] = True

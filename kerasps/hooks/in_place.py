@@ -1,9 +1,9 @@
 """Hooks a function where it is defined, so that every reference to it calls the hook.
 
 A library may have put a wrapper on `keras.Model.fit` before the first strategy is made, as
-`mlflow.keras.autolog()` does. The wrapper holds the function that was there before, and may put it
-back some day. So a hook replaces the code of that function, not the attribute that names it. A copy
-of the function has the code that was there; the hook calls it as the original.
+`mlflow.keras.autolog()` does. The wrapper holds the original function, and may restore it later. So
+a hook replaces the code of that function, not the attribute that names it. A copy of the function
+keeps the original code, and the hook calls this copy.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# A function of Keras or TensorFlow, as a hook gets it: what it takes and returns is theirs to say.
+# A function of Keras or TensorFlow that a hook gets; Keras or TensorFlow defines its signature.
 Original = Callable[..., Any]
 
-# The argument by which the new code gets the hook. It has a default, since a function cannot be
-# given other globals or more free variables.
+# The argument by which the new code gets the hook. It is the argument's default, since the globals
+# and the number of free variables of a function cannot change.
 _HOOK = "_kerasps_hook"
 
 
 def hook_function(function: types.FunctionType, hook: Callable[..., object]) -> None:
     """Redirect calls of `function` to `hook`, with a copy of `function` as the first argument.
 
-    Where `function` is a decorator's wrapper, what it wraps is hooked too, for those who hold that.
-    The copy calls a copy of it, so that one call reaches the hook once.
+    If `function` is a decorator's wrapper, this also hooks the wrapped function, for code that
+    calls it directly. The copy calls a copy of it, so that one call reaches the hook once.
 
     Args:
-        function: what Keras or TensorFlow defines. Its signature stays what it is.
-        hook: takes the copy, then what the function takes.
+        function: a function that Keras or TensorFlow defines. It keeps its signature.
+        hook: takes the copy, then the function's arguments.
     """
     signature = inspect.signature(function)
     for each, original in _copies(function):
-        # The default first: code that is called in between does not know of it.
+        # The default first: the old code ignores it if another thread calls it now.
         each.__kwdefaults__ = {
             **(each.__kwdefaults__ or {}),
             _HOOK: functools.partial(hook, original),
@@ -47,22 +47,22 @@ def hook_function(function: types.FunctionType, hook: Callable[..., object]) -> 
 
 
 def can_be_hooked(function: types.FunctionType) -> bool:
-    """Return whether there is code that can take the place of the function's."""
+    """Return True if one of the templates below can replace the function's code."""
     return all(len(each.__code__.co_freevars) <= 1 for each in chain_of(function))
 
 
 def defined_function(owner: object, name: str) -> types.FunctionType | None:
     """Return the function that Keras or TensorFlow defines as `owner.name`.
 
-    Of a property it is the getter. Where a user has put another function in its place, it is
-    searched for among all objects of the process.
+    For a property it is the getter. If a user has replaced the function, this searches all objects
+    of the process for it.
 
     Args:
-        owner: a class or module of the two.
+        owner: a class or module of Keras or TensorFlow.
         name: the function's name there.
 
     Returns:
-        The function, with the decorators of the library around it. None where there is none.
+        The function, with the library's decorators around it. None if it does not exist.
     """
     for holder in owner.__mro__ if inspect.isclass(owner) else (owner,):
         if name not in vars(holder):
@@ -71,16 +71,16 @@ def defined_function(owner: object, name: str) -> types.FunctionType | None:
         if current is not None and _is_defined(current, holder, name):
             return current
         found = [each for each in _functions_called(name) if _is_defined(each, holder, name)]
-        # Other modules of the package may have a function of that name.
+        # Other modules of the package may have a function with that name.
         found = [each for each in found if _is_of_module(each, holder)] or found
-        # The outermost one: what is wrapped is in the chain of its wrapper.
+        # The outermost one: a wrapped function is in the chain of its wrapper.
         if found:
             return max(found, key=lambda each: len(list(chain_of(each))))
     return None
 
 
 def chain_of(function: types.FunctionType) -> Iterator[types.FunctionType]:
-    """Yield the function, what it wraps, what that wraps, and so on."""
+    """Yield the function, the function that it wraps, and so on."""
     each: Any = function
     while type(each) is types.FunctionType:
         yield each
@@ -94,9 +94,9 @@ def _function_of(attribute: object) -> types.FunctionType | None:
 
 
 def _is_defined(function: types.FunctionType, holder: object, name: str) -> bool:
-    """Return whether this is the function that the package of `holder` defines as its `name`.
+    """Return True if the package of `holder` defines this function as `name` of `holder`.
 
-    A wrapper may bear the name of what it wraps, and its module's; its code does not.
+    A wrapper may have the name and the module of the wrapped function; its code does not.
     """
     folder = _folder_of(holder)
     *_, innermost = chain = list(chain_of(function))
@@ -107,7 +107,7 @@ def _is_defined(function: types.FunctionType, holder: object, name: str) -> bool
 
 
 def _is_of_module(function: types.FunctionType, holder: object) -> bool:
-    """Return whether a function is defined in the module of `holder`, or that `holder` is."""
+    """Return True if a function is defined in `holder`, or in the module of the class `holder`."""
     module = sys.modules.get(holder.__module__) if inspect.isclass(holder) else holder
     *_, innermost = chain_of(function)
     return innermost.__code__.co_filename == getattr(module, "__file__", None)
@@ -121,7 +121,7 @@ def _folder_of(holder: Any) -> str:
 
 
 def _functions_called(name: str) -> list[types.FunctionType]:
-    """Return all functions of this process that have a name."""
+    """Return all functions of this process with this name."""
     return [
         each
         for each in gc.get_objects()
@@ -146,7 +146,7 @@ def _copies(
             each.__code__, each.__globals__, each.__name__, each.__defaults__, cells
         )
         new.__kwdefaults__ = each.__kwdefaults__
-        functools.update_wrapper(new, each)  # also sets `__wrapped__`, which is hooked
+        functools.update_wrapper(new, each)  # sets `__wrapped__` to the hooked function
         if copies:
             new.__wrapped__ = copies[-1][1]  # type: ignore[attr-defined]
         else:
@@ -155,7 +155,7 @@ def _copies(
     return reversed(copies)
 
 
-# The code that takes the place of a function's. Python wants it to have as many free variables.
+# The code that replaces a function's. Python requires the same number of free variables.
 
 
 def _without_cells(*args: object, _kerasps_hook: Callable[..., object], **kwargs: object) -> Any:

@@ -34,7 +34,7 @@ def compile_model(original: Original, self: keras.Model, *args: object, **kwargs
 
 
 def open_name_scope(original: Original, self: keras.layers.Layer) -> Any:
-    """`Layer._open_name_scope`: build a model of ours in the scope, wherever it is called."""
+    """`Layer._open_name_scope`: build a model of ours in the scope, also if called outside it."""
     opened = original(self)
     strategy = connected_strategy()
     is_ours = (
@@ -55,10 +55,10 @@ def _both(
 
 
 def on_workers(method: Callable[..., object]) -> Callable[..., Any]:
-    """Return the hook of a method of Keras's trainer that runs steps.
+    """Return the hook for a method of Keras's trainer that runs steps.
 
     Args:
-        method: ours, which takes what the original takes.
+        method: our method, which takes the same arguments as the original.
     """
 
     @functools.wraps(method)
@@ -73,7 +73,7 @@ def on_workers(method: Callable[..., object]) -> Callable[..., Any]:
                 return training.run_eagerly(original, self, *args, **kwargs)
             return method(self, *args, **kwargs)
 
-    # What the hook takes is the original and then what ours takes, for whoever compares the two.
+    # The canary compares signatures: the hook takes the original, and then our method's arguments.
     signature = inspect.signature(method)
     original = inspect.Parameter("original", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     hook.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -85,31 +85,31 @@ def on_workers(method: Callable[..., object]) -> Callable[..., Any]:
 def _check_needs_no_workers(
     model: object, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> None:
-    """Raise `InputError` where a model of plain Keras is to read what only workers read."""
+    """Raise `InputError` if a model of plain Keras is given data that only workers can read."""
     given = next((v for v in (*args, *kwargs.values()) if isinstance(v, DatasetCreator)), None)
     if given is not None:
         raise InputError(
-            "The workers of a strategy read a DatasetCreator, and this model is none of the "
-            "strategy: it was made and compiled outside of its scope. Expected: a model that is "
+            "The workers of a strategy read a DatasetCreator, and this model does not belong to a "
+            "strategy: it was made and compiled outside of a scope. Expected: a model that is "
             f"made in `with strategy.scope():`. Received: {given!r} for {model!r}. Make and "
             "compile the model in the scope, or give plain Keras a `tf.data.Dataset`."
         )
 
 
 def symbolic_build(original: Original, self: keras.Model, *args: object, **kwargs: object) -> None:
-    """`TensorFlowTrainer._maybe_symbolic_build`: leave building to the first step that is eager."""
+    """`TensorFlowTrainer._maybe_symbolic_build`: let the first step build a model that is eager."""
     if not training.is_running_eagerly(self):
         original(self, *args, **kwargs)
 
 
 def distribute_strategy(original: Original, self: keras.Model) -> Any:
-    """`TensorFlowTrainer.distribute_strategy`: give Keras's loop one that runs steps here."""
+    """`TensorFlowTrainer.distribute_strategy`: for eager steps, return one that runs them here."""
     strategy = original(self)
     return training.StrategyOfLoop(strategy) if training.is_running_eagerly(self) else strategy
 
 
 def exported(original: Original, *args: object, **kwargs: object) -> Any:
-    """Whatever traces functions for a SavedModel: read our variables as a SavedModel can."""
+    """Read our variables as a SavedModel can, in a function that traces for a SavedModel."""
     with exporting():
         return original(*args, **kwargs)
 

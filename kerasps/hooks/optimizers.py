@@ -26,7 +26,7 @@ def apply(
     grads: Iterable[tf.Tensor | tf.IndexedSlices | None],
     trainable_variables: Iterable[keras.Variable] | None = None,
 ) -> None:
-    """`Optimizer.apply`: adopt and build the optimizer that a step meets, outside of the trace."""
+    """`Optimizer.apply`: adopt and build the optimizer that a step uses, outside of the trace."""
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     phase = current_phase()
     check_replica()
@@ -72,7 +72,7 @@ def apply_gradients(
     grads: Sequence[tf.Tensor | tf.IndexedSlices | None],
     trainable_variables: Sequence[keras.Variable],
 ) -> None:
-    """`Optimizer._backend_apply_gradients`: record the gradients, which leave the worker."""
+    """`Optimizer._backend_apply_gradients`: record the gradients, which the worker will send."""
     phase = current_phase()
     if isinstance(phase, Compute):
         phase.apply_gradients(self, grads, trainable_variables)
@@ -87,7 +87,7 @@ def update_step(
     trainable_variables: Sequence[keras.Variable],
     learning_rate: tf.Tensor,
 ) -> None:
-    """`Optimizer._backend_update_step`: record an update that an optimizer's override asks for."""
+    """`Optimizer._backend_update_step`: record an update that an optimizer's override makes."""
     phase = current_phase()
     if isinstance(phase, Compute):
         phase.record_update_step(grads, trainable_variables, learning_rate)
@@ -116,7 +116,7 @@ def add_slot(
 ) -> Any:
     """`Optimizer.add_variable_from_reference`: make a slot beside the storage.
 
-    Not beside the value of a step, nor within a function that XLA compiles.
+    It is not beside the value of a step, and not within a function that XLA compiles.
     """
     with (
         tf.init_scope(),
@@ -142,7 +142,7 @@ def apply_weight_decay(
 ) -> None:
     """`Optimizer._apply_weight_decay`: decay what a push updates, which may be rows of a table.
 
-    The TensorFlow optimizer's own takes storages; the base class's takes what it is given.
+    The TensorFlow optimizer's method takes only storages; the base class's takes any values.
     """
     if isinstance(current_phase(), UpdatePhase):
         _compat.BaseOptimizer._apply_weight_decay(self, variables)
@@ -151,9 +151,9 @@ def apply_weight_decay(
 
 
 def assigning(name: str) -> Callable[..., None]:
-    """Return the hook of `Optimizer.assign`, `assign_add` or `assign_sub`.
+    """Return the hook for `Optimizer.assign`, `assign_add` or `assign_sub`.
 
-    In a step our variables are assigned themselves; Keras would assign the storage.
+    In a step it assigns to our variables; Keras would assign to the storage.
     """
 
     def assign(

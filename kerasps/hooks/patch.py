@@ -1,4 +1,4 @@
-"""`Patch`: a function of Keras or TensorFlow that kerasps replaces, and how it is replaced."""
+"""`Patch`: a function of Keras or TensorFlow that kerasps replaces, and its installation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Patch:
     Args:
         owner: the class or module that holds it.
         name: its name there.
-        function: what is called in its place: with the original, then with the arguments. For a
-            property, the getter.
-        why: what the patch is for.
+        function: replaces it: takes the original, then the original's arguments. For a property, it
+            replaces the getter.
+        why: the reason for the patch.
         since: the earliest version that it was tested with.
-        owner_name: what the docs call the owner, where its own name differs between versions.
+        owner_name: the name of the owner in the docs, if its name differs between versions.
     """
 
     owner: Any
@@ -49,7 +49,7 @@ class Patch:
         return f"{self.owner_name or qualname.rpartition('.')[-1]}.{self.name}"
 
     def original(self) -> Any:
-        """Return what the owner has by that name: a user may have replaced it.
+        """Return the owner's attribute of that name, which a user may have replaced.
 
         Raises:
             ImportError: the owner has no such function, in the versions that are installed.
@@ -69,7 +69,7 @@ def install(patches: Iterable[Patch]) -> None:
         patches: the table.
 
     Raises:
-        ImportError: a function is not there, in the versions that are installed.
+        ImportError: the installed versions lack a function.
     """
     for patch in patches:
         key = id(patch.owner), patch.name
@@ -79,10 +79,10 @@ def install(patches: Iterable[Patch]) -> None:
 
 
 def check_patched(patches: Iterable[Patch]) -> None:
-    """Check that all that is to be patched is there. Call before the first patch is installed.
+    """Check that every function to patch exists. Call before installing the first patch.
 
     Raises:
-        ImportError: a function is not there; the message names the versions that were tested.
+        ImportError: a function is missing; the message names the versions that were tested.
     """
     for patch in patches:
         patch.original()
@@ -92,7 +92,7 @@ def _install(patch: Patch) -> None:
     function = defined_function(patch.owner, patch.name)
     if function is not None and can_be_hooked(function):
         hook_function(function, patch.function)
-    else:  # replaced by a user, and nobody holds what was there
+    else:  # replaced by a user, and no object holds the original
         setattr(patch.owner, patch.name, _replacement(patch.original(), patch.function))
 
 
@@ -111,14 +111,14 @@ def _calling(function: Callable[..., object], original: Any) -> Callable[..., An
 
 
 def scope_of_ours() -> contextlib.AbstractContextManager[Any]:
-    """Return the strategy's scope, or a context that does nothing where it is current already."""
+    """Return the strategy's scope, or a context that does nothing if it is current already."""
     strategy = connected_strategy()
     is_current = tf.distribute.get_strategy() is strategy
     return contextlib.nullcontext() if is_current else strategy.scope()
 
 
 def as_markdown(patches: Iterable[Patch]) -> str:
-    """Return the table as the docs show it.
+    """Return the table in Markdown, for the docs.
 
     Neighbours with the same owner, reason and version share a row.
     """

@@ -1,4 +1,4 @@
-"""All that kerasps patches in Keras and TensorFlow, in the order in which it is installed."""
+"""The table of all functions that kerasps patches in Keras and TensorFlow, in order."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _TRAINER, _SAVER = _compat.TensorFlowTrainer, _compat.MultiDeviceSaver
 _SAVING, _STORE = _compat.saving_lib, _compat.H5IOStore
 _COORDINATOR = tf.distribute.coordinator.ClusterCoordinator
 _BACKUP = keras.callbacks.BackupAndRestore
-# The backend has a class of its own in some versions of Keras: not always the one that is called.
+# In some versions of Keras the backend has another class, which is not always the one called.
 _ARCHIVE = type(keras.export.ExportArchive())
-# The package has a function of this module's name.
+# Found by the function, since the package has a function with the same name as this module.
 _RNN = inspect.getmodule(_compat.cudnn_ok)
-# Until somebody imports it, `tf.compat.v1` is another object.
+# Imported by name: before this import, `tf.compat.v1` is another object.
 _V1 = importlib.import_module("tensorflow.compat.v1")
 
-_WHOLE_FILES = "a file takes its name when it is whole, and large variables travel in chunks"
-_DAMAGED = "of a file that is damaged, Keras says that there is none"
-_LARGE_ENTRIES = "large variables go to files, and come from them, a chunk of rows at a time"
-_RESUMING = "the ps write what they hold, and `fit` goes on at the step of the backup"
-_EXPORTING = "what is traced meanwhile is for a SavedModel, which has no cluster"
-_STEPS = "steps of a model of ours run on the workers, or as plain Python where it is eager"
+_WHOLE_FILES = "renames a file when it is complete, and writes large variables in chunks"
+_DAMAGED = "Keras reports a damaged file as missing"
+_LARGE_ENTRIES = "writes and reads large variables in chunks of rows"
+_RESUMING = "the ps write their variables, and `fit` resumes at the step of the backup"
+_EXPORTING = "functions traced during an export are for a SavedModel, which has no cluster"
+_STEPS = "runs steps of a model of ours on the workers, or as plain Python if it is eager"
 _BATCH = "a step of a model of ours runs on the coordinator, and pushes to the ps"
-_ADOPTING = "a variable that a step touches, and that was made elsewhere, is adopted"
+_ADOPTING = "adopts a variable that was made elsewhere when a step uses it"
 _UNTUNED = "a worker that deletes an iterator does not wait for the thread that tunes it"
-_IN_STEP = "in a step our variables take assignments themselves; Keras would assign the storage"
+_IN_STEP = "in a step, assigns to our variable; Keras would assign to the storage"
 
-# One row, one call: as a table.
+# One call per row, as a table.
 # fmt: off
 PATCHES: tuple[Patch, ...] = (
     # Variables.
@@ -52,43 +52,43 @@ PATCHES: tuple[Patch, ...] = (
     Patch(keras.Variable, "value", variables.value, _ADOPTING, KERAS, "keras.Variable"),
     Patch(keras.Variable, "assign", variables.assign, _ADOPTING, KERAS, "keras.Variable"),
     Patch(_compat.keras_numpy, "take", variables.take,
-          "`keras.layers.Embedding` reads rows of our variables by it, and not all of them", KERAS),
+          "`keras.layers.Embedding` calls it: reads only the rows needed of our variables", KERAS),
     Patch(_compat.embedding_ops, "_embedding_lookup_and_transform", variables.lookup,
-          "of our variables, rows are read alone", TENSORFLOW, "tf.nn.embedding_lookup"),
+          "reads only the rows needed of our variables", TENSORFLOW, "tf.nn.embedding_lookup"),
     Patch(_compat.embedding_ops, "embedding_lookup_sparse_impl", variables.lookup_sparse,
-          "of the value of a variable, which is what Keras 3 has it given, rows are read alone",
+          "given a variable's value, as Keras 3 passes it, reads only the rows needed",
           TENSORFLOW, "tf.nn.embedding_lookup_sparse"),
     Patch(tf.GradientTape, "gradient", variables.gradient,
-          "a variable in shards is as many variables to a tape", TENSORFLOW),
+          "a tape sees each shard of a variable as a variable", TENSORFLOW),
     Patch(tf.GradientTape, "watch", variables.watch,
-          "a variable in shards is as many variables to a tape", TENSORFLOW),
+          "a tape sees each shard of a variable as a variable", TENSORFLOW),
     Patch(_compat.gradients_util, "_GradientsHelper", variables.gradients_in_graph,
-          "a variable in shards is as many variables to `tf.gradients`", TENSORFLOW,
+          "`tf.gradients` sees each shard of a variable as a variable", TENSORFLOW,
           "tf.gradients"),
     # Building.
     Patch(_compat.BaseTrainer, "compile", models.compile_model,
-          "a model of ours makes its metrics and its optimizer's state in the scope", KERAS),
+          "makes the metrics and the optimizer's state of a model of ours in the scope", KERAS),
     Patch(keras.layers.Layer, "_open_name_scope", models.open_name_scope,
-          "what a model of ours builds outside the scope, it builds in it", KERAS),
+          "builds a model of ours in the scope, also when called outside of it", KERAS),
     Patch(_OPTIMIZER, "add_variable", optimizers.add_variable,
-          "an optimizer of ours makes its state in the scope", KERAS),
+          "makes the state of an optimizer of ours in the scope", KERAS),
     Patch(_OPTIMIZER, "add_variable_from_reference", optimizers.add_slot,
-          "a slot lies beside the storage, not beside the value of a step", KERAS),
+          "makes a slot beside the storage, not beside the value of a step", KERAS),
     # Optimizers.
     Patch(_BASE, "apply", optimizers.apply,
-          "an optimizer that a step meets is adopted, and built outside of the trace", KERAS),
+          "adopts an optimizer when a step uses it, and builds it outside of the trace", KERAS),
     Patch(_BASE, "_backend_apply_gradients", optimizers.apply_gradients,
-          "where gradients leave the worker", KERAS),
+          "records the gradients that the worker sends", KERAS),
     Patch(_BASE, "_get_current_learning_rate", optimizers.learning_rate,
-          "a ps uses the rate that the worker sent, and reads none", KERAS),
+          "a ps uses the learning rate that the worker sent", KERAS),
     Patch(keras.optimizers.LossScaleOptimizer, "apply", optimizers.apply_scaled,
           "works in the scope outside a step too, which Keras refuses under a strategy", KERAS),
     Patch(_OPTIMIZER, "_backend_update_step", optimizers.update_step,
-          "an update that an optimizer's override asks for is recorded", KERAS),
+          "records the updates that an optimizer's override makes", KERAS),
     Patch(_OPTIMIZER, "_var_key", optimizers.var_key,
-          "Keras finds the slots of a variable by it: ours by its storage", KERAS),
+          "Keras finds slots by this key; that of our variables is their storage's", KERAS),
     Patch(_OPTIMIZER, "_apply_weight_decay", optimizers.apply_weight_decay,
-          "on a ps it works on what is pushed, which may be rows of a table", KERAS),
+          "on a ps, decays what a push updates, which may be rows of a table", KERAS),
     Patch(_OPTIMIZER, "assign", optimizers.assigning("assign"), _IN_STEP, KERAS),
     Patch(_OPTIMIZER, "assign_add", optimizers.assigning("assign_add"), _IN_STEP, KERAS),
     Patch(_OPTIMIZER, "assign_sub", optimizers.assigning("assign_sub"), _IN_STEP, KERAS),
@@ -103,25 +103,25 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_TRAINER, "_maybe_symbolic_build", models.symbolic_build,
           "the first step of a model that runs eagerly builds it, as without a strategy", KERAS),
     Patch(_TRAINER, "distribute_strategy", models.distribute_strategy,
-          "Keras's own loop runs eager steps, under what it takes for a strategy", KERAS),
+          "Keras's loop runs eager steps, with a strategy that runs them in this process", KERAS),
     Patch(_compat.TracedFunction, "__call__", functions.call,
-          "a `tf.function` that a step calls is traced as a part of the step", TENSORFLOW,
+          "traces a `tf.function` that a step calls as a part of the step", TENSORFLOW,
           "tf.function"),
     Patch(_RNN, "_is_gpu_available", devices.is_gpu_available,
-          "a step takes cuDNN's kernels where it computes on a GPU, wherever others are", KERAS),
+          "a step uses cuDNN's kernels only if its device is a GPU", KERAS),
     # Custom loops.
     Patch(_COORDINATOR, "schedule", coordinators.schedule,
-          "what a callback schedules waits for the steps of `fit`", TENSORFLOW),
+          "called by a callback, waits for the steps of `fit` first", TENSORFLOW),
     Patch(_COORDINATOR, "join", coordinators.join,
-          "waits for no task that is gone, and errors name it", TENSORFLOW),
+          "does not wait for lost tasks, and its errors name them", TENSORFLOW),
     Patch(_COORDINATOR, "create_per_worker_dataset", coordinators.create_per_worker_dataset,
           _UNTUNED, TENSORFLOW),
     Patch(_compat.multi_device_iterator_ops, "_create_device_dataset",
           coordinators.create_device_dataset, _UNTUNED, TENSORFLOW),
     Patch(_compat.Closure, "__init__", coordinators.make_closure,
-          "a scheduled function that trains outside `strategy.run` is run there", TENSORFLOW),
+          "runs a scheduled function that trains outside `strategy.run` in it", TENSORFLOW),
     Patch(_compat.Closure, "execute_on", coordinators.execute,
-          "each update of a scheduled function is applied once, whichever worker is lost",
+          "applies each update of a scheduled function once, also when workers are lost",
           TENSORFLOW),
     # Files.
     Patch(_compat.saving_api, "load_model", saving.load_whole_model, _DAMAGED, KERAS),
@@ -130,7 +130,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_SAVING, "load_model", saving.load_model, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "load_weights_only", saving.load_weights, _WHOLE_FILES, KERAS),
     Patch(_SAVING, "is_memory_sufficient", saving.is_memory_sufficient,
-          "large files are not made up in memory", KERAS),
+          "keeps Keras from building large files in memory", KERAS),
     Patch(_compat.legacy_h5_format, "save_model_to_hdf5", saving.save_model, _WHOLE_FILES, KERAS),
     Patch(_STORE, "__setitem__", saving.set_entry, _LARGE_ENTRIES, KERAS),
     Patch(_STORE, "__getitem__", saving.get_entry, _LARGE_ENTRIES, KERAS),
@@ -142,24 +142,24 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_compat.saved_model, "save_and_return_nodes", models.exported, _EXPORTING, TENSORFLOW,
           "saved_model.save"),
     Patch(_SAVER, "__init__", saving.make_saver,
-          "of variables in shards, a checkpoint is written and read by ours", TENSORFLOW),
+          "our saver writes and reads variables in shards", TENSORFLOW),
     Patch(_SAVER, "save", models.naming_tasks(saving.save_checkpoint),
-          "a checkpoint goes to an absolute path, by a device that sees it", TENSORFLOW),
+          "uses an absolute path, and a device that can access it", TENSORFLOW),
     Patch(_SAVER, "restore", models.naming_tasks(saving.restore_checkpoint),
-          "a checkpoint goes to an absolute path, by a device that sees it", TENSORFLOW),
-    # TensorFlow's own housekeeping.
+          "uses an absolute path, and a device that can access it", TENSORFLOW),
+    # TensorFlow's housekeeping.
     Patch(_V1, "reset_default_graph", functions.reset_default_graph,
-          "`keras.utils.clear_session` leaves the scopes that threads are in", TENSORFLOW,
+          "keeps the threads' scopes when `keras.utils.clear_session` calls it", TENSORFLOW,
           "tf.compat.v1"),
     Patch(_compat.framework_ops, "raise_from_not_ok_status", functions.raise_status,
-          "an operation on a variable of a cluster that was closed says so", TENSORFLOW),
+          "raises a clear error for an operation on a variable of a closed cluster", TENSORFLOW),
     Patch(_compat.Executor, "__del__", functions.delete_executor,
-          "an executor whose task is gone is deleted without printing why", TENSORFLOW),
+          "deletes an executor whose task is lost without printing the error", TENSORFLOW),
     Patch(_compat.Context, "add_c_function", functions.add_to_tasks,
-          "a function is told to tasks that are there, and not while they change", TENSORFLOW),
+          "sends a function to the tasks while their list does not change", TENSORFLOW),
     Patch(_compat.Context, "add_function_def", functions.add_to_tasks,
-          "a function is told to tasks that are there, and not while they change", TENSORFLOW),
+          "sends a function to the tasks while their list does not change", TENSORFLOW),
     Patch(_compat.Context, "remove_function", functions.remove_function,
-          "at the end functions stay on tasks, which may have ended before", TENSORFLOW),
+          "leaves functions on tasks at exit, since these may have ended before", TENSORFLOW),
 )
 # fmt: on

@@ -1,9 +1,9 @@
 """The state that TensorFlow and Keras keep for a thread, restored after an interrupt.
 
-Ctrl-C can come up within the `finally` or the `__exit__` that should end a scope: then TensorFlow
-stays in graph mode, and whatever runs next fails ("numpy() is only available when eager execution
-is enabled"), or Keras tracks no more variables. `fit` traces in the main thread, so it puts all
-such scopes back when it ends in an error.
+Ctrl-C can interrupt the `finally` or the `__exit__` that should end a scope. Then TensorFlow stays
+in graph mode, and the next code fails ("numpy() is only available when eager execution is
+enabled"), or Keras stops tracking variables. `fit` traces in the main thread, so it restores all
+such scopes when it ends with an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kerasps import _compat
 
 # Of TensorFlow's eager mode.
 _EAGER = ("is_eager", "device_name", "device_spec", "scope_name", "function_call_options")
-# Of Keras: what a scope sets, and sets back as it ends.
+# Of Keras: attributes that a scope sets, and resets at its end.
 _KERAS = (
     "autocast_scope",
     "current_call_ctx",
@@ -31,7 +31,7 @@ _KERAS = (
 
 @contextlib.contextmanager
 def left_as_found() -> Iterator[None]:
-    """In this context, an error of any kind leaves the scopes of this thread as they were."""
+    """Restore the scopes of this thread after an error of any kind in this context."""
     state = _ThreadState()
     try:
         yield
@@ -41,16 +41,16 @@ def left_as_found() -> Iterator[None]:
 
 
 class _ThreadState:
-    """The scopes that this thread is in."""
+    """The scopes that this thread has entered."""
 
     def __init__(self) -> None:
         self._eager = {name: getattr(_eager(), name) for name in _EAGER}
         self._keras = {name: _compat.get_global_attribute(name) for name in _KERAS}
-        # Of each list, what is in it.
+        # Each list with a copy of its content.
         self._stacks = [(stack, list(stack)) for stack in _stacks()]
 
     def restore(self) -> None:
-        """Be in these scopes, and in no others."""
+        """Enter these scopes, and leave all others."""
         eager = _eager()
         for name, value in self._eager.items():
             setattr(eager, name, value)
@@ -66,7 +66,7 @@ def _eager() -> Any:
 
 
 def _stacks() -> list[list[Any]]:
-    """Return the lists to which a scope adds something that it takes away as it ends."""
+    """Return the lists to which a scope adds an item that it removes at its end."""
     graphs = _compat.default_graph_stack.stack
     strategies = tf.compat.v1.get_default_graph()._distribution_strategy_stack
     names = _compat.get_global_attribute("name_scope_stack", default=[], set_to_default=True)

@@ -22,23 +22,23 @@ from kerasps.variables.variable import make_parameter_server_variable
 def make_variable(
     original: Original, self: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    """`keras.Variable.__init__`: make one of ours while one of our strategies is current."""
+    """`keras.Variable.__init__`: make a variable of ours while a strategy of ours is current."""
     make_parameter_server_variable(self)
     original(self, *args, **kwargs)
 
 
 def value(original: Original, self: keras.Variable) -> Any:
-    """`keras.Variable.value`: adopt a variable that a step reads first."""
+    """`keras.Variable.value`: adopt a variable before a step reads it."""
     return self.value if _adopts(self) else original(self)
 
 
 def assign(original: Original, self: keras.Variable, value: object) -> Any:
-    """`keras.Variable.assign`: adopt a variable that a step assigns first."""
+    """`keras.Variable.assign`: adopt a variable before a step assigns it."""
     return self.assign(value) if _adopts(self) else original(self, value)
 
 
 def _adopts(variable: keras.Variable) -> bool:
-    """Adopt a variable that a step touches, if it was made elsewhere; return whether it was."""
+    """Adopt a variable that a step uses, if it was made elsewhere; return True if it was."""
     return (
         isinstance(current_phase(), Compute)
         and variable._value is not None
@@ -47,25 +47,25 @@ def _adopts(variable: keras.Variable) -> bool:
 
 
 def take(original: Original, x: object, indices: object, axis: int | None = None) -> Any:
-    """`keras.ops.take`: read rows of our variables; Keras's reads all of `x`."""
+    """`keras.ops.take`: read only the rows needed of our variables; Keras's reads all of `x`."""
     if axis != 0 or not isinstance(x, ParameterServerVariable):
         return original(x, indices, axis)
     if isinstance(indices, tf.RaggedTensor):
         return indices.with_flat_values(x.take(indices.flat_values, from_end=True))
     if isinstance(indices, tf.SparseTensor):
-        indices = tf.sparse.to_dense(indices)  # Keras too looks up id 0 where there is none
+        indices = tf.sparse.to_dense(indices)  # as in Keras, a missing id looks up id 0
     return x.take(indices, from_end=True)
 
 
 def lookup_sparse(
     original: Original, params: Iterable[object], *args: object, **kwargs: object
 ) -> Any:
-    """`tf.nn.embedding_lookup_sparse`, as of its second half: read rows where it has a value."""
+    """The second half of `tf.nn.embedding_lookup_sparse`: read only rows if given a value."""
     return original([_of_value(param) for param in params], *args, **kwargs)
 
 
 class _Rows(_compat.NativeObject):
-    """Something that is looked up in, as TensorFlow hands it on to the look-up: not as a tensor."""
+    """A variable of ours that TensorFlow passes on to the lookup, and does not read as a tensor."""
 
     def __init__(self, held: Any) -> None:
         self._held = held
@@ -75,7 +75,7 @@ class _Rows(_compat.NativeObject):
 
     @property
     def handle(self) -> Any:
-        # In a graph, TensorFlow asks where the look-up should be placed.
+        # In a graph, TensorFlow places the lookup by this handle.
         held = self._held
         if tf.executing_eagerly():
             raise AttributeError
@@ -85,13 +85,13 @@ class _Rows(_compat.NativeObject):
 
 
 def lookup(original: Original, params: object, *args: object, **kwargs: object) -> Any:
-    """`tf.nn.embedding_lookup`: read rows of our variables; TensorFlow's reads all of each."""
+    """`tf.nn.embedding_lookup`: read only the rows needed of our variables, not all rows."""
     params = params if isinstance(params, (list, tuple)) else [params]
     return original([_Rows(p) if _is_ours(p) else p for p in params], *args, **kwargs)
 
 
 def _of_value(tensor: tf.Tensor) -> Any:
-    """Return the variable whose value a step was given as `tensor`; anything else as it is."""
+    """Return the variable whose value a step got as `tensor`; other tensors unchanged."""
     phase = current_phase()
     return phase.value_reads.variable_of(tensor) if isinstance(phase, Compute) else tensor
 
@@ -107,8 +107,8 @@ def gradient(
 ) -> Any:
     """`tf.GradientTape.gradient`: take the gradients of a variable in shards shard by shard.
 
-    To a tape, such a variable is as many variables: no handle stands for all of them. And the value
-    that a step was given of a variable may be none, where rows of it are all that the step wants.
+    A tape sees each shard as a variable, since no handle stands for all of them. And if a step
+    reads only rows of a variable, the value that the step got is only a tensor of zeros.
     """
     if isinstance(current_phase(), Compute):
         sources = tf.nest.map_structure(_of_value, sources)
@@ -119,7 +119,7 @@ def gradient(
     weights: list[Any] = [None] * len(targets)
     if output_gradients is not None:
         weights = tf.nest.flatten(output_gradients)
-    # A variable that is a target has the gradient one with respect to itself, and no other.
+    # The gradient of a target variable is one with respect to itself, and none for others.
     itself = [pair for pair in zip(targets, weights, strict=True) if _is_ours(pair[0])]
     others = [pair for pair in zip(targets, weights, strict=True) if not _is_ours(pair[0])]
 
@@ -166,9 +166,9 @@ def _shard_by_shard(
     """Return the gradients with respect to sources.
 
     Args:
-        call: returns gradients with respect to variables in a nested list, as such a list.
-        sources: with respect to which they are wanted.
-        storages: of each, the storage, where it is in shards.
+        call: takes a nested list of variables, and returns the gradients in such a list.
+        sources: the sources of the gradients.
+        storages: the storage of each source that is in shards, else None.
     """
     expanded = [
         source if storage is None else storage.watched
@@ -181,7 +181,7 @@ def _shard_by_shard(
 
 
 def watch(original: Original, self: tf.GradientTape, tensor: object) -> None:
-    """`tf.GradientTape.watch`: watch each shard; in a step, the tensor in a variable's place."""
+    """`tf.GradientTape.watch`: watch each shard, or in a step the tensor of a variable."""
     original(self, [_watched(_of_value(t)) for t in tf.nest.flatten(tensor)])
 
 
@@ -196,13 +196,13 @@ def _watched(source: object) -> Any:
 
 
 def _in_shards(source: object) -> ShardedStorage | None:
-    """Return a variable in shards, of ours or of TensorFlow's, as a storage; else None."""
+    """Return the storage of a variable in shards, ours or TensorFlow's; else None."""
     storage = _storage_in_shards(source)
     return _of_tensorflow(source) if storage is None else storage
 
 
 def _of_tensorflow(source: object) -> ShardedStorage | None:
-    """Return a `ShardedVariable` of TensorFlow's as a storage; its rows are dealt out in ranges."""
+    """Return a `ShardedVariable` of TensorFlow as a storage; its shards are ranges of rows."""
     if not isinstance(source, _compat.ShardedVariable):
         return None
     num_rows, num_shards = int(source.shape[0]), len(source.variables)
@@ -212,7 +212,7 @@ def _of_tensorflow(source: object) -> ShardedStorage | None:
 def _storage_in_shards(source: object) -> ShardedStorage | None:
     """Return the storage that a tape sees as several variables; None for other sources.
 
-    None in a step too, which has tensors in place of variables.
+    None in a step too, where tensors replace variables.
     """
     if (
         isinstance(source, ParameterServerVariable)

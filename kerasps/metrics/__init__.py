@@ -1,8 +1,8 @@
 """Metrics of recommenders for Keras: normalised entropy, calibration, grouped AUC.
 
-Contract: the states of a metric are sums over examples, zero at first. The states of workers are
-added, so a metric is that of all examples, whichever worker had them. The metrics know nothing of
-strategies: plain Keras uses them too.
+Contract: the states of a metric are sums over examples, zero at first. The strategy adds the states
+of all workers, so a metric covers all examples, whichever worker had them. The metrics do not
+depend on strategies: they also work in plain Keras.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from kerasps.metrics.normalized_entropy import NormalizedEntropy
 
 __all__ = ["Calibration", "GroupedAUC", "NormalizedEntropy"]
 
-# Users, and saved models, find them here.
+# Users, and saved models, import them from here.
 for _metric in (Calibration, GroupedAUC, NormalizedEntropy):
     _metric.__module__ = __name__

@@ -1,4 +1,4 @@
-"""Calibration: predicted clicks, measured by those that came."""
+"""Calibration: the ratio of predicted clicks to actual clicks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Calibration(SumsMetric):
     """Sum of predictions, divided by the sum of labels.
 
     1 is best. A model that predicts twice as many clicks as there are has 2. The result is NaN
-    before a positive label was seen. It follows TorchRec's `CalibrationMetric`, which has 0 there.
+    until a positive label was seen. It follows TorchRec's `CalibrationMetric`, which returns 0 in
+    that case.
 
     ```python
     metric = kerasps.metrics.Calibration()
@@ -33,7 +34,7 @@ class Calibration(SumsMetric):
 
     Raises:
         TypeError: `from_logits` is not a bool.
-        ValueError: `dtype` is none of these.
+        ValueError: `dtype` is not one of these.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Calibration(SumsMetric):
             sample_weight: a weight for each example. Default None: 1 for each.
 
         Raises:
-            ValueError: the shapes do not go together.
+            ValueError: the shapes do not match.
         """
         labels, predictions, weights = as_examples(self.name, y_true, y_pred, sample_weight)
         if self.from_logits:
@@ -67,7 +68,7 @@ class Calibration(SumsMetric):
         self._add(self._labels, weights * labels)
 
     def result(self) -> tf.Tensor:
-        """Return the calibration; NaN where the labels add up to 0."""
+        """Return the calibration; NaN if the sum of the labels is 0."""
         labels = ops.convert_to_tensor(self._labels)
         some = labels > 0
         return ops.where(some, self._predictions / ops.where(some, labels, 1), math.nan)

@@ -1,4 +1,4 @@
-"""The examples of a batch as metrics add them up: labels, predictions and weights of one shape."""
+"""Converts a batch to the examples that metrics add up: labels, predictions and weights."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def as_examples(
 ) -> Examples:
     """Return a batch in one shape, in float64.
 
-    In float32 the logarithm of a number depends on its place in the batch: TensorFlow computes
-    the last few numbers in another way than those that fill vectors of the processor.
+    In float32 the logarithm of a number depends on its place in the batch: TensorFlow computes the
+    last few numbers differently from those that fill vectors of the processor.
 
     Args:
         name: the name of the metric, for errors.
         y_true: labels.
         y_pred: predictions.
-        sample_weight: a weight for each of them, or for each row; or None.
+        sample_weight: a weight for each prediction or each row; or None.
 
     Raises:
-        ValueError: the shapes do not go together.
+        ValueError: the shapes do not match.
     """
     predictions = squeezed(ops.convert_to_tensor(y_pred))
     labels = squeezed(ops.convert_to_tensor(y_true))
@@ -59,10 +59,10 @@ def squeezed(tensor: tf.Tensor) -> tf.Tensor:
 def check_shapes(
     name: str, argument: str, tensor: tf.Tensor, predictions: tf.Tensor, broadcasts: bool = False
 ) -> None:
-    """Check that `tensor` has a value for each prediction; unknown sizes go with all.
+    """Check that `tensor` has a value for each prediction; unknown sizes match any size.
 
     Raises:
-        ValueError: it has not.
+        ValueError: it does not.
     """
     fits = len(tensor.shape) == len(predictions.shape) and all(
         None in (size, expected) or size == expected or (broadcasts and size == 1)

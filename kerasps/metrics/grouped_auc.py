@@ -27,15 +27,15 @@ _HASH_BITS = 31
 class GroupedAUC(SumsMetric):
     """Mean of the AUC of each group, such as a user or a session, weighted by its impressions.
 
-    It says how well a model ranks within a group, which the AUC over all examples does not. Groups
-    in which all labels are the same have no AUC and are left out. The result is NaN where that are
-    all groups. See Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising".
+    It measures how well a model ranks within a group; the AUC over all examples does not. Groups in
+    which all labels are the same have no AUC and are left out. The result is NaN if no group is
+    left. See Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising".
 
     For each group the metric counts the examples between two thresholds, as `keras.metrics.AUC`
     does for all of them. Two predictions with no threshold between them are a tie, which counts
     half; apart from these ties the AUC is exact, however the examples of a group are spread over
     batches and workers. The state has `2 * num_groups * (thresholds - 1)` numbers, and each step
-    adds to all of them: with more than some thousand groups, use the metric in `evaluate` alone.
+    adds to all of them: with more than some thousand groups, use the metric only in `evaluate`.
 
     ```python
     metric = kerasps.metrics.GroupedAUC(num_groups=2)
@@ -47,15 +47,15 @@ class GroupedAUC(SumsMetric):
     call `update_state` in `compute_metrics` of the model; `docs/metrics.md` shows both.
 
     Args:
-        num_groups: how many groups there are. Their ids are 0 to `num_groups - 1`.
-        thresholds: how many thresholds there are, from 0 to 1 at equal distances, as
-            `num_thresholds` of `keras.metrics.AUC`; or those between 0 and 1, in ascending order,
-            where most predictions are small. Default 200.
+        num_groups: the number of groups. Their ids are 0 to `num_groups - 1`.
+        thresholds: the number of thresholds, from 0 to 1 at equal distances, as `num_thresholds` of
+            `keras.metrics.AUC`. If most predictions are small, give a list of the thresholds
+            between 0 and 1 instead, in ascending order. Default 200.
         weighting: the weight of a group: the number of its examples (`"impressions"`), of those
             with a positive label (`"clicks"`), or 1 (`"equal"`). Sample weights count in the
             first two. Default `"impressions"`.
         hash_groups: whether ids may be any integers, which are hashed into `num_groups`. Groups
-            that meet there are taken for one. Default False.
+            with the same hash count as one. Default False.
         from_logits: whether predictions are logits. Default False: they are probabilities.
         name: the name of the metric. Default `"grouped_auc"`.
         dtype: the dtype of the sums, `"float32"` or `"float64"`. Default `"float64"`. None:
@@ -65,7 +65,7 @@ class GroupedAUC(SumsMetric):
         TypeError: `num_groups` is not an integer, `thresholds` is neither an integer nor numbers,
             or `hash_groups` or `from_logits` is not a bool.
         ValueError: `num_groups` is less than 1, `thresholds` less than 3 or not ascending between
-            0 and 1, or another argument is none of its values.
+            0 and 1, or another argument is not one of its values.
     """
 
     def __init__(
@@ -106,20 +106,20 @@ class GroupedAUC(SumsMetric):
     ) -> None:
         """Add a batch.
 
-        An id that is out of range is an `InvalidArgumentError` of TensorFlow's. A function that XLA
-        compiles raises none, and the result is NaN.
+        An id that is out of range raises TensorFlow's `InvalidArgumentError`. In a function that
+        XLA compiles it raises no error, and the result is NaN.
 
         Args:
             y_true: labels from 0 to 1, of shape `(n,)` or `(n, 1)`, or of the shape of `y_pred`.
                 Without `groups`, of shape `(n, 2)`: labels, and the ids of their groups.
-            y_pred: predictions, likewise.
+            y_pred: predictions, of the same shape.
             sample_weight: a weight for each example. Default None: 1 for each.
             groups: the id of the group of each example, of the shape of the labels. Default
                 None: the second column of `y_true`.
 
         Raises:
             TypeError: the ids are not numbers.
-            ValueError: the shapes do not go together.
+            ValueError: the shapes do not match.
         """
         if groups is None:
             y_true, groups = _columns(self.name, y_true)
@@ -143,7 +143,7 @@ class GroupedAUC(SumsMetric):
             state.assign_add(ops.reshape(sums, state.shape))
 
     def result(self) -> tf.Tensor:
-        """Return the mean over groups; NaN where no group has both labels."""
+        """Return the mean over groups; NaN if no group has both labels."""
         positives, negatives = map(ops.convert_to_tensor, (self._positives, self._negatives))
         below = ops.cumsum(negatives, axis=1) - negatives
         ordered = ops.sum(positives * (below + negatives / 2), axis=1)
@@ -172,7 +172,7 @@ class GroupedAUC(SumsMetric):
         }
 
     def _rows(self, groups: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the row of each group in the state, and whether its id is in range."""
+        """Return the row of each group in the state, and True where its id is in range."""
         groups = squeezed(ops.convert_to_tensor(groups))
         if groups.dtype.is_bool or not (groups.dtype.is_integer or groups.dtype.is_floating):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""Normalised entropy: cross-entropy, measured by that of a constant."""
+"""Normalised entropy: cross-entropy, divided by that of a constant prediction."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kerasps.metrics.sums import SumsMetric
 class NormalizedEntropy(SumsMetric):
     """Cross-entropy, divided by that of a model that always predicts the mean label.
 
-    Less is better. 1 is what a model has that knows the rate of clicks and nothing else. The mean
-    label is that of the examples since the metric was reset. The result is NaN before both labels
-    were seen. See He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook",
-    and TorchRec's `NEMetric`.
+    Lower is better. A model that knows only the rate of clicks has 1. The mean label is that of the
+    examples since the metric was reset. The result is NaN until both labels were seen. See He et
+    al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", and TorchRec's
+    `NEMetric`.
 
     ```python
     metric = kerasps.metrics.NormalizedEntropy()
@@ -37,7 +37,7 @@ class NormalizedEntropy(SumsMetric):
 
     Raises:
         TypeError: `from_logits` is not a bool.
-        ValueError: `dtype` is none of these.
+        ValueError: `dtype` is not one of these.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class NormalizedEntropy(SumsMetric):
             sample_weight: a weight for each example. Default None: 1 for each.
 
         Raises:
-            ValueError: the shapes do not go together.
+            ValueError: the shapes do not match.
         """
         labels, predictions, weights = as_examples(self.name, y_true, y_pred, sample_weight)
         if self.from_logits:
             entropies = tf.nn.sigmoid_cross_entropy_with_logits(labels, predictions)
         else:
-            # Not Keras's function: of what a sigmoid returns in a graph it takes the logits.
+            # Not Keras's function, which in a graph uses the logits of a sigmoid's result.
             epsilon = keras.config.epsilon()
             predictions = ops.clip(predictions, epsilon, 1 - epsilon)
             entropies = -labels * ops.log(predictions)
@@ -79,7 +79,7 @@ class NormalizedEntropy(SumsMetric):
         self._add(self._total, weights)
 
     def result(self) -> tf.Tensor:
-        """Return the normalised entropy; NaN where all labels are the same, or there are none."""
+        """Return the normalised entropy; NaN if there are no labels, or all are the same."""
         positives, total = ops.convert_to_tensor(self._positives), self._total
         negatives = total - positives
         both = ops.logical_and(positives > 0, negatives > 0)

@@ -12,7 +12,7 @@ _DTYPES = ("float32", "float64")
 
 
 class SumsMetric(keras.metrics.Metric):
-    """Base of metrics whose states are sums over examples, in float64 unless told otherwise."""
+    """Base of metrics whose states are sums over examples, in float64 by default."""
 
     def __init__(self, *, from_logits: bool, name: str, dtype: str | None) -> None:
         super().__init__(name=name, dtype=dtype)
@@ -28,14 +28,14 @@ class SumsMetric(keras.metrics.Metric):
         return {**super().get_config(), "from_logits": self.from_logits}
 
     def _sum(self, name: str, shape: tuple[int, ...] = ()) -> keras.Variable:
-        """Make a state. Zero at first, as it must be for the states of workers to add up."""
+        """Make a state. It starts at zero, so that the states of workers can be added."""
         return self.add_variable(shape, "zeros", dtype=self.dtype, name=name)
 
     def _terms(self, values: tf.Tensor) -> tf.Tensor:
-        """Return values as they are added up: those of float32, in the dtype of the states.
+        """Return values rounded to float32, in the dtype of the states.
 
-        So the sums of float64 are exact, as long as what is added differs by less than a factor of
-        2**29 from the sum: they are the same in whichever order batches and workers come.
+        So sums in float64 are exact, as long as each value differs by less than a factor of 2**29
+        from the sum: they are the same for any order of batches and workers.
         """
         return ops.cast(ops.cast(values, "float32"), self.dtype)
 
@@ -52,7 +52,7 @@ def check_bool(argument: str, value: object) -> bool:
     """
     if not isinstance(value, bool):
         raise TypeError(
-            f"Argument `{argument}` is not a truth value. Expected: True or False. Received: "
+            f"Argument `{argument}` is not a bool. Expected: True or False. Received: "
             f"{argument}={value!r}. Give one of these."
         )
     return value

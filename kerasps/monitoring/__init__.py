@@ -1,5 +1,5 @@
 """The state of a run for people and machines: records, a socket, an HTTP endpoint.
 
-Contract: nothing is asked of a task, and nothing is worked out, until somebody asks for a status.
-The records and the sockets import neither Keras nor TensorFlow, so `kerasps top` starts fast.
+Contract: this wing asks no task and computes nothing until a caller asks for a status. The records
+and the sockets import neither Keras nor TensorFlow, so `kerasps top` starts fast.
 """

@@ -1,4 +1,4 @@
-"""Advises how to make a run faster, from the numbers of its status."""
+"""Gives advice on making a run faster, from the numbers of its status."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kerasps.monitoring.status import RunStatus
 
-# With two workers on two cores, ten steps per execution made `fit` 2.7 times as fast where a worker
-# did one in 4.2 ms, 2.2 in 6 ms, 1.35 in 12 ms, and 1.2 in 38 ms. With one worker, whose executions
-# wait for it, nothing was gained.
+# With two workers on two cores, ten steps per execution made `fit` faster: 2.7 times if a worker
+# took 4.2 ms for a step, 2.2 times at 6 ms, 1.35 at 12 ms, and 1.2 at 38 ms. With one worker, for
+# which executions queue up, nothing was gained.
 SHORT_EXECUTION_S = 0.01
 STEPS_PER_EXECUTION = 10
-# Python runs one thread at a time, so the process of the coordinator has no more than this.
+# Python runs one thread at a time, so the coordinator's process cannot use much more than this.
 BUSY_CPU = 0.9
-# Rates of a shorter run are those of its start.
+# The rates of a shorter run say only how it started.
 LEAST_SECONDS = 5.0
 
 
 def advice_for(status: RunStatus, execution_steps: int) -> tuple[str, ...]:
-    """Return what would make a run faster, each in a sentence with the number it follows from.
+    """Return advice on making a run faster, each a sentence with the number that it follows from.
 
     Args:
         status: the status of the run.
-        execution_steps: the steps of an execution; 0 where none has been done.
+        execution_steps: the steps of an execution; 0 if none is done yet.
     """
     working = [worker.steps_per_second for worker in status.workers if worker.steps_per_second]
     # A worker that drives its own steps does not wait for a coordinator.

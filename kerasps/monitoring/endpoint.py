@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# A client that connects and asks nothing holds a thread for so long.
+# A client that connects and sends no request holds a thread for this long.
 _PATIENCE_S = 10.0
 
 _PAGE = b"kerasps: /metrics for Prometheus, /status as JSON\n"
@@ -18,17 +18,17 @@ _PAGE = b"kerasps: /metrics for Prometheus, /status as JSON\n"
 class Endpoint:
     """Serves a status over HTTP, from the constructor until `close`.
 
-    There is no access control: whoever reaches the address may read it. Nothing can be changed by
-    it.
+    There is no access control: everyone who can connect to the address can read the status, but
+    nobody can change anything.
 
     Args:
-        host: the address to listen on, or the name of one.
+        host: the address to listen on, or a host name.
         port: the port; 0 for a free one.
-        metrics: given the `Accept` header, returns a type of content and the content.
-        status: returns what `/status` shows as JSON.
+        metrics: takes the `Accept` header, and returns the content's type and the content.
+        status: returns the content of `/status`, for JSON.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: this process cannot listen on the address.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Endpoint:
         self._thread.start()
 
     def _serve(self) -> None:
-        # Python's `serve_forever` wakes up twice a second; this sleeps until somebody asks.
+        # Python's `serve_forever` wakes up twice a second; this sleeps until a request arrives.
         while not self._is_closed:
             self._server.handle_request()
 
@@ -80,7 +80,7 @@ class Endpoint:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET; a subclass has the pages."""
+    """Answers GET requests; a subclass sets the pages."""
 
     pages: dict[str, Callable[[str], tuple[str, bytes]]]
     timeout = _PATIENCE_S
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             content_type, content = page(self.headers.get("Accept", ""))
-        except Exception as exc:  # as when the cluster is being closed
+        except Exception as exc:  # such as while the cluster closes
             self.send_error(503, "No status", f"{type(exc).__name__}: {exc}")
             return
         self.send_response(200)
@@ -105,4 +105,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Write nothing: stderr is the script's."""
+        """Write nothing, since stderr belongs to the script."""

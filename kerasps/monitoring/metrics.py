@@ -1,4 +1,4 @@
-"""The numbers of a status under names of their own, for Prometheus and TensorBoard."""
+"""Names the numbers of a status, as metrics for Prometheus and TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Samples = Iterator[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric in the manner of Prometheus.
+    """A metric as Prometheus defines it.
 
     Attributes:
-        name: its name; that of a counter ends in `_total`.
-        text: what it is.
+        name: its name, which ends in `_total` for a counter.
+        text: its description.
         labels: the names of its labels.
-        samples: returns the values for the labels in a status, and those labels.
+        samples: yields pairs of the labels' values and the metric's value, for a status.
     """
 
     name: str
@@ -118,7 +118,7 @@ METRICS = (
         (),
         _of_run(lambda status: status.steps_per_second),
     ),
-    Metric("kerasps_epoch", "Number of the epoch that runs.", (), _of_run(lambda s: s.epoch)),
+    Metric("kerasps_epoch", "Number of the running epoch.", (), _of_run(lambda s: s.epoch)),
     Metric(
         "kerasps_training",
         "1 while a training loop runs, else 0.",
@@ -145,13 +145,13 @@ METRICS = (
     ),
     Metric(
         "kerasps_worker_executions_in_flight",
-        "Executions that a worker was sent and has not reported as done.",
+        "Executions sent to a worker that it has not reported as done.",
         _WORKER,
         _of_workers(lambda worker: worker.executions_in_flight),
     ),
     Metric(
         "kerasps_worker_waits",
-        "1 where a worker waits for this, else 0.",
+        "1 if a worker waits for this, else 0.",
         ("worker", "what"),
         _waits,
     ),
@@ -175,19 +175,19 @@ METRICS = (
     ),
     Metric(
         "kerasps_up",
-        "1 where a task is connected, else 0.",
+        "1 if a task is connected, else 0.",
         _TASK,
         _of_tasks(lambda task: float(task.state == "connected")),
     ),
     Metric(
         "kerasps_losses_total",
-        "How often a task was lost.",
+        "Number of times that a task was lost.",
         _TASK,
         _of_workers(lambda worker: worker.times_lost, "worker:"),
     ),
     Metric(
         "kerasps_restarts_total",
-        "How often a task that was lost was taken back.",
+        "Number of times that a lost task was taken back.",
         _TASK,
         _of_workers(lambda worker: worker.times_back, "worker:"),
     ),
@@ -205,44 +205,44 @@ METRICS = (
     ),
     Metric(
         "kerasps_pull_bytes_total",
-        "Bytes of values that a ps has handed out.",
+        "Bytes of values that a ps has sent.",
         _PS,
         _of_ps(lambda ps: ps.bytes_read_total),
     ),
     Metric(
         "kerasps_pull_rows_total",
-        "Rows of tables that a ps has handed out.",
+        "Rows of tables that a ps has sent.",
         _PS,
         _of_ps(lambda ps: ps.rows_read_total),
     ),
     Metric(
         "kerasps_push_bytes_total",
-        "Bytes of gradients and new values that a ps has taken in.",
+        "Bytes of gradients and new values that a ps has received.",
         _PS,
         _of_ps(lambda ps: ps.bytes_written_total),
     ),
     Metric(
         "kerasps_push_rows_total",
-        "Rows for which a ps has taken in gradients.",
+        "Rows for which a ps has received gradients.",
         _PS,
         _of_ps(lambda ps: ps.rows_written_total),
     ),
     Metric("kerasps_table_rows", "Rows of a table.", _TABLE, _of_tables(lambda rows, _: rows)),
     Metric(
         "kerasps_table_rows_read_total",
-        "Rows that steps have read of a table.",
+        "Rows of a table that steps have read.",
         _TABLE,
         _of_tables(lambda _, read: read),
     ),
     Metric(
         "kerasps_process_memory_bytes",
-        "Resident memory of a task's process, where it is on this machine.",
+        "Resident memory of a task's process, if it is on this machine.",
         _TASK,
         _of_processes(lambda usage: usage.memory_bytes),
     ),
     Metric(
         "kerasps_process_cpu_seconds_total",
-        "Processor time of a task's process, where it is on this machine.",
+        "Processor time of a task's process, if it is on this machine.",
         _TASK,
         _of_processes(lambda usage: usage.cpu_seconds),
     ),

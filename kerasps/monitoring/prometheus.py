@@ -1,4 +1,4 @@
-"""A status as text for Prometheus. It needs the package `prometheus-client`."""
+"""Writes a status as text for Prometheus; needs the package `prometheus-client`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class StatusCollector:
     """Turns a status into metrics each time that Prometheus asks.
 
     Args:
-        read: returns the status of now.
+        read: returns the current status.
     """
 
     def __init__(self, read: Callable[[], RunStatus]) -> None:
         self._read = read
 
     def describe(self) -> Iterable[Any]:
-        """Return nothing: to be registered costs no status."""
+        """Return nothing, so that registering needs no status."""
         return []
 
     def collect(self) -> Iterable[Any]:
-        """Yield the metrics of now."""
+        """Yield the current metrics."""
         status = self._read()
         for metric in METRICS:
             family = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
@@ -39,12 +39,12 @@ class StatusCollector:
 
 
 def exposition(read: Callable[[], RunStatus]) -> Callable[[str], tuple[str, bytes]]:
-    """Return a function that writes the metrics of now.
+    """Return a function that writes the current metrics.
 
-    It takes the `Accept` header of who asks, and returns the type of the content and the content.
+    It takes the `Accept` header of a request, and returns the content's type and the content.
 
     Args:
-        read: returns the status of now.
+        read: returns the current status.
     """
     registry = CollectorRegistry()
     registry.register(StatusCollector(read))

@@ -1,4 +1,4 @@
-"""Puts a status together from what the coordinator knows, and from one question to the ps."""
+"""Builds a status from the state on the coordinator, and from one request to each ps."""
 
 from __future__ import annotations
 
@@ -41,36 +41,35 @@ _STATES = {
 _OF_ANSWERS = {Answer.IS_SILENT: "hangs", Answer.REFUSES: "lost", Answer.IS_OTHER: "lost"}
 _LOOPS = {"train": "training", "test": "evaluating", "predict": "predicting"}
 _CLOSED = "closed"
-# A ps that runs answers within a millisecond. Whoever looks at a run in which one hangs should not
-# wait for it.
+# A running ps answers within a millisecond. A status should not wait for one that hangs.
 _ANSWER_S = 0.5
 _STALENESS_S = 1.0
-# Nobody changes a script to save a part of this.
+# In a shorter `fit` there is too little time to save.
 _WORTH_ADVICE_S = 30.0
 
 
 class MonitoredHost(Host, Protocol):
-    """The host of a strategy as a status sees it."""
+    """The host of a strategy, with the methods that a status needs."""
 
     @property
     def own_worker(self) -> int | None:
-        """The index of the worker that this process is; None where it is their coordinator."""
+        """The index of the worker that this process is; None for a coordinator."""
 
     def known_workers(self) -> list[WorkerInfo]:
-        """Return what this process knows of the workers."""
+        """Return the known state of each worker."""
 
     def known_ps(self) -> list[WorkerInfo]:
-        """Return what this process knows of the ps."""
+        """Return the known state of each ps."""
 
 
 class StatusReader:
-    """Returns the status of a run when it is asked.
+    """Builds the status of a run on request.
 
     Thread: any.
 
     Args:
         host: the host of the strategy.
-        local_tasks: the `LocalCluster` that it is connected to; None where it is to another.
+        local_tasks: the `LocalCluster` that it is connected to; None for any other cluster.
     """
 
     def __init__(self, host: MonitoredHost, local_tasks: LocalTasks | None) -> None:
@@ -83,7 +82,7 @@ class StatusReader:
         self._has_advised = False
 
     def read(self) -> RunStatus:
-        """Return the status of now. It takes milliseconds; a second and a half where a ps hangs."""
+        """Return the current status in milliseconds, or in up to 1.5 seconds if a ps hangs."""
         host, is_closed = self._host, closed_error() is not None
         meter, report = host.run_meter, host.traffic_meter.report()
         workers, ps = host.known_workers(), host.known_ps()
@@ -95,7 +94,7 @@ class StatusReader:
         usages = {} if is_closed else self._usages([*workers, *ps])
         rates = {worker.index: _rate(meter, worker.index, report.seconds) for worker in workers}
         rate = sum(rates.values())
-        # The traffic of a step, at the speed of now.
+        # Turns a mean rate of the `fit` into a current one: the same traffic per step, at `rate`.
         speed = rate * report.seconds / report.steps if report.steps else 0.0
         state = _CLOSED if is_closed else _LOOPS.get(meter.mode, "idle")
         if state == "idle" and meter.is_fitting:
@@ -117,10 +116,10 @@ class StatusReader:
         return dataclasses.replace(status, advice=advice_for(status, meter.execution_steps))
 
     def advise(self, seconds: float) -> None:
-        """Log, once, what would have made a `fit` faster; of a short one, nothing.
+        """Log advice on making `fit` faster, once per process; nothing after a short `fit`.
 
         Args:
-            seconds: the time that it took.
+            seconds: the time that `fit` took.
         """
         if self._has_advised or seconds < _WORTH_ADVICE_S:
             return
@@ -129,12 +128,12 @@ class StatusReader:
             _LOGGER.warning("This training could be faster. %s", advice)
 
     def finish(self) -> None:
-        """Wait for a question that is on its way: a process may not end meanwhile."""
+        """Wait for a request in flight, since the process must not end during it."""
         asking = self._asking
         if asking is not None and asking.ident is not None:
             asking.join(_STALENESS_S)
 
-    # Questions
+    # Requests
 
     def _answers(self, ps: list[WorkerInfo], is_closed: bool) -> dict[int, Answer]:
         if is_closed:
@@ -142,11 +141,11 @@ class StatusReader:
         return ask_servers({info.index: info.address for info in ps}, _ANSWER_S)
 
     def _staleness(self) -> Staleness:
-        """Return what the ps have noted; what was read last where they take long."""
+        """Return the counts of the ps, or the last ones read if the ps take long."""
         meter = self._host.staleness_meter
 
         def ask() -> None:
-            # Whatever it fails of is told to those who need the ps.
+            # A failure here is ignored: the training reports it.
             with contextlib.suppress(Exception):
                 meter.report()
 
@@ -161,7 +160,7 @@ class StatusReader:
         return meter.last_report
 
     def _usages(self, infos: list[WorkerInfo]) -> dict[str, ProcessUsage | None]:
-        """Return the usage of the process at each address, where it is known."""
+        """Return the usage of the process at each address for which the process is known."""
         with self._lock:
             if self._local_tasks is not None:
                 tasks = list(self._local_tasks.processes.values())
@@ -271,7 +270,7 @@ class StatusReader:
 
 
 def _rate(meter: RunMeter, worker: int, seconds: float) -> float:
-    """Return the steps per second of a worker: of now while a `fit` runs, else of the last one."""
+    """Return the steps per second of a worker: the current rate in a `fit`, else the last mean."""
     if meter.is_fitting:
         return meter.steps_per_second(worker)
     steps, _ = meter.steps().get(worker, (0, 0))

@@ -1,7 +1,7 @@
 """The sockets by which `kerasps top` finds the runs of this user on this machine.
 
-Each process with a strategy listens on a Unix socket that bears its process id, in a directory that
-its user alone may enter. Whoever connects is sent a status as JSON, and then the end.
+Each process with a strategy listens on a Unix socket, whose name is its process id, in a directory
+that only its user may enter. It sends each client a status as JSON, and closes the connection.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 _LOGGER = logging.getLogger("kerasps")
 
 _SUFFIX = ".sock"
-# A status may wait for a ps that hangs, for a second and a half.
+# A status may wait 1.5 seconds for a ps that hangs.
 REPLY_S = 5.0
 _MAX_BYTES = 2**26
 
 
 def directories() -> list[Path]:
-    """Return where sockets may be, the first choice first.
+    """Return the directories where sockets may be, the first choice first.
 
-    A job of a scheduler often lacks XDG_RUNTIME_DIR, which the shell of the person who looks at it
-    has. So all places are looked at.
+    A scheduler's job often lacks XDG_RUNTIME_DIR, while the shell that runs `kerasps top` has it.
+    So callers try all directories.
     """
     user = os.getuid()
     runtime = [os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"]
@@ -41,7 +41,7 @@ def directories() -> list[Path]:
 
 
 def _is_private(directory: Path) -> bool:
-    """Return whether a path is a directory of this user that nobody else may enter."""
+    """Return True if a path is a directory of this user that only this user may enter."""
     try:
         status = os.lstat(directory)
     except OSError:
@@ -52,7 +52,7 @@ def _is_private(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def _short_path(path: Path) -> Iterator[str]:
-    """Give a path to a socket that is short enough, however deep its directory is."""
+    """Yield a path to a socket that fits the system's limit, for a directory of any depth."""
     directory = os.open(path.parent, os.O_DIRECTORY | os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -61,10 +61,10 @@ def _short_path(path: Path) -> Iterator[str]:
 
 
 class StatusSocket:
-    """Answers `kerasps top` on this machine, in a thread that sleeps until somebody asks.
+    """Answers `kerasps top` on this machine, in a thread that sleeps until a client connects.
 
     Args:
-        answer: returns what is sent, for JSON. Called in that thread.
+        answer: returns the reply, for JSON. Thread: the one of this socket.
     """
 
     def __init__(self, answer: Callable[[], Mapping[str, object]]) -> None:
@@ -76,13 +76,13 @@ class StatusSocket:
 
     @property
     def path(self) -> Path | None:
-        """The socket; None where there is none."""
+        """The path of the socket; None while it does not listen."""
         return self._path
 
     def start(self) -> None:
-        """Listen. Where no directory can be used, a line in the log says so, and nothing else."""
+        """Listen. If no directory can be used, log that and do nothing."""
         errors = []
-        # Twice: whoever leaves a directory last removes it, maybe just before this looks at it.
+        # Try each twice: the last process to leave a directory removes it, perhaps just now.
         for directory in [place for place in directories() for _ in range(2)]:
             _remove_stale(directory)
             try:
@@ -101,10 +101,10 @@ class StatusSocket:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         if not _is_private(directory):
-            raise PermissionError("it is not a directory that this user alone may enter")
+            raise PermissionError("it is not a directory that only this user may enter")
         path = directory / f"{os.getpid()}{_SUFFIX}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # One that does not listen yet looks as if its process were gone, so it has no name yet.
+        # It gets its name after it listens: before, its process would seem to have ended.
         unnamed = path.with_suffix(".new")
         try:
             unnamed.unlink(missing_ok=True)  # of an earlier process with this id, as is `path`
@@ -130,18 +130,18 @@ class StatusSocket:
     def _reply(self) -> bytes:
         try:
             return json.dumps(self._answer()).encode()
-        except Exception as exc:  # as when the cluster is being closed
+        except Exception as exc:  # such as while the cluster closes
             return json.dumps({"error": f"{type(exc).__name__}: {exc}"}).encode()
 
     def close(self) -> None:
-        """Listen no more. A reply that is on its way is waited for. A second call does nothing."""
+        """Stop listening, and wait for a reply in flight. A second call does nothing."""
         listener, path = self._listener, self._path
         self._listener = self._path = None
         if listener is None or path is None or self._owner != os.getpid():
             return  # a fork leaves the socket to its parent
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            path.parent.rmdir()  # where it was the last
+            path.parent.rmdir()  # fails if other sockets are in it
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         listener.close()
@@ -152,7 +152,7 @@ class StatusSocket:
 
 @dataclass(frozen=True)
 class RunningProcess:
-    """A process with a strategy, and what it replied.
+    """A process with a strategy, and its reply.
 
     Attributes:
         pid: its process id.
@@ -164,12 +164,12 @@ class RunningProcess:
 
 
 def ask_running(pid: int | None = None) -> list[RunningProcess]:
-    """Return the processes of this user, on this machine, that have a strategy, by process id.
+    """Return this user's processes with a strategy on this machine, sorted by process id.
 
-    Sockets of processes that have ended are removed.
+    It removes the sockets of processes that have ended.
 
     Args:
-        pid: the only one to ask. Default None: all.
+        pid: the only process to ask. Default None: all.
     """
     found = {}
     for path in (path for directory in directories() for path in _socket_files(directory)):
@@ -182,7 +182,7 @@ def ask_running(pid: int | None = None) -> list[RunningProcess]:
 
 
 def remove_stale_sockets() -> None:
-    """Remove the sockets that killed processes have left, and directories without any."""
+    """Remove the sockets of killed processes, and directories without sockets."""
     for directory in directories():
         _remove_stale(directory)
         if _is_private(directory):
@@ -205,11 +205,11 @@ def _socket_files(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _connected(path: Path) -> Iterator[socket.socket]:
-    """Connect to a process. Its socket is removed where nobody listens: the process has ended.
+    """Connect to a process; remove its socket if no process listens, since its process ended.
 
-    Its id says nothing: it may be of another container, which sees this directory too.
+    The process id cannot tell: the process may be in another container that shares this directory.
 
-    Raises OSError where it has ended, or does not accept.
+    Raises OSError if the process has ended, or does not accept.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(REPLY_S)
@@ -223,7 +223,7 @@ def _connected(path: Path) -> Iterator[socket.socket]:
 
 
 def _ask(path: Path) -> dict[str, Any] | None:
-    """Return the reply of a process; None where it has ended, or does not answer."""
+    """Return the reply of a process; None if it has ended, or does not answer."""
     data = b""
     try:
         with _connected(path) as connection:

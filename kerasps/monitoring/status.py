@@ -1,4 +1,4 @@
-"""The status of a run as plain records, which are JSON by `as_dict`."""
+"""The status of a run as plain records, which `as_dict` converts for JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from kerasps.monitoring.tables import is_left, ps_rows, summary_lines, table_rows, worker_rows
 from kerasps.words import text_table
 
-# What `as_dict` gives, by way of JSON too.
+# The result of `as_dict`, also after a way through JSON.
 Fields = Mapping[str, Any]
 
 
@@ -22,10 +22,10 @@ class ProcessUsage:
 
     Args:
         pid: its process id.
-        memory_bytes: the bytes of memory that it has (its resident set).
+        memory_bytes: its resident memory in bytes.
         cpu_seconds: the processor time that it has used since it began.
-        cpu: the cores that it uses: 1.0 is one core. It is measured since the status before, where
-            that is half a second old or more, else since the process began.
+        cpu: the number of cores that it uses, measured since the last status that was at least half
+            a second ago, else since the process began.
     """
 
     pid: int
@@ -42,18 +42,19 @@ class WorkerRunStatus:
         worker: its index.
         address: its `"host:port"`.
         state: `"connected"`, `"lost"`, `"hangs"`, `"leaving"`, `"left"`, `"joining"` or `"closed"`.
-        since_s: for how many seconds.
+        since_s: the seconds that it has been in this state.
         steps: its training steps in the running or last `fit`.
         steps_total: its training steps since this process was connected.
-        steps_per_second: of the last ten seconds of a `fit` that runs; the mean of one that ended.
-        executions_in_flight: the executions that it was sent and has not reported as done.
-        waits_for: `"data"`, `"ps"`, `"workers"`, `"coordinator"` or `"session"`; empty where it is
-            not known to wait. `docs/monitoring.md` explains each.
-        times_lost: how often it was lost, or did not answer for too long.
-        times_back: how often it came back afterwards.
-        staleness_mean: the mean staleness of its updates; None where it has pushed nothing.
-        staleness_max: the largest.
-        usage: of its process; None where it is on another machine, or not known.
+        steps_per_second: its rate in the last ten seconds of a running `fit`; the mean of one that
+            ended.
+        executions_in_flight: the executions sent to it that it has not reported as done.
+        waits_for: `"data"`, `"ps"`, `"workers"`, `"coordinator"` or `"session"`; empty if it is not
+            known to wait. `docs/monitoring.md` explains each.
+        times_lost: the number of times that it was lost, or did not answer for too long.
+        times_back: the number of times that it came back afterwards.
+        staleness_mean: the mean staleness of its updates; None if it has pushed nothing.
+        staleness_max: the largest staleness of its updates.
+        usage: the usage of its process; None if that is unknown or on another machine.
     """
 
     worker: int
@@ -76,24 +77,24 @@ class WorkerRunStatus:
 class PSRunStatus:
     """The status of one ps in a run.
 
-    Rates are of the last ten seconds of a `fit` that runs, and the mean of one that ended.
+    Rates are those of the last ten seconds of a running `fit`, and the means of one that ended.
 
     Args:
         ps: its index.
         address: its `"host:port"`.
         state: `"connected"`, `"lost"`, `"hangs"` or `"closed"`.
         num_variables: the variables that it holds; a shard counts as one.
-        num_bytes: their bytes.
-        rows_read_per_second: the rows of tables that it hands out.
-        bytes_read_per_second: the bytes of the values that it hands out.
-        rows_written_per_second: the rows for which it takes in gradients.
-        bytes_written_per_second: the bytes of the gradients and new values that it takes in.
-        rows_read_total: the rows that it has handed out since this process was connected.
-        bytes_read_total: the bytes that it has handed out.
-        rows_written_total: the rows for which it has taken in gradients.
-        bytes_written_total: the bytes that it has taken in.
+        num_bytes: their size in bytes.
+        rows_read_per_second: the rows of tables that it sends.
+        bytes_read_per_second: the bytes of the values that it sends.
+        rows_written_per_second: the rows for which it receives gradients.
+        bytes_written_per_second: the bytes of the gradients and new values that it receives.
+        rows_read_total: the rows that it has sent since this process was connected.
+        bytes_read_total: the bytes that it has sent.
+        rows_written_total: the rows for which it has received gradients.
+        bytes_written_total: the bytes that it has received.
         hottest_tables: the names of the tables with the most rows read, and their rows per second.
-        usage: of its process; None where it is on another machine, or not known.
+        usage: the usage of its process; None if that is unknown or on another machine.
     """
 
     ps: int
@@ -119,9 +120,9 @@ class TableStatus:
 
     Args:
         name: its path.
-        num_rows: the rows that it has.
-        rows_read_per_second: the rows that steps read of it.
-        rows_read_total: the rows that were read since this process was connected.
+        num_rows: the number of its rows.
+        rows_read_per_second: the rows of it that steps read.
+        rows_read_total: the rows that steps have read since this process was connected.
     """
 
     name: str
@@ -145,19 +146,20 @@ class RunStatus:
 
     Args:
         state: `"idle"`, `"training"`, `"evaluating"`, `"predicting"` or `"closed"`.
-        epoch: the number of the epoch that runs, from 0; None where none does.
+        epoch: the number of the running epoch, from 0; None if no epoch runs.
         steps: the training steps of all workers in the running or last `fit`. Those of `evaluate`,
             `predict` and `train_on_batch` are not counted.
-        steps_total: those of each `fit` since this process was connected.
-        steps_per_second: of the last ten seconds of a `fit` that runs; the mean of one that ended.
+        steps_total: the training steps of every `fit` since this process was connected.
+        steps_per_second: the rate in the last ten seconds of a running `fit`; the mean of one that
+            ended.
         seconds: the time that the steps of the running or last `fit` took.
-        workers: the status of each worker. Where workers drive their own steps, of this one alone.
+        workers: the status of each worker; if workers drive their own steps, only of this one.
         ps: the status of each ps.
         tables: the tables of the last `fit`, the most read ones first.
-        staleness_mean: the mean staleness of all updates of the last `fit`; None without one.
-        staleness_max: the largest.
-        coordinator: the load of the coordinator's process; None where this process is a worker.
-        advice: what would make the run faster, a sentence each; empty where nothing is known to.
+        staleness_mean: the mean staleness of all updates of the last `fit`; None without updates.
+        staleness_max: the largest staleness of an update.
+        coordinator: the usage of the coordinator's process; None if this process is a worker.
+        advice: sentences that tell how to make the run faster; empty if there is no advice.
     """
 
     state: str
@@ -190,7 +192,7 @@ class RunStatus:
 def described(
     strategy: str, status: RunStatus, jobs: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Return a status for JSON, with what tells this process from others.
+    """Return a status for JSON, with the description of this process.
 
     Args:
         strategy: the `repr` of its strategy.
@@ -207,9 +209,9 @@ def described(
 
 
 def status_of(values: Fields) -> RunStatus:
-    """Return the status that `as_dict` gave, also by way of JSON.
+    """Return the status from the result of `as_dict`, also after a way through JSON.
 
-    Fields that are not known are left out: they are of a later version.
+    It ignores unknown fields, which are those of a later version.
     """
     known = _known(RunStatus, values)
     known["workers"] = tuple(_with_usage(WorkerRunStatus, v) for v in values["workers"])

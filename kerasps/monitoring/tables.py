@@ -1,4 +1,4 @@
-"""The rows of text in which a status is shown, for a plain page and for a terminal."""
+"""Formats a status as rows of text, for plain text and for a terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 # Rows of cells; the first row names the columns.
 Rows = list[tuple[str, ...]]
 
-# A name that is longer would push the numbers off the page.
+# A longer name would push the numbers out of a terminal's width.
 _NAME_LENGTH = 40
 _MOST_TABLES = 5
 _LEFT = {"state", "waits for", "address", "table", "hottest table"}
 
 
 def summary_lines(status: RunStatus) -> list[str]:
-    """Return what holds of the whole run, a line each."""
+    """Return lines about the whole run."""
     doing = status.state if status.epoch is None else f"{status.state}, epoch {status.epoch + 1}"
     staleness = (
         ""
@@ -91,7 +91,7 @@ def ps_rows(status: RunStatus) -> Rows:
 
 
 def table_rows(status: RunStatus) -> Rows:
-    """Return a row for each of the tables that are read most; empty without tables."""
+    """Return a row for each of the most read tables; empty without tables."""
     if not status.tables:
         return []
     rows: Rows = [("table", "rows", "rows read/s", "rows read in all")]
@@ -105,7 +105,7 @@ def table_rows(status: RunStatus) -> Rows:
 
 
 def is_left(column: str) -> bool:
-    """Return whether a column is of text, which stands to the left."""
+    """Return True if a column is text, which is aligned to the left."""
     return column in _LEFT
 
 

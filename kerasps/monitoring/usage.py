@@ -19,33 +19,32 @@ from kerasps.runtime.addresses import split_address
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# The processor time of a process is counted in hundredths of a second: over less than this its
-# share says little.
+# The system counts processor time in hundredths of a second, too coarse for a shorter interval.
 _LEAST_S = 0.5
 _LISTENING = "0A"
 
 
 class UsageMeter:
-    """Reads the usage of processes, and the share of the processor since it was asked before.
+    """Reads the usage of processes, and the share of the processor since the last reading.
 
     Thread: any.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Of each process: when it began, when it was asked, its processor time then, and its share.
+        # For each process: its start, the time of the last reading, its processor time, its share.
         self._known: dict[int, tuple[int, float, float, float]] = {}
 
     def read(self, pid: int) -> ProcessUsage | None:
-        """Return the usage of a process; None where it has ended, or may not be looked at."""
+        """Return the usage of a process; None if it has ended, or this user may not read it."""
         try:
-            # Behind the name, which may have spaces and parentheses in it.
+            # The fields after the name, which may contain spaces and parentheses.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         except (OSError, IndexError):
             self._known.pop(pid, None)
             return None
-        if fields[0] in "ZX":  # it has ended, and its parent does not know yet
+        if fields[0] in "ZX":  # it has ended, and its parent has not reaped it yet
             return None
         began, cpu_seconds = int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS
         return ProcessUsage(pid, pages * _PAGE, cpu_seconds, self._share(pid, began, cpu_seconds))
@@ -68,16 +67,16 @@ class UsageMeter:
 class Listeners:
     """Finds the processes of this user that listen at addresses of this machine.
 
-    `kerasps launch` and `kerasps serve` start tasks which the coordinator knows by their addresses
-    alone. To look through `/proc` takes some milliseconds, so a process that was found is kept
-    until it has ended. Thread: any, one at a time.
+    The coordinator knows the tasks of `kerasps launch` and `kerasps serve` only by their addresses.
+    Searching `/proc` takes some milliseconds, so this remembers a process until it has ended.
+    Thread: any, one at a time.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, str]] = {}
 
     def pids(self, addresses: Iterable[str]) -> dict[str, int]:
-        """Return the process that listens at each address, where one was found."""
+        """Return the process that listens at each address for which one was found."""
         wanted = [address for address in addresses if not self._is_known(address)]
         inodes = {inode: address for address in wanted for inode in _inodes(address)}
         if inodes:
@@ -96,7 +95,7 @@ class Listeners:
 
 
 def _inodes(address: str) -> list[str]:
-    """Return the sockets that listen at an address of this machine, as `/proc` numbers them."""
+    """Return the sockets that listen at an address of this machine, by their numbers in `/proc`."""
     host, port = split_address(address)
     host = "127.0.0.1" if host == "localhost" else host
     # TensorFlow's servers listen at `::ffff:127.0.0.1` for 127.0.0.1.
@@ -113,11 +112,11 @@ def _inodes(address: str) -> list[str]:
 
 
 def _is_here(host: str) -> bool:
-    """Return whether a host is the loopback, or an address that this machine has."""
+    """Return True if a host is the loopback, or an address of this machine."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return False  # a name: to look it up may take seconds
+        return False  # a name: resolving it may take seconds
     if address.is_loopback:
         return True
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -130,7 +129,7 @@ def _is_here(host: str) -> bool:
 
 
 def _in_proc(host: str) -> str:
-    """Return an IP address as `/proc/net/tcp` writes it; empty for a name."""
+    """Return an IP address in the format of `/proc/net/tcp`; empty for a name."""
     try:
         packed = ipaddress.ip_address(host).packed
     except ValueError:
@@ -146,7 +145,7 @@ def _sockets(
     if pids is None:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     for pid in pids:
-        with contextlib.suppress(OSError):  # another user's, or gone
+        with contextlib.suppress(OSError):  # another user's, or ended
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     target = os.readlink(f"/proc/{pid}/fd/{number}")

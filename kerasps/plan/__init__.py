@@ -1,8 +1,8 @@
-"""A dry run of a script: what its training would hold and move, without tasks and steps.
+"""A dry run of a script: computes a training's memory and traffic, without tasks and steps.
 
-Contract: `plan` runs a script up to its first step in this process, and prints what `report.py`
-describes. Placement, traces and messages are those of a run: the same code makes them. Once called,
-the process can be used for nothing else.
+Contract: `plan` runs a script up to its first step in this process, and prints the plan that
+`report.py` describes. The same code as in a run makes the placement, the traces and the messages.
+After the call, the process can be used for nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Advises on a training: sentences, each with the number that it follows from."""
+"""Gives advice on a training: sentences, each with the number that it follows from."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from collections.abc import Iterator
 from kerasps.plan.report import Advice, Plan, PSPlan
 from kerasps.words import num_bytes
 
-# Of a link of 10 Gbit/s, which hosts of clusters have at least.
+# The speed of a link of 10 Gbit/s, which hosts of clusters have at least.
 LINK_BYTES_PER_S = 1.25e9
-# A step of a worker that waits so long for one ps is slow, whatever it computes meanwhile.
+# A worker's step that waits this long for one ps is slow, whatever it computes meanwhile.
 SLOW_S = 0.1
-# An execution costs so much beside its steps (see `training/loop/execution_size.py`).
+# The time of an execution beside its steps (see `training/loop/execution_size.py`).
 EXECUTION_S = 2.5e-3
-# The most steps per execution to ask for: of more, what an execution costs is little in any case.
+# The most steps per execution to advise: with these, the time beside the steps is small.
 STEPS_PER_EXECUTION = 10
-# Less is not worth a change: a ps holds it, and sends it, beside all else.
+# Fewer bytes are not worth a change.
 NOTABLE_BYTES = 16 << 20
-# The heaviest ps holds so many times what it would, were all alike.
+# The load is uneven if the heaviest ps holds more than this many times the mean.
 UNEVEN = 1.5
-# Of the memory of a machine, what values may take.
+# The share of a machine's memory that values may take.
 MEMORY_SHARE = 0.8
 
 
 def advice_for(
     plan: Plan, *, is_split: bool, is_16_bits: bool, overlaps: bool, memory: int | None = None
 ) -> tuple[Advice, ...]:
-    """Return what would help.
+    """Return advice on the training.
 
     Args:
         plan: the plan.
         is_split: whether the strategy has a partitioner.
         is_16_bits: whether the strategy has a `wire_dtype`.
         overlaps: whether steps overlap.
-        memory: the bytes of memory of a machine. Default: those of this one.
+        memory: a machine's memory in bytes. Default: that of this machine.
     """
     memory = memory_of_machine() if memory is None else memory
     found = [*_memory(plan, memory, is_split=is_split)]
-    if not found or is_split:  # else the partitioner is named
+    if not found or is_split:  # else the advice names the partitioner already
         found += _uneven(plan, is_split=is_split)
-    if not found:  # to split variables would give each ps some
+    if not found:  # splitting variables would give each ps some
         found += _idle(plan)
     found += [*_link(plan), *_whole_tables(plan)]
     if not is_16_bits:
@@ -52,7 +52,7 @@ def advice_for(
 
 
 def memory_of_machine() -> int:
-    """Return the bytes of memory that this machine has."""
+    """Return the memory of this machine in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -125,7 +125,7 @@ def _link(plan: Plan) -> Iterator[Advice]:
     yield Advice(
         "more_ps",
         f"Take more ps, with a network interface each: a step moves {num_bytes(most)} to and from "
-        f"ps {index}, for which 10 Gbit/s take {seconds:.2f} s where {workers} do one each.",
+        f"ps {index}, which takes {seconds:.2f} s at 10 Gbit/s for a step of each of {workers}.",
     )
 
 
@@ -135,8 +135,8 @@ def _whole_tables(plan: Plan) -> Iterator[Advice]:
         if is_table and variable.read == "whole":
             yield Advice(
                 "lookup",
-                f"Look rows up in '{variable.path}' by ids of the batch, and use it in no other "
-                f"way: each step reads all of its {num_bytes(variable.num_bytes)}.",
+                f"Use '{variable.path}' only for lookups by ids of the batch: each step reads all "
+                f"of its {num_bytes(variable.num_bytes)}.",
             )
 
 
@@ -149,7 +149,7 @@ def _wire_dtype(plan: Plan) -> Iterator[Advice]:
     if moved >= NOTABLE_BYTES and dtypes == {"float32"}:
         yield Advice(
             "wire_dtype",
-            f'Pass `wire_dtype="bfloat16"` to the strategy, where the network is the limit: a step '
+            f'Pass `wire_dtype="bfloat16"` to the strategy, if the network is the limit: a step '
             f"moves {num_bytes(moved)}, and would move about half.",
         )
 
@@ -164,14 +164,14 @@ def _steps_per_execution(plan: Plan) -> Iterator[Advice]:
     seconds = sum(part for part in parts if part is not None) / LINK_BYTES_PER_S
     steps = STEPS_PER_EXECUTION
     if step.num_batches is not None:
-        # Two executions for each worker, or some have nothing to do at the end.
+        # At least two executions for each worker, or some are idle at the end.
         steps = min(steps, step.num_batches // (2 * plan.num_workers))
     if seconds < EXECUTION_S and steps > 1:
         yield Advice(
             "steps_per_execution",
-            f"Pass `steps_per_execution={steps}` to `compile`, where updates may be {steps} steps "
-            f"older: an execution costs some {EXECUTION_S * 1e3:g} ms beside its steps, and what a "
-            f"step moves takes {seconds * 1e3:.2g} ms at 10 Gbit/s.",
+            f"Pass `steps_per_execution={steps}` to `compile`, if updates may be {steps} steps "
+            f"older: an execution costs some {EXECUTION_S * 1e3:g} ms beside its steps, and the "
+            f"traffic of a step takes {seconds * 1e3:.2g} ms at 10 Gbit/s.",
         )
 
 
@@ -181,6 +181,6 @@ def _feeding(plan: Plan) -> Iterator[Advice]:
         of_size = "" if size is None else f" of {num_bytes(size)}"
         yield Advice(
             "dataset_creator",
-            f"Read the data in a `kerasps.DatasetCreator`: each batch{of_size} is read in this "
-            f"process and sent to one of {plan.num_workers} workers.",
+            f"Read the data in a `kerasps.DatasetCreator`: the coordinator reads each "
+            f"batch{of_size} and sends it to one of {plan.num_workers} workers.",
         )

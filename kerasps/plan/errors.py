@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class PlanError(BaseException):
-    """A script of which `kerasps plan` can make no plan. It is no `Exception`, to end the script.
+    """`kerasps plan` cannot plan the script. It is not an `Exception`, so that the script ends.
 
-    A script that handles exceptions would go on, and maybe train.
+    A script that handles exceptions would otherwise continue, and might train.
     """
 
 
 class FirstStepReached(BaseException):
-    """Ends a script at its first step. It is no `Exception`, which a script may handle."""
+    """Ends a script at its first step. It is not an `Exception`, which a script may handle."""

@@ -22,10 +22,10 @@ class FirstStep:
     """The first step that a script is about to run.
 
     Attributes:
-        host: of its strategy.
+        host: the host of its strategy.
         model: the model.
         mode: the kind of the step.
-        function: the step, traced.
+        function: the traced step.
         data: the data, or the batches of a method on one batch.
     """
 
@@ -40,7 +40,7 @@ class PlannedHost(CoordinatorHost):
     """The host of a strategy in a dry run; see `CoordinatorHost`.
 
     Attributes:
-        num_made: how many strategies the script has made.
+        num_made: the number of strategies that the script has made.
         at_first_step: called with the first step, before the script ends there.
     """
 
@@ -48,33 +48,33 @@ class PlannedHost(CoordinatorHost):
     at_first_step: ClassVar[Callable[[FirstStep], None]]
     why_no_eager_steps = (
         "A model that is compiled with `run_eagerly=True` runs its steps in the coordinator's "
-        "process, and workers have nothing to do. Expected: a model whose steps run on workers. "
+        "process, and not on workers. Expected: a model whose steps run on workers. "
         "Received: run_eagerly=True. Leave it out to plan the training."
     )
 
     def wait_for_tasks(self, timeout: float | None) -> None:
-        """Wait for nobody: there are no tasks."""
+        """Return at once, since there are no tasks."""
 
     def connect(self, protocol: str | None) -> None:
-        """Connect to nothing."""
+        """Hide the GPUs, and connect to no task."""
         with contextlib.suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
 
     def begin(self) -> None:
-        """Begin without tasks to watch."""
+        """Start the meters, but watch no tasks."""
         BaseHost.begin(self)
         self.membership = self.make_membership()
         PlannedHost.num_made += 1
 
     def leave(self) -> None:
-        """Leave nothing."""
+        """Do nothing, since there are no tasks."""
 
     def close(self, disconnect: Callable[[], None]) -> None:
-        """Leave nothing. Variables stay, since they are in this process."""
+        """Do nothing. Variables remain, since they are in this process."""
 
     def before_steps(
         self, model: keras.Model, mode: Mode, function: TracedStep, data: Input | Sequence[object]
     ) -> None:
-        """End the script here."""
+        """Measure the first step, and end the script."""
         PlannedHost.at_first_step(FirstStep(self, model, mode, function, data))
         raise FirstStepReached

@@ -1,4 +1,4 @@
-"""Works out a `Plan` from the first step of a script: the variables of each ps, and the traffic."""
+"""Computes a `Plan` from the first step of a script: the variables of each ps, and the traffic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kerasps.variables.placement import TaskPlacement
 from kerasps.variables.pooled_rows import PooledRows
 from kerasps.variables.slots import optimizers_of
 
-# In a message, an id takes so many bytes; so does the count of those of a table.
+# The bytes of an id in a message, and of the count of a table's ids.
 _ID_BYTES = 4
 
 
@@ -40,9 +40,9 @@ def plan_of(first: FirstStep, script: str, sample_batches: int) -> Plan:
     Args:
         first: the step.
         script: the script's path.
-        sample_batches: how many batches of the data to read, at most.
+        sample_batches: the most batches of the data to read.
     """
-    gc.collect()  # what the trace has left counts as held
+    gc.collect()  # otherwise garbage of the trace counts as held
     plan = first.function.plans.trace.plan
     sample = take_sample(first.data, plan, sample_batches)
     measured = _Measured(first, plan, sample)
@@ -70,7 +70,7 @@ class _Measured:
     Args:
         first: the step.
         plan: its plan.
-        sample: what batches look up.
+        sample: the lookups of some batches.
     """
 
     def __init__(self, first: FirstStep, plan: StepPlan, sample: Sample) -> None:
@@ -91,7 +91,7 @@ class _Measured:
         self._state = IdentitySet(_on_ps(state))
 
     def ps(self, held: TaskPlacement) -> PSPlan:
-        """Return the plan of a ps, given what it holds."""
+        """Return the plan of a ps, given its placement."""
         index = ps_index(held.device)
         plan, traffic = self._plan, self._plan.traffic
         slot_bytes = _bytes_on(index, self._state)
@@ -124,12 +124,12 @@ class _Measured:
             pulled_bytes=_sum(traffic.dense_read.get(index, 0), pulled),
             pushed_bytes=_sum(traffic.dense_written.get(index, 0), pushed),
             id_bytes=None if rows is None else _ID_BYTES * (rows + counts),
-            # A request where rows are asked for, a reply to each pull, and the push.
+            # For each pull a reply, and a request if it asks for rows; and the pushes.
             messages=sum(1 + bool(pull.runs) for pull in pulls) + len(pushes),
         )
 
     def step(self) -> StepCosts:
-        """Return what a step moves."""
+        """Return the traffic of a step."""
         first, traffic = self._first, self._plan.traffic
         ps = [self.ps(task) for task in first.host.extended.ledger.placement()]
         sends = getattr(first.data, "sends_batches", True)
@@ -149,7 +149,7 @@ class _Measured:
         )
 
     def variables(self) -> tuple[VariablePlan, ...]:
-        """Return the plans of the variables on ps tasks, but for the states of optimizers."""
+        """Return the plans of the variables on ps tasks, except the states of optimizers."""
         inventory = self._plan.inventory
         known = IdentitySet([*inventory.pulled, *inventory.tables, *self._first.model.variables])
         plans = [self._variable(v) for v in _on_ps(known) if v not in self._state]
@@ -213,7 +213,7 @@ def _on_ps(variables: Iterable[object]) -> list[ParameterServerVariable]:
 
 
 def _bytes(storage: tf.Variable | PooledRows) -> int:
-    """Return the bytes of a `tf.Variable`, or of what holds a shard."""
+    """Return the bytes of a `tf.Variable`, or of another storage of a shard."""
     return int(math.prod(storage.shape) * storage.dtype.size)
 
 
@@ -227,6 +227,6 @@ def _bytes_on(ps: int, variables: Iterable[ParameterServerVariable]) -> int:
 
 
 def _sum(*parts: float | None) -> float | None:
-    """Return a sum; None where a part is not known."""
+    """Return a sum; None if a part is not known."""
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None

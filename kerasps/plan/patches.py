@@ -25,7 +25,7 @@ _FIT_ONLY = (
 
 
 def device(original: Original, self: object, name: object) -> Any:
-    """`Context.device`: use a device of this process for one of a task that is not there."""
+    """`Context.device`: use a device of this process in place of a task's device."""
     text = name.to_string() if isinstance(name, tf.DeviceSpec) else getattr(name, "name", name)
     if text is None:
         return HereInstead(None, original(self, None))
@@ -37,7 +37,7 @@ def device(original: Original, self: object, name: object) -> Any:
 
 
 def read_variable(original: Original, self: NamedVariable, *args: object, **kwargs: object) -> Any:
-    """`NamedVariable._read_variable_op`: read zeros where a large variable has no value."""
+    """`NamedVariable._read_variable_op`: read zeros if a large variable has no value."""
     if tf.executing_eagerly() and _has_no_value(self):
         return tf.zeros(self.shape, self.dtype)
     return original(self, *args, **kwargs)
@@ -46,14 +46,14 @@ def read_variable(original: Original, self: NamedVariable, *args: object, **kwar
 def read_rows(
     original: Original, self: NamedVariable, indices: object, name: str | None = None
 ) -> Any:
-    """`NamedVariable.sparse_read`: read rows of zeros where a large variable has no value."""
+    """`NamedVariable.sparse_read`: read rows of zeros if a large variable has no value."""
     if tf.executing_eagerly() and _has_no_value(self):
         return tf.zeros([*tf.convert_to_tensor(indices).shape, *self.shape[1:]], self.dtype)
     return original(self, indices, name)
 
 
 def read_pooled(original: Original, self: PooledRows, view: object, places: object) -> Any:
-    """`PooledRows._read`: read rows of zeros: tables that share a storage have no values."""
+    """`PooledRows._read`: read rows of zeros, since tables that share a storage have no values."""
     if tf.executing_eagerly():
         return tf.zeros([*tf.convert_to_tensor(places).shape, *self.shape[1:]], self.dtype)
     return original(self, view, places)
@@ -67,7 +67,7 @@ def write_pooled(
 
 
 def _has_no_value(variable: object) -> bool:
-    # What is hooked is TensorFlow's: it is called of other variables too.
+    # The patched methods are TensorFlow's, so other variables call them too.
     if not isinstance(variable, NamedVariable) or variable.takes_values:
         return False
     return not bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
@@ -76,9 +76,9 @@ def _has_no_value(variable: object) -> bool:
 def make_function(
     original: Original, self: keras.Model, *args: object, **kwargs: object
 ) -> NoReturn:
-    """`TensorFlowTrainer.make_train_function` and its siblings: run no step of plain Keras."""
+    """`TensorFlowTrainer.make_train_function` and its siblings: refuse steps of plain Keras."""
     raise PlanError(
-        f"The script runs steps of model '{self.name}', which no ParameterServerStrategy trains: "
+        f"The script runs steps of model '{self.name}', which no ParameterServerStrategy trains; "
         f"they would run in this process. {_FIT_ONLY} Expected: a model that is made and compiled "
         f"in `strategy.scope()`. Received: a model of {_strategy_of(self)}. Make it in the scope."
     )
@@ -90,9 +90,9 @@ def _strategy_of(model: keras.Model) -> str:
 
 
 def make_coordinator(original: Original, cls: type, *args: object, **kwargs: object) -> NoReturn:
-    """`ClusterCoordinator.__new__`: a custom loop schedules functions, which run on workers."""
+    """`ClusterCoordinator.__new__`: refuse a custom loop, whose functions run on workers."""
     raise PlanError(
-        f"The script has a training loop of its own, whose functions run on workers. {_FIT_ONLY} "
+        f"The script has a custom training loop, whose functions run on workers. {_FIT_ONLY} "
         "Expected: a script that calls one of them. Received: a `ClusterCoordinator`. Write a "
         "script that makes the same model, compiles it and calls `fit`."
     )
@@ -101,7 +101,7 @@ def make_coordinator(original: Original, cls: type, *args: object, **kwargs: obj
 def save(
     original: Original, self: keras.Model, filepath: object, *args: object, **kw: object
 ) -> None:
-    """`keras.Model.save` and `save_weights`: write nothing: large values are not there."""
+    """`keras.Model.save` and `save_weights`: write nothing, since large values do not exist."""
     print(
         f"kerasps plan: model '{self.name}' is not saved to {filepath}: a plan writes no models",
         file=sys.stderr,
@@ -110,18 +110,18 @@ def save(
 
 
 def make_other(original: Original, self: object, *args: object, **kwargs: object) -> NoReturn:
-    """The constructors of other strategies than the one that is planned."""
+    """Refuse another strategy, in place of its constructor."""
     raise PlanError(
         f"The script makes a {type(self).__name__}. {_FIT_ONLY} Expected: a "
         f"`kerasps.ParameterServerStrategy`. Received: a {type(self).__name__}. Make the former "
-        "where the training is to be planned."
+        "to plan the training."
     )
 
 
-# Installed by `kerasps plan` alone.
+# Only `kerasps plan` installs them.
 # fmt: off
 PATCHES: tuple[Patch, ...] = (
-    Patch(_compat.Context, "device", device, "tasks of a dry run are not there", TENSORFLOW),
+    Patch(_compat.Context, "device", device, "a dry run has no tasks", TENSORFLOW),
     Patch(_compat.TensorFlowTrainer, "make_train_function", make_function,
           "a dry run runs no steps", KERAS),
     Patch(_compat.TensorFlowTrainer, "make_test_function", make_function,

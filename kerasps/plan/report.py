@@ -14,8 +14,8 @@ class ShardPlan:
     Attributes:
         ps: the index of the ps that holds it.
         num_bytes: its bytes, without slots.
-        rows_per_step: how many of its rows a step asks for, on average over the sample; None where
-            it is read whole, or where that is not known.
+        rows_per_step: the number of its rows that a step reads, on average over the sample; None if
+            steps read it whole, or if the number is not known.
     """
 
     ps: int
@@ -32,10 +32,11 @@ class VariablePlan:
         shape: its shape.
         dtype: the name of its dtype.
         num_bytes: its bytes.
-        slot_bytes: the bytes of its slots, which lie beside it.
-        read: how a step reads it: "whole", by "rows", or "never".
-        ids_per_step: how many ids a step looks up in it, with repetitions; None as for rows.
-        rows_per_step: how many different rows a step asks for; None as for rows of a shard.
+        slot_bytes: the bytes of its slots, which are beside it.
+        read: the way that a step reads it: "whole", by "rows", or "never".
+        ids_per_step: the number of ids that a step looks up in it, with repetitions; None as for
+            rows.
+        rows_per_step: the number of different rows that a step reads; None as for a shard's rows.
         shards: its shards.
     """
 
@@ -56,17 +57,17 @@ class PSPlan:
 
     Attributes:
         index: the index of the ps.
-        num_variables: how many variables and slots it holds; a shard counts as one.
+        num_variables: the number of variables and slots that it holds; a shard counts as one.
         variable_bytes: the bytes of variables, without slots.
         slot_bytes: the bytes of slots and other state of optimizers.
-        num_bytes: the bytes of all, as `strategy.placement()` says.
-        fused_bytes: the bytes of copies of small variables, which are kept while steps run.
+        num_bytes: the bytes of all these, as in `strategy.placement()`.
+        fused_bytes: the bytes of copies of small variables, which exist while steps run.
         memory_bytes: the memory that values take: `num_bytes` and `fused_bytes`.
-        rows_per_step: the rows of tables that a step asks for; None where that is not known.
-        pulled_bytes: the bytes of values that a step takes from it; None as for rows.
+        rows_per_step: the rows of tables that a step reads; None if that is not known.
+        pulled_bytes: the bytes of values that a step pulls from it; None as for rows.
         pushed_bytes: the bytes of gradients and new values that a step sends it; None as for rows.
-        id_bytes: the bytes of ids by which a step asks for rows; None as for rows.
-        messages: how many messages a step and this ps send each other.
+        id_bytes: the bytes of the ids of rows that a step reads; None as for rows.
+        messages: the number of messages that a step and this ps send each other.
     """
 
     index: int
@@ -84,7 +85,7 @@ class PSPlan:
 
     @property
     def step_bytes(self) -> float | None:
-        """The bytes that a step moves to and from this ps; None where that is not known."""
+        """The bytes that a step moves to and from this ps; None if that is not known."""
         parts = (self.pulled_bytes, self.pushed_bytes, self.id_bytes)
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None
@@ -95,18 +96,18 @@ class StepCosts:
     """The traffic of a step of one worker, to and from all ps.
 
     Attributes:
-        pulled_bytes: the bytes of values that it takes; None where rows are not known.
+        pulled_bytes: the bytes of values that it pulls; None if rows are not known.
         pushed_bytes: the bytes of gradients and new values that it sends; None likewise.
-        id_bytes: the bytes of ids by which it asks for rows; None likewise.
-        dense_pulled_bytes: of `pulled_bytes`, those of variables that are read whole.
-        dense_pushed_bytes: of `pushed_bytes`, those of variables that are read whole.
-        rows_per_step: the rows of tables that it asks for; None likewise.
-        messages: how many messages it and the ps send each other.
-        rounds: the round trips of its pull: more than one where ids follow from rows.
-        batches_per_step: how many batches a step takes: one for each device of a worker.
-        steps_per_execution: as the model is compiled.
-        num_batches: the batches of one pass over the data, in all; None where that is not known.
-        data_read_by: "workers", or "coordinator" where batches travel to the workers.
+        id_bytes: the bytes of the ids of rows that it reads; None likewise.
+        dense_pulled_bytes: the part of `pulled_bytes` for variables that are read whole.
+        dense_pushed_bytes: the part of `pushed_bytes` for variables that are read whole.
+        rows_per_step: the rows of tables that it reads; None likewise.
+        messages: the number of messages that it and the ps send each other.
+        rounds: the round trips of its pull: more than one if ids depend on rows.
+        batches_per_step: the batches that a step takes: one for each device of a worker.
+        steps_per_execution: the compiled model's value.
+        num_batches: the batches of one pass over the data, in all; None if that is not known.
+        data_read_by: "workers", or "coordinator" if it reads batches and sends them to workers.
     """
 
     pulled_bytes: float | None
@@ -125,12 +126,12 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """The batches that rows were counted in.
+    """The batches in which rows were counted.
 
     Attributes:
-        num_batches: how many.
+        num_batches: the number of batches.
         batch_bytes: the bytes of a batch, on average; None without a batch.
-        unknown: why something is not known; None where all is.
+        unknown: the reason why some number is not known; None if all are known.
     """
 
     num_batches: int
@@ -143,11 +144,11 @@ class WorkerMemory:
     """The memory that a worker needs beside TensorFlow's, and without the activations of layers.
 
     Attributes:
-        weight_bytes: the values that are read whole.
-        gradient_bytes: their gradients.
-        row_bytes: the rows of tables and their gradients; None where rows are not known.
-        batch_bytes: the batch; None where that is not known.
-        num_bytes: all that is known of these.
+        weight_bytes: the bytes of values that are read whole.
+        gradient_bytes: the bytes of their gradients.
+        row_bytes: the bytes of tables' rows and their gradients; None if rows are not known.
+        batch_bytes: the bytes of the batch; None if they are not known.
+        num_bytes: the sum of those that are known.
     """
 
     weight_bytes: int
@@ -164,7 +165,7 @@ class Advice:
     Attributes:
         change: what to change, in a word: "more_ps", "fewer_ps", "partitioner", "wire_dtype",
             "steps_per_execution", "dataset_creator" or "lookup".
-        text: one sentence, with the number that it follows from.
+        text: a sentence with the number that it follows from.
     """
 
     change: str
@@ -173,22 +174,22 @@ class Advice:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training as it would run.
+    """The plan of a training.
 
     Attributes:
         script: the script's path.
-        method: what it was about to call: "fit", "evaluate", "predict" or a method on one batch.
+        method: the first method that runs steps: "fit", "evaluate", "predict" or one on one batch.
         model: the name of the model.
         optimizer: the class of its optimizer; None without one.
-        num_workers: the workers of its cluster.
-        num_ps: the ps of its cluster.
-        ps: what each ps holds.
+        num_workers: the number of workers of its cluster.
+        num_ps: the number of ps of its cluster.
+        ps: the plan of each ps.
         variables: the variables on ps tasks, the largest first.
-        step: what a step moves.
-        sample: the batches that rows were counted in.
+        step: the traffic of a step.
+        sample: the batches in which rows were counted.
         worker_memory: the memory that a worker needs.
-        advice: what would help.
-        notes: what else there is to say.
+        advice: changes that would help.
+        notes: further remarks.
     """
 
     script: str
@@ -211,5 +212,5 @@ class Plan:
         return sum(ps.num_bytes for ps in self.ps)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON holds it. Docs/plan.md has the keys."""
+        """Return the plan for JSON. Docs/plan.md lists the keys."""
         return {"version": 1, **dataclasses.asdict(self)}

@@ -1,4 +1,4 @@
-"""Runs a script up to its first step, without tasks, and prints the plan of it."""
+"""Runs a script up to its first step, without tasks, and prints its plan."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from kerasps.plan.table import print_plan
 from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.strategy import ParameterServerStrategy
 
-# Nobody listens there, and nobody is asked.
+# No task listens there, and nothing connects to it.
 _HOST = "127.0.0.1"
-# As wide as the tables are, where the output goes to a file.
+# The width of the tables, for output that goes to a file.
 _WIDTH = 120
 
 
@@ -42,17 +42,17 @@ def plan(
     sample_batches: int,
     as_json: bool,
 ) -> int:
-    """Run a script up to its first step, and print the plan of it.
+    """Run a script up to its first step, and print its plan.
 
-    Call once in a process, before it has a strategy: the process is a dry run from here on.
+    Call once in a process, before it has a strategy. The process is then a dry run until it ends.
 
     Args:
         script: the script's path.
         args: its arguments.
         num_workers: the workers to plan for.
         num_ps: the ps to plan for.
-        sample_batches: how many batches of its data to read, at most; 0 reads none.
-        as_json: print JSON and nothing else on stdout, where the script prints nothing then.
+        sample_batches: the most batches of its data to read; 0 reads none.
+        as_json: whether to print only JSON on stdout; the script's stdout then goes to stderr.
 
     Returns:
         The exit code: 0 with a plan, 1 without one.
@@ -61,11 +61,11 @@ def plan(
     plans: list[Plan | Exception] = []
 
     def measure(first: FirstStep) -> None:
-        if plans:  # a script that handles whatever ends it
+        if plans:  # the script handled the exception that should have ended it
             return
         try:
             plans.append(_advised(plan_of(first, script, sample_batches), first))
-        except Exception as exc:  # which a script may handle
+        except Exception as exc:  # kept here, since the script might handle it
             plans.append(exc)
 
     PlannedHost.at_first_step = measure
@@ -102,7 +102,7 @@ def _prepare(num_workers: int, num_ps: int) -> None:
 
 
 def _own_stdout() -> TextIO:
-    """Return this process's stdout, and have whatever else is printed go to stderr."""
+    """Return this process's stdout, and redirect all other output for stdout to stderr."""
     sys.stdout.flush()
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -110,7 +110,7 @@ def _own_stdout() -> TextIO:
 
 
 def _run(script: str, args: Sequence[str]) -> str:
-    """Run a script up to its first step; return why it did not get there."""
+    """Run a script up to its first step; return the reason if it does not reach one."""
     sys.argv = [script, *args]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
@@ -141,7 +141,7 @@ def _advice() -> str:
 
 
 def _of_script(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """Return the part of a traceback that begins in the script; all of it where none does."""
+    """Return the part of a traceback that begins in the script; None if no part does."""
     current = trace
     while current is not None and current.tb_frame.f_code.co_filename != script:
         current = current.tb_next
@@ -160,11 +160,11 @@ def _advised(found: Plan, first: FirstStep) -> Plan:
 
 
 def _noted(found: Plan, num_workers: int, num_ps: int) -> Plan:
-    """Return a plan with what the user should know beside it."""
+    """Return a plan with a note if the script names its cluster."""
     if (found.num_workers, found.num_ps) == (num_workers, num_ps):
         return found
     note = (
-        f"The script names its cluster itself: {found.num_workers} workers and {found.num_ps} ps, "
-        f"and not the {num_workers} and {num_ps} of this command."
+        f"The script names a cluster of {found.num_workers} workers and {found.num_ps} ps, and not "
+        f"the {num_workers} and {num_ps} of this command."
     )
     return dataclasses.replace(found, notes=(*found.notes, note))

@@ -1,4 +1,4 @@
-"""Reads some batches of the data, and counts the rows of tables that each would ask for."""
+"""Reads some batches of the data, and counts the rows of tables that each would read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kerasps.step.records.packing import leaves_of
 from kerasps.step.rows.row_requests import Asked
 from kerasps.step.tracing.plan import StepPlan
 
-# A person waits. A pipeline that fills a large buffer first, or reads from far, takes longer.
+# A person waits. A pipeline that fills a large buffer first, or reads remote files, takes longer.
 LIMIT_S = 30.0
 
 
@@ -29,12 +29,12 @@ class Sample:
     """The rows that some batches look up.
 
     Attributes:
-        num_batches: how many batches there are.
+        num_batches: the number of batches.
         num_bytes: their bytes.
-        rows: for each shard of `StepPlan.table_shards`, the rows that they ask for in all; NaN
-            where that does not follow from a batch alone.
-        ids: for each, the ids that they look up in the whole of its table.
-        unknown: why something is not known.
+        rows: for each shard of `StepPlan.table_shards`, the rows that all batches read; NaN if that
+            depends on more than the batch.
+        ids: for each shard, the ids that the batches look up in its whole table.
+        unknown: the reason why some number is not known.
     """
 
     num_batches: int = 0
@@ -44,17 +44,17 @@ class Sample:
     unknown: str | None = None
 
     def mean(self, total: float) -> float | None:
-        """Return a total by batch; None where it is not known."""
+        """Return a total per batch; None if it is not known."""
         return float(total) / self.num_batches if self.num_batches and total == total else None
 
 
 def take_sample(
     data: Input | Sequence[object], plan: StepPlan, limit: int, seconds: float = LIMIT_S
 ) -> Sample:
-    """Read batches, and count what each asks for.
+    """Read batches, and count the rows that each reads.
 
     Args:
-        data: the data of the script, or batches. What can be read once is read.
+        data: the data of the script, or batches. It is also read if it can be read only once.
         plan: the step.
         limit: the most batches.
         seconds: the time limit. The batches that were read until then count.
@@ -99,8 +99,8 @@ class _Reader:
         limit: the most batches.
 
     Attributes:
-        error: what reading ended in; None where it did not fail.
-        is_over: whether all was read that is wanted, or that there is.
+        error: the error that ended the reading; None if it did not fail.
+        is_over: whether `limit` batches, or all batches, were read.
     """
 
     def __init__(self, batches: Callable[[], Iterator[object]], limit: int) -> None:
@@ -112,7 +112,7 @@ class _Reader:
         self.is_over = False
 
     def until(self, deadline: float) -> Iterator[Any]:
-        """Yield batches as they come, until a time of `time.monotonic`."""
+        """Yield batches as they arrive, until a deadline on `time.monotonic`'s clock."""
         threading.Thread(target=self._run, name="kerasps-sample", daemon=True).start()
         while True:
             with self._changed:
@@ -132,7 +132,7 @@ class _Reader:
                 with self._changed:
                     self._read.append(batch)
                     self._changed.notify_all()
-        except Exception as exc:  # of the user's pipeline: any
+        except Exception as exc:  # the user's pipeline may raise any
             self.error = exc
         with self._changed:
             self.is_over = True
@@ -154,7 +154,7 @@ def _batches(data: Input | Sequence[object]) -> Iterator[Any]:
 
 
 def _asked_for(plan: StepPlan, batch: object) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each shard of a table, the rows that a batch asks for, and its table's ids."""
+    """Return, for each shard of a table, the rows that a batch reads, and its table's ids."""
     known = batch_inputs(plan.names[:1], [batch])
     rows: list[float] = []
     ids: list[float] = []

@@ -10,7 +10,7 @@ from rich.table import Table
 from kerasps.plan.report import Plan, PSPlan, VariablePlan
 from kerasps.words import count, num_bytes, times
 
-# More variables than a screen has lines are summed up in the last.
+# The last row sums up all further variables.
 MAX_VARIABLES = 20
 
 
@@ -19,7 +19,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
     Args:
         plan: the plan.
-        console: where to print.
+        console: the console to print on.
     """
     optimizer = f", {plan.optimizer}" if plan.optimizer else ""
     console.print(

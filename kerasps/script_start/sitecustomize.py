@@ -1,6 +1,6 @@
 """Makes TensorFlow's start quiet in the script of a launcher, before the script begins.
 
-It takes its directory off the path, and then imports the `sitecustomize` that the user may have.
+It removes its directory from the path, and then imports the user's `sitecustomize`, if any.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _leave_path() -> None:
     sys.path[:] = [path for path in sys.path if path != here]
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
     if first == here:
-        # Where the variable was set and empty, so it is again: Python takes it for one that is not.
+        # A variable that was set but empty is removed: Python treats both alike.
         del os.environ["PYTHONPATH"]
         if others:
             os.environ["PYTHONPATH"] = others
@@ -34,7 +34,7 @@ def _import_users() -> None:
 
 
 _leave_path()
-# Under another Python than the launcher's, kerasps may not be there. The script says so.
+# A Python other than the launcher's may lack kerasps. The script then raises the error.
 with contextlib.suppress(ImportError):
     importlib.import_module("kerasps")
 _import_users()

@@ -1,7 +1,7 @@
 """Traces of a training: pull, compute, push, locks and data of every task, on one clock.
 
-Contract: the tasks are asked by TensorFlow's profiler, which their servers have; nothing is added
-to a step, and without a trace nothing of this wing runs.
+Contract: this wing uses TensorFlow's profiler, which every task's server has. It adds nothing to a
+step, and without a trace none of its code runs.
 """
 
 from __future__ import annotations

@@ -15,20 +15,20 @@ from kerasps.tracing.recording import MAX_SECONDS, Recording
 from kerasps.tracing.report import Report, new_run, write_report
 from kerasps.training.contract.host import host_of
 
-# What is in flight when a recording begins is in it in part. A worker has so many executions, and
-# those of fast steps are longer than asked for, up to a tenth of a second (`execution_size`).
+# A recording holds only a part of the executions in flight at its begin. A worker has this many,
+# and those of fast steps are longer than requested, up to a tenth of a second (`execution_size`).
 _EXECUTIONS_PER_WORKER = 3
 _LEAST_S = 0.5
 _GIVE_UP_S = 1.0
 
 
 class Trace(keras.callbacks.Callback):
-    """Traces some steps of `fit`, on all tasks of the cluster, and says what limits it.
+    """Traces some steps of `fit`, on all tasks of the cluster, and reports what limits it.
 
     It writes one file for [Perfetto](https://ui.perfetto.dev). In it each worker has a track for
     data, pull, compute and push, and each ps has tracks for pulls, locks and pushes. It also
     writes the files of TensorFlow's profiler, so the profile page of TensorBoard shows all tasks.
-    At the end of `fit` it prints where the file is, and a sentence such as "Worker 0 waits for
+    At the end of `fit` it prints the path of the file, and a sentence such as "Worker 0 waits for
     data 61% of the time."
 
     ```python
@@ -41,26 +41,26 @@ class Trace(keras.callbacks.Callback):
     )
     ```
 
-    While it records, for a minute at most, steps take somewhat longer. Before and after that it
-    costs nothing. Where `fit` ends first, the file holds the steps until then.
+    During the recording, which takes a minute at most, steps take slightly longer. Before and after
+    that the callback costs nothing. If `fit` ends first, the file holds the steps until then.
 
     Args:
-        log_dir: the directory for the files, that of TensorBoard for example.
-        first_step: the number of steps of this `fit`, by all workers, after which it begins to
-            record. Default 100: the first ones make graphs ready.
+        log_dir: the directory for the files, for example TensorBoard's.
+        first_step: the number of steps of this `fit`, by all workers, before the recording begins.
+            Default 100, since the first steps prepare graphs.
         num_steps: the number of steps to record, of all workers together. Default 20.
 
     Raises:
-        TypeError: `log_dir` is no path, or a number is no whole number.
-        ValueError: `first_step` is negative, or `num_steps` not positive.
-        UnsupportedError: in `fit`, where the model is not one of a strategy with ps tasks.
+        TypeError: `log_dir` is not a path, or a number is not an integer.
+        ValueError: `first_step` is negative, or `num_steps` is not positive.
+        UnsupportedError: in `fit`, if the model does not belong to a strategy with ps tasks.
 
     Attributes:
-        report: what was written (`file`, `num_steps`, `limit`, `shares`, `missing`); None as long
-            as nothing is.
+        report: the report of the trace (`file`, `num_steps`, `limit`, `shares`, `missing`); None
+            until it is written.
     """
 
-    # It need not be told of each execution (see `batch_callbacks`).
+    # It does not count as a per-batch callback (see `batch_callbacks`).
     hears_now_and_then = True
 
     def __init__(
@@ -83,7 +83,7 @@ class Trace(keras.callbacks.Callback):
         self._has_stopped = False
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Begin anew."""
+        """Prepare for a new trace, and start it if `first_step` is 0."""
         strategy = getattr(self.model, "_distribute_strategy", None)
         if strategy is None or not hasattr(strategy, "description"):
             raise UnsupportedError(
@@ -93,7 +93,7 @@ class Trace(keras.callbacks.Callback):
             )
         self._reset()
         self.report = None
-        # Tasks make one recording at a time: that of a `fit` that fails does not go on.
+        # Tasks make one recording at a time, so a `fit` that fails must stop its recording.
         host_of(self.model).run_meter.when_fit_ends(self._give_up)
         self._addresses = dict(strategy.description.addresses)
         self._per_execution = int(self.model.steps_per_execution)
@@ -101,11 +101,11 @@ class Trace(keras.callbacks.Callback):
             self._start()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Count from here."""
+        """Reset the count of batches in the epoch."""
         self._in_epoch = 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
-        """Begin to record, or stop, where it is time."""
+        """Start or stop the recording when its step is reached."""
         self._done += batch + 1 - self._in_epoch
         self._in_epoch = batch + 1
         if self._has_stopped:
@@ -115,7 +115,7 @@ class Trace(keras.callbacks.Callback):
                 self._start()
             return
         if not self._has_begun:
-            # On a machine that is busy, steps are done before all tasks were asked.
+            # On a busy machine, steps end before every task has received the request.
             self._has_begun = self._recording.has_begun
             self._done_at_start, self._begun_at = self._done, time.monotonic()
         elapsed = time.monotonic() - self._begun_at
@@ -141,7 +141,7 @@ class Trace(keras.callbacks.Callback):
         if self.report is not None:
             print(self.report, flush=True)
             return
-        # The training is done, and its model is worth more than its trace.
+        # Only warn: the training is done, and its model is worth more than its trace.
         warnings.warn(
             f"The trace was not written. Expected: a directory with room at {self._log_dir}, and "
             f"recordings that can be read. Received: {self._error!r}. Give another `log_dir`.",
@@ -152,7 +152,7 @@ class Trace(keras.callbacks.Callback):
     def _give_up(self) -> None:
         if self._recording is not None and not self._has_stopped:
             self._has_stopped = True
-            # Nobody wants it. A task that hangs may be why `fit` has failed.
+            # Drop it, with short time limits: `fit` may have failed because a task hangs.
             self._recording.stop(_GIVE_UP_S, _GIVE_UP_S)
 
     def _in_flight(self) -> int:
@@ -167,7 +167,7 @@ class Trace(keras.callbacks.Callback):
         self._started_at = time.monotonic()
 
     def _stop(self) -> None:
-        """Stop, once; the files are written meanwhile."""
+        """Stop, once, and write the files in another thread."""
         if not self._has_stopped:
             self._has_stopped = True
             self._writer = threading.Thread(target=self._write, name="kerasps-trace", daemon=True)
@@ -186,7 +186,7 @@ class Trace(keras.callbacks.Callback):
 
 def _count(argument: str, value: object, *, least: int) -> int:
     return checks.count(
-        f"Argument `{argument}` is no number of steps",
+        f"Argument `{argument}` is not a number of steps",
         value,
         least=least,
         received=f"{argument}={value!r}",

@@ -13,9 +13,9 @@ from kerasps.tracing.limits import Limits
 from kerasps.tracing.steps import Task, WorkerStep
 from kerasps.tracing.task_events import TaskEvents
 
-# Tasks are shown in this order.
+# The order of tasks in the view.
 _JOBS = ("chief", "worker", "ps")
-# So are the tracks of a task.
+# The order of a task's tracks.
 _ORDER = {"data": 1, "pull": 2, "lock": 3, "compute": 4, "push": 5}
 _NAMES = {"chief": "coordinator", "worker": "worker", "ps": "ps"}
 
@@ -24,13 +24,13 @@ class ChromeTrace:
     """The content of a trace file: a process for each task, and in it a track for each phase.
 
     Args:
-        origin: the time that the file counts from, in nanoseconds.
+        origin: the zero of the file's times, in nanoseconds.
     """
 
     def __init__(self, origin: float) -> None:
         self._origin = origin
         self._events: list[dict[str, Any]] = []
-        # Of each track, the ends of the last events of its lanes.
+        # For each track, the ends of the last events in its lanes.
         self._lanes: dict[tuple[int, str], list[float]] = {}
         self._tracks: dict[tuple[int, str, int], int] = {}
 
@@ -40,12 +40,12 @@ class ChromeTrace:
         self._add_metadata(pid, 0, "process_sort_index", {"sort_index": pid})
 
     def add(self, pid: int, track: str, name: str, time: Interval, **args: object) -> None:
-        """Add an event to a track. Events of a track that overlap lie in lanes below each other.
+        """Add an event to a track. Overlapping events of a track are in lanes below each other.
 
         Call in the order of beginnings.
         """
         begin, end = time
-        # In whole nanoseconds, so that what ends before something begins does so in the file.
+        # In whole nanoseconds, so that events that do not overlap do not overlap in the file.
         first, last = round(begin - self._origin), round(end - self._origin)
         lanes = self._lanes.setdefault((pid, track), [])
         lane = next((i for i, until in enumerate(lanes) if until <= begin), len(lanes))
@@ -72,18 +72,18 @@ class ChromeTrace:
         self._events.append({"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args})
 
     def write(self, path: Path, about: Mapping[str, object]) -> None:
-        """Write the file, compressed where its name ends in `.gz`.
+        """Write the file, compressed if its name ends in `.gz`.
 
         Args:
             path: the file.
-            about: what else it says.
+            about: further content about the trace.
         """
         content = json.dumps(
             {"displayTimeUnit": "ms", "traceEvents": self._events, "otherData": about}
         ).encode()
         if path.suffix == ".gz":
             content = gzip.compress(content, 6)
-        # It has its name when it is whole.
+        # Renamed when it is complete.
         part = path.with_name(f".{path.name}.part")
         part.write_bytes(content)
         part.replace(path)
@@ -99,16 +99,16 @@ def write_trace(
     missing: Mapping[Task, str],
     moves: Mapping[Task, float],
 ) -> None:
-    """Write what the tasks did for some steps.
+    """Write the events of the tasks for some steps.
 
     Args:
         path: the file.
-        events: those of each task.
+        events: the events of each task.
         steps: the steps.
         limits: what limits the training.
         addresses: the address of each task.
-        missing: of the tasks of which nothing is known, the reason.
-        moves: by how many nanoseconds the clock of each task was moved.
+        missing: the reason for each task without events.
+        moves: the nanoseconds by which the clock of each task was moved.
     """
     begins = [step.waited_from for step in steps]
     begins += [

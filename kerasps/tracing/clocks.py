@@ -1,9 +1,9 @@
-"""Puts the events of all tasks on the clock of this process.
+"""Converts the events of all tasks to the clock of this process.
 
-On one machine all clocks are one. Between machines they differ, mostly by less than a millisecond.
-What is known of a clock is an order: a recording begins after it was asked for, and a message
-arrives after it was sent. A clock that agrees with all that stays as it is. Another one is moved
-into the middle of what the messages allow, which is as exact as the fastest of them.
+On one machine all tasks share a clock. Between machines clocks differ, mostly by less than a
+millisecond. The order of events bounds the difference: a recording begins after the request for it,
+and a message arrives after it was sent. A clock that agrees with these bounds stays unchanged.
+Another one is moved to the middle of the bounds, which is as exact as the fastest message.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Asked:
 def aligned(
     events: Mapping[Task, TaskEvents], asked: Mapping[Task, Asked]
 ) -> tuple[dict[Task, TaskEvents], dict[Task, float]]:
-    """Return events on one clock, and by how many nanoseconds the clock of each task was moved.
+    """Return events on one clock, and the nanoseconds by which each task's clock was moved.
 
     Args:
-        events: those of each task, on its own clock.
-        asked: when this process asked each.
+        events: the events of each task, on the task's clock.
+        asked: the times when this process asked each task.
     """
     moves = {}
     for task, task_events in events.items():
@@ -58,7 +58,7 @@ def aligned(
 
 
 def moved(events: TaskEvents, by: float) -> TaskEvents:
-    """Return events on a clock that is ahead by so many nanoseconds."""
+    """Return events on a clock that is ahead by this many nanoseconds."""
     if not by:
         return events
     return TaskEvents(
@@ -78,7 +78,7 @@ def _moved(operation: Operation, by: float) -> Operation:
 
 
 def _move(least: float, most: float) -> float:
-    """Return by how much a clock is to be moved, given the bounds of that."""
+    """Return the move of a clock, given its bounds."""
     if least <= 0 <= most:
         return 0.0
     if least > most:  # bounds that contradict each other: a clock was set meanwhile
@@ -97,14 +97,14 @@ def _bounds(
     ps_received: _Messages,
     ahead: float,
 ) -> tuple[float, float]:
-    """Return the bounds of how far the clock of a ps is still to be moved.
+    """Return the bounds of the further move of a ps's clock.
 
     Args:
-        worker_sent: when the worker has sent each message.
-        worker_received: when it has received each.
-        ps_sent: likewise.
-        ps_received: likewise.
-        ahead: how far the ps's events are moved already, relative to the worker's.
+        worker_sent: the times when the worker sent each message.
+        worker_received: the times when it received each message.
+        ps_sent: the times when the ps sent each message.
+        ps_received: the times when it received each message.
+        ahead: the move of the ps's events so far, relative to the worker's.
     """
     least = [
         time - ps_received[key] - ahead for key, time in worker_sent.items() if key in ps_received
@@ -133,6 +133,6 @@ def _first_of(
         if match is not None:
             key = operation.execution, match["edge"], int(match["number"]) + ahead
             if key in found:
-                repeated.add(key)  # in a loop: which one belongs to which is not known
+                repeated.add(key)  # in a loop: senders and receivers cannot be matched
             found[key] = operation.begin if at_begin else operation.end
     return {key: time for key, time in found.items() if key not in repeated}

@@ -8,7 +8,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the points that are in some of the intervals."""
+    """Return the points that are in at least one of the intervals."""
     joined: list[Interval] = []
     for begin, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
         if joined and begin <= joined[-1][1]:
@@ -51,5 +51,5 @@ def without(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Return how long the intervals are together."""
+    """Return the total length of the intervals."""
     return sum(end - begin for begin, end in intervals)

@@ -1,4 +1,4 @@
-"""The sentence that says what limits a training, and the shares of time that it follows from."""
+"""Finds what limits a training: a sentence, and the shares of time that it follows from."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from kerasps.tracing.intervals import Interval, both, length, union, without
 from kerasps.tracing.steps import WorkerStep
 
-# What a worker does or waits for, and how the sentence says it.
+# The activities and waits of a worker, each with its sentence.
 _SENTENCES = {
     "compute": "Worker {worker} computes {share:.0%} of the time.",
-    "push": "Worker {worker} packs and sends what it pushes {share:.0%} of the time.",
+    "push": "Worker {worker} packs and sends its pushes {share:.0%} of the time.",
     "data": "Worker {worker} waits for data {share:.0%} of the time.",
     "lock": "Worker {worker} waits for the lock of ps {ps} {share:.0%} of the time.",
     "update": "Worker {worker} waits {share:.0%} of the time until ps {ps} has applied its "
     "updates.",
-    "pull": "Worker {worker} waits for values to travel {share:.0%} of the time.",
+    "pull": "Worker {worker} waits for values from the ps {share:.0%} of the time.",
     "coordinator": "Worker {worker} waits for the coordinator {share:.0%} of the time.",
 }
 _WITHOUT_COORDINATOR = "Worker {worker} is between its executions {share:.0%} of the time."
@@ -28,8 +28,8 @@ class Limits:
     """The shares of the time of each worker, and what limits the training.
 
     Attributes:
-        shares: of each worker, the share of each activity; together they are 1.
-        sentence: what limits the training; empty where the trace holds no step.
+        shares: for each worker, the share of each activity; their sum is 1.
+        sentence: what limits the training; empty if the trace holds no step.
     """
 
     shares: dict[int, dict[str, float]]
@@ -37,11 +37,11 @@ class Limits:
 
 
 def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) -> Limits:
-    """Return what the workers of these steps spent their time with.
+    """Return the shares of the workers' time in these steps, and what limits them.
 
     Args:
         steps: the steps.
-        has_coordinator: whether workers wait for one between executions.
+        has_coordinator: whether workers wait for a coordinator between executions.
     """
     by_worker: dict[int, list[WorkerStep]] = defaultdict(list)
     for step in steps:
@@ -76,13 +76,13 @@ def _activities(steps: Sequence[WorkerStep]) -> dict[str, list[Interval]]:
     for name, time in _by_precedence(steps).items():
         found[name] = both(left, time)
         left = without(left, time)
-    # The rest is on its way: between the ps and the worker, or between its threads.
+    # The rest is time in flight: between the ps and the worker, or between the worker's threads.
     found["pull"] = left
     return found
 
 
 def _by_precedence(steps: Sequence[WorkerStep]) -> Mapping[str, list[Interval]]:
-    """Return the time of each activity; where two overlap, the first one counts."""
+    """Return the time of each activity; if two overlap, the first one counts."""
     served = [done for step in steps for done in step.on_ps.values()]
     locks = union(done.lock for done in served if done.lock is not None)
     pushes = union(done.push for done in served if done.push is not None)
@@ -96,12 +96,12 @@ def _by_precedence(steps: Sequence[WorkerStep]) -> Mapping[str, list[Interval]]:
 
 
 def _data_waited_for(step: WorkerStep) -> Interval | None:
-    """Return when the step waited for nothing but its batch."""
+    """Return the time when the step waited only for its batch."""
     if step.data is None:
         return None
     begin, end = max(step.data[0], step.waited_from), min(step.data[1], step.compute[0])
-    # Values that came before the data did not hold the step up. Values that came later and were
-    # asked for before the data were there did, unless others came before: then these are rows,
+    # A value that arrived before the data did not delay the step. A value that arrived later, and
+    # was asked for earlier, did, unless other values arrived before the data: then it holds rows,
     # which a worker asks for when it has the data.
     before = [time for time in step.arrivals if time < end]
     begin = max([begin, *before])

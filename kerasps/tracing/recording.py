@@ -1,8 +1,8 @@
-"""Asks the tasks of a cluster to record what they do, and fetches it.
+"""Asks the tasks of a cluster to record their events, and fetches the recordings.
 
-Every server of TensorFlow's answers to a `ProfilerService`: workers, ps and coordinator alike. It
-records from when it is asked until it is told to stop, or for a minute. The files that it returns
-are those of TensorFlow's profiler, so nothing is written on the machines of the tasks.
+Every server of TensorFlow offers a `ProfilerService`: workers, ps and coordinator alike. It records
+from a request until a second one stops it, or for a minute. It returns the files of TensorFlow's
+profiler, and writes nothing on the machines of the tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kerasps.tracing.steps import Task
 if TYPE_CHECKING:
     import grpc
 
-# Of TensorFlow's profiler_service.proto, which is not among the modules that it ships.
+# From TensorFlow's profiler_service.proto, for which TensorFlow ships no Python module.
 _PROFILE = "/tensorflow.ProfilerService/Profile"
 _TERMINATE = "/tensorflow.ProfilerService/Terminate"
 _DURATION, _OPTIONS, _SESSION, _HOST, _EMIT = 1, 4, 6, 7, 9  # of a ProfileRequest
@@ -29,10 +29,10 @@ _ENDED_SESSION = 1  # of a TerminateRequest
 _SPACE = 8  # of a ProfileResponse
 # A recording grows with every operation: a minute of small steps is some 100 MB on a ps.
 MAX_SECONDS = 60.0
-# A task answers within milliseconds, and sends what it has recorded within seconds.
+# A task answers within milliseconds, and sends its recording within seconds.
 _ANSWER_S = 10.0
 _FETCH_S = 60.0
-# A call that is cancelled has ended, here.
+# The time for a cancelled call to end in this process.
 _CANCEL_S = 1.0
 
 
@@ -42,9 +42,9 @@ class _Answer:
 
     Attributes:
         content: the `XSpace`.
-        reason: why there is none.
-        asked: when the task was asked, and when it had answered.
-        is_reached: whether the question has reached it, or cannot.
+        reason: the reason why there is none.
+        asked: the times of the request and of the answer.
+        is_reached: whether the request has reached the task, or has failed.
     """
 
     content: bytes | None = None
@@ -54,11 +54,11 @@ class _Answer:
 
 
 class Recording:
-    """Records what the tasks of a cluster do, from `start` to `stop`.
+    """Records the events of a cluster's tasks, from `start` to `stop`.
 
     Args:
         addresses: the `"host:port"` of each task.
-        session: a name that no other recording has.
+        session: a unique name for the recording.
     """
 
     def __init__(self, addresses: Mapping[Task, str], session: str) -> None:
@@ -69,14 +69,14 @@ class Recording:
         self._calls: dict[Task, Any] = {}
 
     def start(self) -> None:
-        """Ask every task to begin, without waiting for one."""
-        # 0.15 s, for a trace alone.
+        """Ask every task to begin, without waiting for any."""
+        # Imported late: it takes 0.15 s, and only traces need it.
         import grpc
 
         for task, address in self._addresses.items():
             channel = grpc.insecure_channel(
                 address,
-                # A proxy that the environment names is for other machines.
+                # No proxy: those of the environment are for other machines.
                 [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)],
             )
             answer = self._answers[task] = _Answer(reason="it did not answer")
@@ -90,11 +90,11 @@ class Recording:
             thread.start()
 
     def stop(self, answer_s: float = _ANSWER_S, fetch_s: float = _FETCH_S) -> None:
-        """Tell every task to stop, and wait for what it has recorded.
+        """Tell every task to stop, and wait for the recordings.
 
         Args:
-            answer_s: the seconds for a task to hear of it. Default 10.
-            fetch_s: the seconds for all to send what they have recorded. Default 60.
+            answer_s: the seconds for a task to answer. Default 10.
+            fetch_s: the seconds for all tasks to send their recordings. Default 60.
         """
         import grpc
 
@@ -107,7 +107,7 @@ class Recording:
                 )
                 told.append((channel, channel.unary_unary(_TERMINATE).future(request, answer_s)))
         for channel, call in told:
-            with contextlib.suppress(grpc.RpcError):  # it says in its other answer what is wrong
+            with contextlib.suppress(grpc.RpcError):  # the answer to the first call has the error
                 call.result()
             channel.close()
         deadline = time.monotonic() + fetch_s
@@ -119,7 +119,7 @@ class Recording:
 
     @property
     def has_begun(self) -> bool:
-        """True once every task that can be reached was asked to begin."""
+        """True once every reachable task has received the request to begin."""
         return all(answer.is_reached for answer in self._answers.values())
 
     @property
@@ -131,7 +131,7 @@ class Recording:
 
     @property
     def missing(self) -> dict[Task, str]:
-        """The reason why each other task has no answer."""
+        """The reason for each task without a recording."""
         return {t: answer.reason for t, answer in self._answers.items() if answer.content is None}
 
     @property
@@ -160,11 +160,11 @@ class Recording:
             details = str(exc.details()) if isinstance(exc, grpc.Call) else str(exc)
             answer.reason = details.rstrip(". ")
         except grpc.FutureCancelledError:
-            answer.reason = "it did not send what it has recorded"
+            answer.reason = "it did not send its recording"
         else:
             answer.asked = Asked(begin, time.time_ns())
             answer.content = _content_of(response)
-            answer.reason = "it records for somebody else, or cannot record"
+            answer.reason = "it records for another process, or cannot record"
         answer.is_reached = True
         channel.close()
 
@@ -173,7 +173,7 @@ def _profile_request(session: str, host: str) -> bytes:
     duration_ms = int(MAX_SECONDS * 1000)
     options = _compat.ProfileOptions(
         version=1,
-        # Every operation. The default, 2, and a GPU's kernels; of Python nothing.
+        # 2, the default, records every operation; then a GPU's kernels, and nothing of Python.
         host_tracer_level=2,
         device_tracer_level=1,
         include_dataset_ops=True,
@@ -191,7 +191,7 @@ def _profile_request(session: str, host: str) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """Return one field of a message, as protocol buffers write it."""
+    """Return one field of a message in the format of protocol buffers."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value
@@ -207,7 +207,7 @@ def _varint(value: int) -> bytes:
 
 
 def _content_of(response: bytes) -> bytes | None:
-    """Return the `XSpace` in a `ProfileResponse`; None where there is none, or an empty one."""
+    """Return the `XSpace` in a `ProfileResponse`; None if it is missing or empty."""
     position = 0
     while position < len(response):
         tag, position = _read_varint(response, position)

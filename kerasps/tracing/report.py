@@ -1,4 +1,4 @@
-"""Makes the files of a trace out of what the tasks have recorded."""
+"""Writes the files of a trace from the tasks' recordings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kerasps.tracing.recording import Recording
 from kerasps.tracing.steps import Task, WorkerStep, find_steps
 from kerasps.tracing.task_events import TaskEvents
 
-# Where TensorBoard's profile page looks for recordings, below its directory.
+# The directory of recordings for TensorBoard's profile page, below its log directory.
 _PROFILES = Path("plugins", "profile")
 
 
@@ -26,9 +26,9 @@ class Report:
     Attributes:
         file: the file for Perfetto.
         num_steps: the steps in it.
-        limit: the sentence that says what limits the training; empty where it holds no step.
-        shares: of each worker, the share of its time that it spent with each activity.
-        missing: of each task that is not in it, the reason.
+        limit: a sentence about what limits the training; empty if the trace holds no step.
+        shares: for each worker, the share of its time for each activity.
+        missing: the reason for each task that is missing in it.
     """
 
     file: Path
@@ -46,11 +46,11 @@ class Report:
 
 
 def _chosen(steps: list[WorkerStep], num_steps: int | None) -> list[WorkerStep]:
-    """Return so many steps that follow each other; from where all workers have some, if there are.
+    """Return consecutive steps, if possible from the first point at which all workers have some.
 
     Args:
-        steps: all steps, in their order.
-        num_steps: how many to choose; None for all.
+        steps: all steps, in order.
+        num_steps: the number of steps to return; None for all.
     """
     if num_steps is None or len(steps) <= num_steps:
         return steps
@@ -62,7 +62,7 @@ def _chosen(steps: list[WorkerStep], num_steps: int | None) -> list[WorkerStep]:
 
 
 def new_run(log_dir: Path) -> str:
-    """Return a name for a recording that none in `log_dir` has: the time."""
+    """Return an unused name for a recording in `log_dir`, made from the time."""
     now = datetime.now().strftime("%Y_%m_%d_%H_%M_%S")
     names = itertools.chain([now], (f"{now}_{number}" for number in itertools.count(1)))
     return next(name for name in names if not (log_dir / _PROFILES / name).exists())
@@ -82,7 +82,7 @@ def write_report(
         run: the name of the recording.
         addresses: the address of each task.
         recording: the recording.
-        num_steps: how many steps to keep, the first ones; None for all.
+        num_steps: the number of steps to keep; None for all.
 
     Raises:
         OSError: the files cannot be written.

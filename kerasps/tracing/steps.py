@@ -1,8 +1,8 @@
-"""The steps of a trace: when each pulled, computed and pushed, on its worker and on the ps.
+"""Finds the steps of a trace: the times of pull, compute and push, on the worker and on the ps.
 
-Operations are known by their name scopes (`step/tracing/step_graph.py`). Those of a step have the
-same number on every task; a step in a loop has that of the loop's body, and is told from the others
-by its place among them.
+It recognises operations by their name scopes (`step/tracing/step_graph.py`). The operations of a
+step have the same number on every task. All steps of a loop have the number of the loop's body, so
+their order distinguishes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kerasps.tracing.intervals import Interval
 from kerasps.tracing.task_events import Operation, TaskEvents
 
 Task = tuple[str, int]
-# An execution, the number of a step in its graph, and how often that has come before.
+# An execution, the number of a step in its graph, and the count of earlier ones with that number.
 StepKey = tuple[int, str, int]
 
 _SCOPE = re.compile(
@@ -36,9 +36,9 @@ class OnPS:
     """The times when a ps worked for one step.
 
     Attributes:
-        pull: when it read and sent what the step needs; None where it was not asked.
-        push: when the push was there, and when it was applied.
-        lock: when the push waited for the lock.
+        pull: the time in which it read and sent values; None if the step pulled nothing there.
+        push: the time from the arrival of the push until it was applied.
+        lock: the time in which the push waited for the lock.
     """
 
     pull: Interval | None = None
@@ -53,17 +53,17 @@ class WorkerStep:
     Attributes:
         worker: the index of the worker.
         key: the step.
-        pull: from when a ps read the first value until the last one was there.
-        compute: from the first operation of the model that could follow from the batch to the last.
+        pull: from the first read of a value on a ps until the last value arrived.
+        compute: from the first operation of the model that may need the batch to the last one.
         push: from the end of the computation, or from the first gradient that was sent before that,
             until the last one was sent.
-        data: when it waited for its batch; None where it took none from a dataset. The first step
-            of an execution that pulls values after all batches were there, as one does that looks
-            rows up, waited for all of them.
-        waited_from: when the worker could have begun with it: at the end of what it did before.
+        data: the time in which it waited for its batch; None if it took none from a dataset. The
+            first step of an execution that looks rows up pulls them when all batches of the
+            execution have arrived, so its time is that of all batches.
+        waited_from: the time when the worker was free for it, at the end of its earlier work.
         execution: the time of the execution that it belongs to.
-        on_ps: what each ps did for it.
-        arrivals: when each value that it pulled was there.
+        on_ps: the times of each ps for it.
+        arrivals: when each value that it pulled arrived.
     """
 
     worker: int
@@ -94,12 +94,12 @@ class _Parts:
 
 
 def find_steps(events: Mapping[Task, TaskEvents]) -> list[WorkerStep]:
-    """Return the steps of which a trace holds all three phases, in the order of their beginnings.
+    """Return the steps with all three phases in the trace, in the order of their beginnings.
 
-    Those of an execution that had begun before all tasks were recorded are not among them.
+    It leaves out executions that began before all tasks were recorded.
 
     Args:
-        events: those of each task, on one clock.
+        events: the events of each task, on one clock.
     """
     on_ps: dict[StepKey, dict[int, OnPS]] = defaultdict(dict)
     for (job, index), task_events in events.items():
@@ -166,9 +166,9 @@ class _Execution:
     Args:
         worker: the index of the worker.
         execution: its id.
-        operations: those of the worker that ran.
-        waits: those that waited.
-        has_gpu: whether the worker computes on a GPU, which goes on when an operation has ended.
+        operations: the worker's operations that ran.
+        waits: the worker's operations that waited.
+        has_gpu: whether the worker computes on a GPU, which may still run after an operation ends.
     """
 
     def __init__(
@@ -207,11 +207,11 @@ class _Execution:
             key = self._execution, graph, occurrence
             done = dict(on_ps.get(key, {}))
             sends_from = push.end if push.sends_from is None else push.sends_from
-            # A GPU is done when what it has worked out is sent.
+            # A GPU has finished when its results are sent.
             end = max(compute.end, sends_from) if self._has_gpu else compute.end
             arrivals = self._arrivals_of(graph, occurrence)
-            # What follows from the batch alone may have run long before, with that of other steps,
-            # and what follows from the values alone while the batch was waited for.
+            # Operations that need only the batch may have run long before, with other steps, and
+            # those that need only the values while the step waited for the batch.
             data = self._data(number, len(computes))
             if data is not None and not number and max(arrivals, default=0) > self._reads[-1][0]:
                 data = min(begin for _, begin in self._reads), self._reads[-1][0]
@@ -238,7 +238,7 @@ class _Execution:
         return found
 
     def _arrivals_of(self, graph: str, occurrence: int) -> list[float]:
-        """Return when each value that a step has pulled was there."""
+        """Return the times at which the values that a step pulled arrived."""
         return [
             sorted(times)[occurrence]
             for (in_graph, _), times in self._arrivals.items()
@@ -258,7 +258,7 @@ class _Execution:
         return min(max(begin, self._time[0]), computes_from, end), end
 
     def _data(self, number: int, num_steps: int) -> Interval | None:
-        """Return when the step of that number waited for its batch, or its batches."""
+        """Return the time in which the step with this number waited for its batch or batches."""
         per_step, left = divmod(len(self._reads), num_steps)
         if not per_step or left:
             return None
@@ -267,7 +267,7 @@ class _Execution:
 
 
 def _phases(operations: Iterable[Operation]) -> dict[tuple[str, str, int], _Parts]:
-    """Return the parts of each phase, by phase, number and how often that has come before."""
+    """Return the parts of each phase, by phase, number and count of earlier ones."""
     found: dict[tuple[str, str, int], _Parts] = {}
     occurrences: dict[tuple[str, str], int] = {}
     for operation in operations:
@@ -278,7 +278,7 @@ def _phases(operations: Iterable[Operation]) -> dict[tuple[str, str, int], _Part
         occurrence = occurrences.setdefault(scope, 0)
         parts = found.get((*scope, occurrence))
         if parts is not None and operation.name in parts.names:
-            # It is there again: the next iteration of a loop.
+            # A repeated name belongs to the next iteration of a loop.
             occurrence = occurrences[scope] = occurrence + 1
             parts = None
         if parts is None:

@@ -1,8 +1,8 @@
-"""The events of one task, as TensorFlow's profiler has recorded them.
+"""Reads the events of one task from the recording of TensorFlow's profiler.
 
-An execution has one id on all tasks that take part in it, TensorFlow's step id. Of an operation
-that waits, such as one that takes a lock, the profiler notes when it starts and when it is done. Of
-others it notes how long they run, on which thread; the event around them has the id.
+An execution has one id on all tasks that take part in it, TensorFlow's step id. For an operation
+that waits, such as for a lock, the profiler records its start and its end. For other operations it
+records their duration and thread; the event around them has the id.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _START, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsy
 _RUN = "FunctionRun"
 _EXECUTE = "EagerExecute"
 _OPERATION = re.compile(r"(?P<name>[^:]+):(?P<kind>[A-Za-z_]\w*)$")
-# Of the names that Python functions have in graphs.
+# The names of Python functions in graphs.
 _FUNCTION = re.compile(r"^__(?:inference|forward|backward)_(?P<name>.*?)_\d+$")
 
 
 class _Stat(Protocol):
-    """An `XStat`: something more about an event."""
+    """An `XStat`: a property of an event."""
 
     metadata_id: int
 
     def WhichOneof(self, name: str) -> str | None:
-        """Return which field of a group is set."""
+        """Return the name of the field of a group that is set."""
 
 
 class _Event(Protocol):
-    """An `XEvent`: something that took some time."""
+    """An `XEvent`: an event with a duration."""
 
     metadata_id: int
     offset_ps: int
@@ -43,14 +43,14 @@ class _Event(Protocol):
 
 
 class _Line(Protocol):
-    """An `XLine`: what one thread did."""
+    """An `XLine`: the events of one thread."""
 
     timestamp_ns: int
     events: Sequence[_Event]
 
 
 class _Plane(Protocol):
-    """An `XPlane`: what all threads of a task did, and the names of that."""
+    """An `XPlane`: the events of all threads of a task, and their names."""
 
     lines: Sequence[_Line]
     event_metadata: Mapping[int, Any]
@@ -64,8 +64,8 @@ class Operation:
     Attributes:
         name: its name in the graph.
         kind: its type, such as `"MutexLock"`.
-        begin: when it begins, in nanoseconds on the clock of its task.
-        end: when it ends.
+        begin: the time of its begin, in nanoseconds on the clock of its task.
+        end: the time of its end.
         execution: the id of the execution.
     """
 
@@ -81,14 +81,14 @@ class TaskEvents:
     """The events of one task while it was recorded.
 
     Attributes:
-        begin: when the recording begins, in nanoseconds on the clock of the task; None where that
-            is not known.
-        end: when it ends.
+        begin: the time at which the recording begins, in nanoseconds on the clock of the task; None
+            if it is not known.
+        end: the time at which it ends.
         operations: the operations that ran.
-        waits: those that waited for something, from when they started until they were done.
-        begun: the executions that began while the task was recorded.
-        callers: of an execution that a function call has begun, the call.
-        calls: the functions that this process has called itself: name, begin and end.
+        waits: the operations that waited, from their start until they were done.
+        begun: the executions that began during the recording.
+        callers: the function call that began an execution, by execution.
+        calls: the functions that the task's Python code called: name, begin and end.
         has_gpu: whether a GPU computed.
     """
 
@@ -103,7 +103,7 @@ class TaskEvents:
 
     @classmethod
     def read(cls, content: bytes) -> TaskEvents:
-        """Return the events in a serialized `XSpace`, which is what a `.xplane.pb` file holds."""
+        """Return the events in a serialized `XSpace`, the content of a `.xplane.pb` file."""
         events = cls()
         space = _compat.XSpace.FromString(content)
         for plane in space.planes:
@@ -126,8 +126,8 @@ class _Reader:
 
     Args:
         plane: the `XPlane`.
-        origin: the time that it counts from, in nanoseconds.
-        events: gets what is read.
+        origin: the zero of its times, in nanoseconds.
+        events: receives the events.
     """
 
     def __init__(self, plane: _Plane, origin: float, events: TaskEvents) -> None:
@@ -144,7 +144,7 @@ class _Reader:
             self._read_thread(line)
         waits = self._events.waits
         for (execution, name), starts in self._starts.items():
-            # In a loop an operation starts more than once; each time it is done before the next.
+            # In a loop an operation starts more than once; each time it ends before the next start.
             for (begin, kind), end in zip(
                 sorted(starts), self._done_after(execution, name, starts), strict=False
             ):
@@ -153,12 +153,12 @@ class _Reader:
     def _done_after(
         self, execution: int, name: str, starts: list[tuple[float, str]]
     ) -> Iterator[float]:
-        # What started before the recording is done without a start.
+        # An operation that started before the recording has an end without a start.
         first = min(begin for begin, _ in starts)
         return (end for end in sorted(self._dones[execution, name]) if end >= first)
 
     def _read_thread(self, line: _Line) -> None:
-        # A line counts from its own beginning, which counts from that of the recording.
+        # Times of events count from the line's begin, which counts from the recording's begin.
         origin = self._origin + line.timestamp_ns
         inside: list[tuple[float, int, str]] = []
         for event in sorted(line.events, key=lambda entry: (entry.offset_ps, -entry.duration_ps)):

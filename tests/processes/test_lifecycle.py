@@ -144,4 +144,4 @@ def test_another_cluster_is_refused_with_what_to_do(report):
     assert re.search(
         r"connected to a cluster already.*Expected: .*chief at 127.*Received: chief at 127", message
     )
-    assert "in a notebook, make the cluster in a cell of its own that runs once" in message
+    assert "in a notebook, make the cluster in a separate cell that runs once" in message

@@ -140,7 +140,7 @@ def test_the_table_and_a_script_with_a_cluster_of_its_own(tmp_path):
     for text in (
         "fit of model 'sequential', Adam, on 3 workers and 2 ps",
         "sequential/dense/kernel",
-        "The script names its cluster itself: 3 workers and 2 ps, and not the 5 and 1",
+        "The script names a cluster of 3 workers and 2 ps, and not the 5 and 1",
         "The workers read 2 batches for each pass",
         "- Take 1 ps: 1 of 2 hold no variable.",
     ):
@@ -164,7 +164,7 @@ STRATEGY = "strategy = kerasps.ParameterServerStrategy()\nwith strategy.scope():
         ),
         (
             f"{STRATEGY}tf.distribute.coordinator.ClusterCoordinator(strategy)",
-            "has a training loop of its own",
+            "has a custom training loop",
             "calls `fit`",
         ),
     ],

@@ -56,7 +56,7 @@ def said(err):
 
 
 GOES_ON = (
-    "It goes on from the last backup of its `keras.callbacks.BackupAndRestore`; without one, from "
+    "It resumes from the last backup of its `keras.callbacks.BackupAndRestore`; without one, from "
     "the beginning."
 )
 

@@ -199,7 +199,7 @@ def test_a_killed_script_begins_anew_and_counts_are_exact(run):
     os.kill(run.events("started")[-1]["pid"], signal.SIGKILL)
     run.check_codes(0)
     run.check_exact(starts=2)
-    assert "starts anew" in run.log("ps-0")
+    assert "ps 0 restarts" in run.log("ps-0")
     assert "The run is started again, 1 of 3 in this hour" in run.log("chief-0")
 
 

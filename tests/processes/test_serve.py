@@ -181,7 +181,7 @@ def test_what_a_killed_coordinator_left_is_gone_before_the_next_one_comes(start)
     coordinator.kill()
     coordinator.wait()
     for job, task in tasks.items():
-        assert f"is gone; {job} 0 starts anew" in task.stderr.readline()
+        assert f"has ended; {job} 0 restarts" in task.stderr.readline()
         wait_until_ready(task)
         assert task.poll() is None
     assert megabytes(tasks["ps"]) < empty + 50
@@ -229,7 +229,7 @@ def test_a_task_whose_coordinator_ended_is_empty_and_never_leaves_its_port(
     with taking(split_address(cluster["ps"][0])[1]) as taken:
         assert coordinator.wait() == 0
         for job, task in tasks.items():
-            assert f"is gone; {job} 0 starts anew" in task.stderr.readline()
+            assert f"has ended; {job} 0 restarts" in task.stderr.readline()
             wait_until_ready(task)
     assert taken == []
     assert megabytes(tasks["ps"]) < empty + 50

@@ -142,14 +142,14 @@ def test_a_creator_for_a_model_of_plain_keras_says_that_the_scope_is_missing(str
     creator = kerasps.DatasetCreator(lambda context: examples().batch(2).repeat())
     steps = {"steps_per_epoch" if method == "fit" else "steps": 2}
     text = wrong(
-        r"made and compiled outside of its scope",
+        r"made and compiled outside of a scope",
         lambda: getattr(outside, method)(x=creator, verbose=0, **steps),
     )
     assert "<DatasetCreator" in text
     assert "`with strategy.scope():`" in text
     if method == "fit":
         wrong(
-            "outside of its scope",
+            "outside of a scope",
             lambda: outside.fit(X, Y, validation_data=creator, validation_steps=1, verbose=0),
         )
         with strategy.scope():  # it is adopted there

@@ -98,7 +98,7 @@ def test_plan_takes_the_numbers_of_launch_and_refuses_what_it_does_not_know(caps
 
 def test_help_of_serve_and_env_says_what_they_do(capsys):
     assert "TF_CONFIG='{" in run(capsys, "serve", "--help")[1]
-    assert "exit code is 1 when TF_CONFIG is set and wrong" in run(capsys, "env", "--help")[1]
+    assert "exit code is 1 if TF_CONFIG is set and wrong" in run(capsys, "env", "--help")[1]
 
 
 @pytest.mark.parametrize("option", ["--num-workers", "--num-ps"])
@@ -168,7 +168,7 @@ def test_an_unknown_option_is_not_taken_for_an_abbreviation(capsys, script):
 def test_an_option_that_is_like_one_of_ours_is_named(capsys, script):
     code, _, err = run(capsys, "launch", "--num-worker", "2", script)
     assert code == 2
-    assert "Did you mean --num-workers? Options of the script go behind it." in err
+    assert "Did you mean --num-workers? Options of the script go after it." in err
 
 
 @pytest.mark.parametrize("options", [[], ["--num-workers", "2"]])
@@ -176,8 +176,8 @@ def test_launch_without_a_script_says_what_to_give(capsys, options):
     code, _, err = run(capsys, "launch", *options)
     assert code == 2
     assert (
-        "No script is named. Expected: the training script, behind the options. Received: none. "
-        "Say `kerasps launch train.py`"
+        "No script is named. Expected: the training script, after the options. Received: none. "
+        "Give one like `kerasps launch train.py`"
     ) in err
 
 
@@ -185,7 +185,7 @@ def test_launch_without_a_script_says_what_to_give(capsys, options):
     ("name", "message"),
     [
         (".", "The script is a directory. Expected: a Python file. Received: '.'. Name the file"),
-        ("python3", "Received: 'python3'. Leave python3 out: name the script alone."),
+        ("python3", "Received: 'python3'. Leave python3 out, and name only the script."),
     ],
 )
 def test_what_is_no_script_is_named(capsys, tmp_path, monkeypatch, name, message):
@@ -200,7 +200,7 @@ def test_options_behind_the_script_go_to_the_script_and_it_is_said(capsys, scrip
     monkeypatch.setattr(launcher, "launch", lambda command, **_: commands.append(command) or 0)
     code, _, err = run(capsys, "launch", script, "--num-workers=3", "--epochs", "2")
     assert (code, commands[0][2:]) == (0, ["--num-workers=3", "--epochs", "2"])
-    assert "kerasps launch: --num-workers=3 behind the script goes to the script" in err
+    assert "kerasps launch: --num-workers=3 after the script is passed to the script" in err
     _, _, err = run(capsys, "launch", script, "--epochs", "2")
     assert "behind" not in err
 

@@ -107,10 +107,10 @@ def test_a_link_that_takes_long_needs_more_ps_or_fewer_bits():
     found = advice(plan)
     assert set(found) == {"more_ps", "wire_dtype"}
     assert (
-        "a step moves 100 MB to and from ps 0, for which 10 Gbit/s take 0.32 s"
+        "a step moves 100 MB to and from ps 0, which takes 0.32 s at 10 Gbit/s"
         in (found["more_ps"])
     )
-    assert "where 4 workers do one each" in found["more_ps"]
+    assert "for a step of each of 4 workers" in found["more_ps"]
     assert set(advice(plan, is_16_bits=True)) == {"more_ps"}
     halves = a_plan([ps(0, GB, moved=10e6)], [variable("dense", GB, dtype="float16")])
     assert advice(halves) == {}
@@ -136,7 +136,7 @@ def test_tables_that_are_read_whole_and_fed_data_are_named():
     found = advice(plan)
     assert "each step reads all of its 1 GB" in found["lookup"]
     assert (
-        "each batch of 1 MB is read in this process and sent to one of 2 workers"
+        "the coordinator reads each batch of 1 MB and sends it to one of 2 workers"
         in (found["dataset_creator"])
     )
 

@@ -135,8 +135,8 @@ def test_options_name_the_task_of_a_cluster_in_tf_config():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"role": "ps"}, "nothing says which tasks there are"),
-        ({"index": 1}, "nothing says which tasks there are"),
+        ({"role": "ps"}, "nothing lists the tasks of the cluster"),
+        ({"index": 1}, "nothing lists the tasks of the cluster"),
         ({"hosts": ""}, "lists no hosts"),
         ({"hosts": "chief=a;ps=b;worker="}, "lists no hosts"),
         ({"hosts": "chief=a;ps=b;ps=c;worker=d"}, "lists no hosts"),

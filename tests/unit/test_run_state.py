@@ -93,7 +93,7 @@ def test_the_run_ends_with_the_script(events, code):
 def test_a_loss_begins_the_run_anew(events):
     played = Played()
     assert played.play(*events) == [StartAnew()]
-    assert "The run is started again, 1 of 3 in this hour. It goes on from" in played.said[-1]
+    assert "The run is started again, 1 of 3 in this hour. It resumes from" in played.said[-1]
     # What an earlier script said or suffered is not held against the next one.
     assert played.play(ScriptEnded(3), 0.6) == [End(3)]
 

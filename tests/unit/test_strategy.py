@@ -64,7 +64,7 @@ def test_max_staleness_is_a_number_of_steps(value, error):
         kerasps.ParameterServerStrategy(resolver(), max_staleness=value)
     assert (
         f"Expected: a whole number of at least 1. Received: max_staleness={value!r}. Give the "
-        "steps that a worker may be ahead of the slowest"
+        "number of steps by which a worker may lead the slowest"
     ) in str(caught.value)
 
 

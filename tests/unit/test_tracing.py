@@ -63,9 +63,9 @@ def step(worker=0, **parts):
         (
             {"push": (32, 60), "compute": (30, 32), "waited_from": 20},
             "push",
-            "Worker 0 packs and sends what it pushes 70% of the time.",
+            "Worker 0 packs and sends its pushes 70% of the time.",
         ),
-        ({}, "pull", "Worker 0 waits for values to travel 50% of the time."),
+        ({}, "pull", "Worker 0 waits for values from the ps 50% of the time."),
         (
             {"on_ps": {0: OnPS(push=(0, 3)), 1: OnPS(push=(0, 29), lock=(0, 28))}},
             "lock",

@@ -1,4 +1,4 @@
-"""The commands of `kerasps`: the options of each, and what it begins.
+"""The commands of `kerasps`: their options, and the functions that run them.
 
-Contract: a command imports what it needs when it runs, so that none waits for another's.
+Contract: a command imports its modules when it runs, so that none waits for another's imports.
 """

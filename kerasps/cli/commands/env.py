@@ -1,4 +1,4 @@
-"""`kerasps env`: prints what a bug report needs."""
+"""`kerasps env`: prints the facts for a bug report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.members.reachability import unreachable
 from kerasps.errors import ClusterConfigError
 
-# A person waits for it; tasks that are there answer within milliseconds.
+# A person waits for it, and running tasks answer within milliseconds.
 _REACH_TIMEOUT_S = 2.0
 # The first import of TensorFlow on a cold disk takes tens of seconds.
 _DEVICES_TIMEOUT_S = 120.0
@@ -30,7 +30,7 @@ def report_environment() -> int:
     """Print versions, platform, devices, environment variables and a check of TF_CONFIG.
 
     Returns:
-        The exit code: 1 where TF_CONFIG is set and wrong, else 0.
+        The exit code: 1 if TF_CONFIG is set and wrong, else 0.
     """
     _line("kerasps", __version__)
     _line("python", f"{platform.python_version()} ({sys.executable})")
@@ -67,9 +67,9 @@ def _check_tf_config() -> int:
 
 
 def _devices() -> str:
-    """Return the devices that TensorFlow sees, or how it fails.
+    """Return the devices that TensorFlow sees, or its error.
 
-    It is asked in a process of its own: its log stays out of the way, and it may crash.
+    A separate process asks TensorFlow, so that its log and a crash do no harm.
     """
     env = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
     try:

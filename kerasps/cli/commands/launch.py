@@ -1,7 +1,7 @@
 """Runs a script as the coordinator of a local cluster, and ends with it.
 
-What dies on the way is started again: workers by the cluster, the whole run from here. What is to
-be done is decided in `cli/scripts/run_state.py`. See `kerasps launch --help`.
+The cluster restarts workers that die, and this module restarts the whole run.
+`cli/scripts/run_state.py` decides when. See `kerasps launch --help`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def launch(
     evaluator: Sequence[str] | None = None,
     evaluator_timeout: float = 600.0,
 ) -> int:
-    """Start a cluster, beside it a command as its coordinator, and close the cluster.
+    """Start a cluster, run a command as its coordinator, and close the cluster.
 
-    Thread: the main thread, whose signal handlers it replaces for the time being.
+    Thread: the main thread, whose signal handlers it replaces during the call.
 
     Args:
         command: the command and its arguments.
@@ -49,13 +49,13 @@ def launch(
             it as each worker, without a coordinator.
         log_dir: the directory for log files. None (default) takes a temporary one.
         start_timeout: the time limit in seconds for all processes to be ready. Default 60.
-        max_restarts: how many times within an hour each worker is started again, and how many times
-            each ps, and the command, may cause a restart of all. Default 3.
-        evaluator: the command line that evaluates checkpoints meanwhile. None (default): none.
+        max_restarts: the number of restarts within an hour of each worker, and of the whole run
+            because of each ps and of the command. Default 3.
+        evaluator: the command line of an evaluator that runs beside it. None (default): none.
         evaluator_timeout: the seconds for the last evaluation after the command. Default 600.
 
     Returns:
-        The exit code of the command, 128 + N where signal N ended it; 1 where it was 0 and the
+        The exit code of the command, or 128 + N if signal N ended it; 1 if it was 0 and the
         evaluator failed.
 
     Raises:
@@ -71,8 +71,8 @@ def launch(
                 start_timeout=start_timeout,
                 max_restarts=max_restarts,
             )
-            # From here on a signal is noted, and the run deals with it. Set inside the other block,
-            # so that none is missed.
+            # From here on the handler records signals, and the run handles them. It is set inside
+            # the other block, so that no signal is missed.
             with (
                 signal_handlers(lambda number, frame: received.append(signal.Signals(number))),
                 cluster,
@@ -90,12 +90,12 @@ def launch(
 def _start_evaluator(
     command: Sequence[str] | None, cluster: LocalCluster, *, has_logs: bool
 ) -> contextlib.AbstractContextManager[EvaluatorProcess | None]:
-    """Start the process of an evaluator; return the context of it, of None without a command.
+    """Start an evaluator's process; return its context, or one of None without a command.
 
     Args:
-        command: the evaluator's command line; None where there is no evaluator.
+        command: the evaluator's command line; None for no evaluator.
         cluster: the tasks.
-        has_logs: whether its log goes to the cluster's directory, rather than to this terminal.
+        has_logs: whether its log goes to the cluster's directory, False for this terminal.
     """
     if command is None:
         return contextlib.nullcontext()
@@ -113,7 +113,7 @@ def _run_to_the_end(
     """Run the command to its end, close the cluster, and wait for the evaluator.
 
     Returns:
-        The exit code of the command; 1 where it was 0 and the evaluator failed.
+        The exit code of the command; 1 if it was 0 and the evaluator failed.
 
     Raises:
         TaskStartError: the cluster did not start.
@@ -123,7 +123,7 @@ def _run_to_the_end(
     finally:
         run.close()
         _close(cluster)
-    # A signal means that all is to end, and soon.
+    # After a signal everything has to end soon.
     if evaluator is not None and not evaluator.finish(evaluator_timeout, lambda: bool(received)):
         code = code or 1
     return code
@@ -139,7 +139,7 @@ def _run_of(
 
 def _close(cluster: LocalCluster) -> None:
     with warnings.catch_warnings():
-        # Dead tasks have been reported, and with more detail.
+        # Dead tasks have been reported already, with more detail.
         warnings.simplefilter("ignore", RuntimeWarning)
         cluster.close()
 
@@ -150,7 +150,7 @@ class _LocalRun(ScriptRun):
     Args:
         command: the script's command line.
         cluster: the tasks.
-        state: what decides.
+        state: decides about restarts.
     """
 
     def __init__(self, command: Sequence[str], cluster: LaunchedCluster, state: RunState) -> None:
@@ -169,7 +169,7 @@ class _LocalRun(ScriptRun):
             (job, index), text = death.task, str(death)
             if job == "worker":
                 yield WorkerDied(text)
-            # One that has been replaced meanwhile died for the last time with the last run.
+            # Ignore the death of a process that has been replaced: it belongs to the last run.
             elif death.pid == self._cluster.processes[death.task].pid:
                 yield PSDied(index, death.report)
 

@@ -1,4 +1,4 @@
-"""Converts, checks and describes the options that commands have in common."""
+"""Converts, checks and describes the options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from kerasps.checks import count, seconds
 _T = TypeVar("_T")
 
 MODES = ("coordinator", "worker")
-# What a command adds its parser to.
+# The object to which a command adds its parser.
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that says what to do where no script is named."""
+    """A parser with a helpful error for a missing script."""
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit code 2, and the message."""
         if message == "the following arguments are required: script.py, args":
             message = (
-                "No script is named. Expected: the training script, behind the options. Received: "
-                f"none. Say `{self.prog} train.py`, or `{self.prog} --help` for the options."
+                "No script is named. Expected: the training script, after the options. Received: "
+                f"none. Give one like `{self.prog} train.py`; `{self.prog} --help` lists the "
+                "options."
             )
         super().error(message)
 
 
 def add_numbers(command: argparse.ArgumentParser) -> None:
-    """Add the options that say how many tasks there are."""
+    """Add the options for the numbers of tasks."""
     command.add_argument(
         "--num-workers",
         type=as_count,
@@ -51,13 +52,13 @@ def add_numbers(command: argparse.ArgumentParser) -> None:
 
 
 def numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[int, int]:
-    """Return how many workers and ps there are to be."""
+    """Return the numbers of workers and ps to start."""
     num_workers = setting(parser, args.num_workers, "KERASPS_NUM_WORKERS", as_count, 2)
     return num_workers, setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1)
 
 
 def add_script(command: argparse.ArgumentParser) -> None:
-    """Add the script and its arguments, behind all options."""
+    """Add the script and its arguments, after all options."""
     command.add_argument("script", metavar="script.py", help="the training script")
     command.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="args", help="arguments of the script"
@@ -65,7 +66,7 @@ def add_script(command: argparse.ArgumentParser) -> None:
 
 
 def add_mode(command: argparse.ArgumentParser, what: str) -> None:
-    """Add the option that says who drives the steps."""
+    """Add the option that selects the process that drives the steps."""
     command.add_argument(
         "--mode",
         type=as_mode,
@@ -108,7 +109,7 @@ def as_count_or_zero(text: str) -> int:
 
 
 def as_count(text: str, least: int = 1) -> int:
-    """Convert the text of a number of things."""
+    """Convert the text of a count."""
     value: object = text
     with contextlib.suppress(ValueError):
         value = int(text)
@@ -117,12 +118,12 @@ def as_count(text: str, least: int = 1) -> int:
             "Not a count", value, least=least, received=repr(text), advice="Give one like 2."
         )
     except (TypeError, ValueError) as exc:
-        # The one error of which argparse prints the text.
+        # The only error whose text argparse prints.
         raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def as_evaluator(text: str) -> list[str]:
-    """Convert the text of `--evaluator`; the script in it must be there."""
+    """Convert the text of `--evaluator`; its script must exist."""
     try:
         command = shlex.split(text)
     except ValueError:
@@ -147,36 +148,36 @@ def as_seconds(text: str) -> float:
 
 
 def check_script(parser: argparse.ArgumentParser, script: str, args: Sequence[str]) -> None:
-    """End the process where a script is no file, and say which options behind it may be ours."""
+    """End the process if the script is not a file; warn of our options after it."""
     if not os.path.isfile(script):
         what, fix = "There is no such script", "Correct the path."
         if os.path.isdir(script):
             what, fix = "The script is a directory", "Name the file in it."
         elif os.path.basename(script).startswith("python"):
-            fix = f"Leave {script} out: name the script alone."
+            fix = f"Leave {script} out, and name only the script."
         parser.error(f"{what}. Expected: a Python file. Received: {script!r}. {fix}")
     ours = _options_of(parser)
     behind = [arg for arg in args if arg.partition("=")[0] in ours]
     if behind:
         print(
-            f"{parser.prog}: {' '.join(behind)} behind the script goes to the script; options of "
-            f"{parser.prog} go before it",
+            f"{parser.prog}: {' '.join(behind)} after the script is passed to the script; put "
+            f"options of {parser.prog} before it",
             file=sys.stderr,
             flush=True,
         )
 
 
 def _options_of(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options of a parser, but for `--help`."""
+    """Return the options of a parser, except `--help`."""
     return re.findall(r"^  (--[\w-]+)", parser.format_help(), re.MULTILINE)
 
 
 def refuse(parser: argparse.ArgumentParser, others: Sequence[str]) -> NoReturn:
-    """End the process: there are arguments that `parser` does not know."""
+    """End the process, because `parser` does not know some arguments."""
     like = difflib.get_close_matches(others[0].partition("=")[0], _options_of(parser), 1)
     hint = f" Did you mean {like[0]}?" if like else ""
     script = (
-        " Options of the script go behind it."
+        " Options of the script go after it."
         if parser.prog.endswith(("launch", "plan", "run"))
         else ""
     )

@@ -1,4 +1,4 @@
-"""The command `kerasps plan`: what a training would need, without running it."""
+"""The command `kerasps plan`: prints the needs of a training, without running it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _HELP = """\
 Plans a training in seconds, without a cluster and without a step.
 
 Runs the script up to its first `fit`, `evaluate`, `predict` or `train_on_batch`, in
-one process, and prints what the training would need: the variables, slots and bytes
-of each ps; the bytes and messages of each step; the rows of embedding tables that a
-step asks for, counted in a sample of the data; the memory of a worker; and what would
-help. Variables of more than 1 MiB get no memory, so that tables which no machine
-holds are planned on any."""
+one process, and prints the needs of the training: the variables, slots and bytes of
+each ps; the bytes and messages of each step; the rows of embedding tables that a step
+reads, counted in a sample of the data; the memory of a worker; and advice. Variables
+of more than 1 MiB get no memory, so any machine can plan tables that it could not
+hold."""
 
 _EPILOG = """\
 exit code:
-  0 with a plan; 1 where the script fails, or runs no step of a model of a
-  `kerasps.ParameterServerStrategy`; 2 when the command line is wrong.
+  0 with a plan; 1 if the script fails, or runs no step of a model of a
+  `kerasps.ParameterServerStrategy`; 2 if the command line is wrong.
 
 example:
   kerasps plan --num-workers 8 --num-ps 4 train.py --epochs 3
@@ -37,7 +37,7 @@ def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
     plan = commands.add_parser(
         "plan",
-        help="say what a training would need, without running it",
+        help="print the needs of a training, without running it",
         usage="kerasps plan [options] script.py [args ...]",
         description=_HELP,
         epilog=_EPILOG,
@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
         type=as_count_or_zero,
         default=20,
         metavar="N",
-        help="batches to count rows in, at most; 0: read none (default: 20)",
+        help="most batches in which to count rows; 0: read none (default: 20)",
     )
     add_script(plan)
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan of a script.
 
     Args:
-        args: what the parser has found.
+        args: the parsed arguments.
 
     Returns:
         The exit code.

@@ -1,4 +1,4 @@
-"""The command `kerasps run`: the same on every node of a cluster."""
+"""The command `kerasps run`: runs one node; the same command runs on every node."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 
 _HELP = """\
-Runs one node of a training: the same command on every node, whatever starts it.
+Runs one node of a training. Start the same command on every node, by any scheduler.
 
-Each node finds out which task it is, from the first of these that says so: the options
---role, --index and --hosts; TF_CONFIG; CLUSTER_SPEC (Vertex AI); the variables of JobSet,
-of Slurm, and of SageMaker. Its first line says what it is, and by what.
+Each node finds its task in the first of these sources that is set: the options --role,
+--index and --hosts; TF_CONFIG; CLUSTER_SPEC (Vertex AI); the variables of JobSet, of
+Slurm, and of SageMaker. Its first line of output names the task and the source.
 
 A ps or worker serves. The chief runs the script, which finds the cluster in TF_CONFIG. An
-evaluator runs the script, or that of --evaluator, beside the training. All end when the
-chief's script has ended, with its exit code.
+evaluator runs the script, or that of --evaluator, beside the training. All nodes end when
+the chief's script has ended, with its exit code.
 
-A script that a signal ended, or that lost a ps, begins anew, up to --max-restarts times
-within an hour, as soon as all tasks are there. With a `keras.callbacks.BackupAndRestore` in
-its `fit` it goes on from the last backup. A worker that ends is started again by whoever
-started it, and takes part again. A script that fails by an error of its own is not restarted.
+If a signal ends the script, or it loses a ps, the script begins again when all tasks are
+reachable, up to --max-restarts times within an hour. With a
+`keras.callbacks.BackupAndRestore` in its `fit` it resumes from the last backup. The
+scheduler restarts a worker that ends, and the worker takes part again. A script that ends
+with another error is not restarted.
 
 With --mode worker each worker runs the script, for `kerasps.WorkerDrivenStrategy()`, and
-only ps serve. The chief, or without one worker 0, ends the run.
+only ps serve. The chief, or worker 0 if there is no chief, ends the run.
 
-Whoever reaches the port of a task can read and write files as this user: see
+Everyone who can connect to the port of a task can read and write files as this user: see
 `kerasps serve --help`."""
 
 _EPILOG = """\
 hosts:
   "chief=h0;ps=h1,h2;worker=h3,h4" or the same as JSON: the hosts of each job.
   "h0,h1,h2,h3,h4" with --num-ps 2: the chief, the ps, the workers.
-  A host without a port has that of --port, or where it is listed twice, the next one.
-  Without --role, the host that is this machine is its task.
+  A host without a port gets that of --port; if it is listed again, the next port.
+  Without --role, this node is the task whose host is this machine.
 
 exit code:
-  That of the script, on every node; 128 + N when signal N ended it; 138 when a task was lost
-  and did not come back, or the chief did not; 2 when the command line or the cluster's
-  description is wrong. 137, 138 and 143 are worth another try.
+  That of the script, on every node; 128 + N if signal N ended it; 138 if a task was lost
+  and did not come back, or the chief did not; 2 if the command line or the cluster's
+  description is wrong. After 137, 138 and 143 another try may succeed.
 
 environment variables:
-  An option on the command line beats its environment variable.
+  An option on the command line overrides its environment variable.
   KERASPS_NUM_WORKERS, KERASPS_NUM_PS   as the options; JobSet needs the first
   KERASPS_CHIEF            as --chief
   KERASPS_MODE, KERASPS_BIND, KERASPS_EVALUATOR, KERASPS_EVALUATOR_TIMEOUT,
@@ -86,7 +87,7 @@ def add_parser(commands: Commands) -> None:
     run.add_argument(
         "--role",
         choices=(*TASK_TYPES, EVALUATOR),
-        help="the task that this node is (default: what the environment says)",
+        help="the type of task that this node is (default: from the environment)",
     )
     run.add_argument("--index", type=as_count_or_zero, metavar="N", help="its index (default: 0)")
     run.add_argument(
@@ -96,7 +97,7 @@ def add_parser(commands: Commands) -> None:
         "--num-workers",
         type=as_count,
         metavar="N",
-        help="workers, where the platform lists nodes and no roles (default: all that remain; "
+        help="workers, if the platform lists nodes without roles (default: all other nodes; "
         "environment: KERASPS_NUM_WORKERS)",
     )
     run.add_argument(
@@ -110,12 +111,12 @@ def add_parser(commands: Commands) -> None:
         type=as_count,
         metavar="PORT",
         help=f"the port of tasks for which none is given (default: {DEFAULT_PORT}; with Slurm one "
-        "that follows from the job)",
+        "computed from the job)",
     )
     run.add_argument(
         "--chief",
         metavar="worker:N",
-        help="the worker that is the chief, where no chief is listed; the same on every node "
+        help="the worker that is the chief, if no chief is listed; the same on every node "
         "(default: none; environment: KERASPS_CHIEF)",
     )
     _add_settings(run)
@@ -128,39 +129,39 @@ def add_parser(commands: Commands) -> None:
 
 
 def _add_settings(run: argparse.ArgumentParser) -> None:
-    """Add the options that say how a node does what its role is."""
-    add_mode(run, "who drives the steps")
+    """Add the options for the behaviour of a node in its role."""
+    add_mode(run, "the process that drives the steps")
     run.add_argument(
         "--bind",
         metavar="ADDRESS",
         help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
-        "task's own entry; environment: KERASPS_BIND)",
+        "task's entry; environment: KERASPS_BIND)",
     )
     run.add_argument(
         "--start-timeout",
         type=as_seconds,
         metavar="SECONDS",
-        help="how long a node waits for the others, and a task for a chief that is gone (default: "
-        "600; environment: KERASPS_START_TIMEOUT)",
+        help="time that a node waits for the others, and a task for a lost chief (default: 600; "
+        "environment: KERASPS_START_TIMEOUT)",
     )
     run.add_argument(
         "--max-restarts",
         type=as_count_or_zero,
         metavar="N",
-        help="restarts of the script within an hour, for each ps and for itself; 0: none (default: "
-        f"{DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
+        help="restarts of the script within an hour, because of each ps and of itself; 0: none "
+        f"(default: {DEFAULT_MAX_RESTARTS}; environment: KERASPS_MAX_RESTARTS)",
     )
     run.add_argument(
         "--evaluator",
         metavar="COMMAND",
-        help="the script of an evaluator, in quotes where it has arguments (default: the script "
-        "itself; environment: KERASPS_EVALUATOR)",
+        help="the script of an evaluator, in quotes if it has arguments (default: the training "
+        "script; environment: KERASPS_EVALUATOR)",
     )
     run.add_argument(
         "--evaluator-timeout",
         type=as_seconds,
         metavar="SECONDS",
-        help="time for the evaluator to end when the training has (default: 600; environment: "
+        help="time for the evaluator to end after the training (default: 600; environment: "
         "KERASPS_EVALUATOR_TIMEOUT)",
     )
 
@@ -169,12 +170,12 @@ def run(args: argparse.Namespace) -> int:
     """Run this node, and return its exit code.
 
     Raises:
-        ClusterConfigError: this node has no role, or its cluster is described wrongly.
+        ClusterConfigError: this node has no role, or its cluster's description is wrong.
     """
     parser: argparse.ArgumentParser = args.parser
     mode = setting(parser, args.mode, "KERASPS_MODE", as_mode, MODES[0])
     if args.chief is not None:
-        # A task that begins anew finds it there too.
+        # A task that restarts its process reads it from there too.
         os.environ[CHIEF_VARIABLE] = args.chief
     sizes = Sizes(
         num_ps=setting(parser, args.num_ps, "KERASPS_NUM_PS", as_count, 1),
@@ -186,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
         os.environ,
         this_hostname(),
     )
-    # Only now: whoever starts a node in vain learns of it before TensorFlow is looked for.
+    # Imported late, so that an error about the role appears before TensorFlow is imported.
     from kerasps.cli.nodes import node
 
     node.say(str(role))

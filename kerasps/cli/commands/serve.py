@@ -10,27 +10,27 @@ from kerasps.cluster.description.tf_config import read_tf_config
 _HELP = """\
 Runs the server of one worker or ps task, until SIGTERM or SIGINT (exit code 0).
 
-Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG says
-which task this is and where all the others are; the task listens on the port that
-TF_CONFIG gives for it. The script runs as the chief, with the same TF_CONFIG but
-for its "task". A task whose chief was killed starts anew, without what it held
-for it. Where each worker drives its own steps (`kerasps.WorkerDrivenStrategy`) only
-ps are served: say --mode worker, or list no chief, and the ps keeps what it holds.
+Start it on each machine of a cluster, or let a scheduler start it. TF_CONFIG names
+this task and the addresses of all tasks; the task listens on its port in TF_CONFIG.
+The script runs as the chief, with the same TF_CONFIG except for its "task". If the
+chief is killed, the task starts again and empty. If each worker drives its own steps
+(`kerasps.WorkerDrivenStrategy`), serve only ps, with --mode worker or without a chief
+in TF_CONFIG: then a ps keeps its variables.
 
-The server has no access control: whoever reaches its port can read and write files
-as this user. It listens on one address, the host of its entry in TF_CONFIG, and so
-can be reached from the network of that address alone. Keep that to machines that
-you trust. Where the host is no address of this machine (a service's name, or a
-network behind a translation of addresses), it does not start unless --bind says
-where to listen."""
+The server has no access control: everyone who can connect to its port can read and
+write files as this user. It listens on one address, the host of its entry in
+TF_CONFIG, so only the network of that address can reach it. Keep untrusted machines
+off that network. If the host is no address of this machine (a service's name, or a
+network behind address translation), the server does not start unless --bind gives
+the address to listen on."""
 
 _EPILOG = """\
 environment variables:
-  An option on the command line beats its environment variable.
+  An option on the command line overrides its environment variable.
   TF_CONFIG                the cluster and this task (required)
-  KERASPS_BIND             as --bind; the script heeds it too, for its own server
+  KERASPS_BIND             as --bind; the script uses it too, for the chief's server
   KERASPS_FULL_IMPORT      1: import all of TensorFlow, not only its server; or
-                           names of modules to import besides, for their custom
+                           names of further modules to import, for their custom
                            ops, with commas between them
   KERASPS_CPU_DEVICES      the CPU devices of a worker (default: 1), to try
                            `worker_devices` without GPUs
@@ -50,18 +50,18 @@ def add_parser(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.set_defaults(parser=serve)
-    add_mode(serve, "who drives the steps; with worker, the chief may go and come back")
+    add_mode(serve, "the process that drives the steps; with worker, the chief may restart")
     serve.add_argument(
         "--exit-with-chief",
         action="store_true",
-        help="end when the run has: with its exit code where `kerasps run` started the script, "
-        "else with 0 as soon as the coordinator is gone (default: serve until a signal)",
+        help="end with the run: with its exit code if `kerasps run` started the script, else with "
+        "0 once the coordinator has ended (default: serve until a signal)",
     )
     serve.add_argument(
         "--bind",
         metavar="ADDRESS",
         help="the address of this machine to listen on, 0.0.0.0 for all (default: the host of the "
-        "task's own entry in TF_CONFIG; environment: KERASPS_BIND)",
+        "task's entry in TF_CONFIG; environment: KERASPS_BIND)",
     )
 
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve the task that TF_CONFIG names; does not return.
 
     Raises:
-        ClusterConfigError: TF_CONFIG is wrong, or its task is none that serves.
+        ClusterConfigError: TF_CONFIG is wrong, or its task is not a worker or ps.
     """
     from kerasps.cli.nodes.served_task import end_with_chief, serve_task
 

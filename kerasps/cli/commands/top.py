@@ -7,12 +7,12 @@ import argparse
 from kerasps.cli.commands.options import Commands, as_seconds
 
 _HELP = """\
-Shows what a run does, until it ends or Ctrl-C is pressed: steps per second, executions
-in flight and staleness of each worker, who was lost and came back, who waits; bytes,
-rows and tables of each ps; memory and CPU of the processes on this machine.
+Shows a run until it ends or you press Ctrl-C: steps per second, executions in flight,
+staleness, losses and waits of each worker; bytes, rows and tables of each ps; memory
+and CPU of the processes on this machine.
 
-Without an argument it finds the run of this user on this machine, without any setting
-in the script. A run on another machine is named by the host:port of its
+Without an argument it finds this user's run on this machine. The script needs no
+setting for that. For a run on another machine, give the host:port of its
 kerasps.ClusterMonitor(port=...). docs/monitoring.md explains each column."""
 
 
@@ -39,7 +39,7 @@ def add_parser(commands: Commands) -> None:
         type=as_seconds,
         default=1.0,
         metavar="SECONDS",
-        help="seconds between two looks (default: 1)",
+        help="seconds between two updates (default: 1)",
     )
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Show a run.
 
     Args:
-        args: what the parser has found.
+        args: the parsed arguments.
 
     Returns:
         The exit code.

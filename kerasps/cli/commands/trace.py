@@ -1,4 +1,4 @@
-"""The command `kerasps trace`: traces a training that runs, on all its tasks."""
+"""The command `kerasps trace`: traces a running training, on all its tasks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import argparse
 from kerasps.cli.commands.options import Commands, as_count, as_seconds
 
 _HELP = """\
-Records for some seconds what all tasks of a running training do, and says in a
-sentence what limits it. It writes one file for Perfetto (https://ui.perfetto.dev), and
-files for the profile page of TensorBoard.
+Records all tasks of a running training for some seconds, and prints a sentence about
+what limits it. It writes one file for Perfetto (https://ui.perfetto.dev), and files for
+the profile page of TensorBoard.
 
-The training is the one in TF_CONFIG, else the one whose script runs on this machine.
-Where several run here, the process id says which. Steps take somewhat longer while it
-records."""
+The training is the one in TF_CONFIG, else the one whose script runs on this machine. If
+several run here, give the process id of one. Steps take slightly longer during the
+recording."""
 
 
 def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
     trace = commands.add_parser(
         "trace",
-        help="trace a training that runs",
+        help="trace a running training",
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -40,7 +40,7 @@ def add_parser(commands: Commands) -> None:
         type=as_seconds,
         default=2.0,
         metavar="SECONDS",
-        help="how long to record, 60 at most (default: 2)",
+        help="time to record, 60 at most (default: 2)",
     )
 
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Trace a training.
 
     Args:
-        args: what the parser has found.
+        args: the parsed arguments.
 
     Returns:
         The exit code.

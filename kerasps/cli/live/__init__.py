@@ -1,4 +1,4 @@
-"""Runs that go on: found from another process, shown and traced.
+"""Commands that look at a running training from another process: they show it and trace it.
 
-Contract: asks a run by its socket, its address or its tasks, and changes nothing in it.
+Contract: they ask a run by its socket, its address or its tasks, and change nothing in it.
 """

@@ -1,4 +1,4 @@
-"""Finds the runs of this user on this machine, for the commands that look at one."""
+"""Finds the runs of this user on this machine, for the commands that show or trace one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kerasps.monitoring.sockets import RunningProcess, ask_running
 
 
 class RunNotFoundError(KeraspsError):
-    """No run, or not one alone, is where a command was told to look."""
+    """A command found no run, or more than one."""
 
 
 def chosen_run(
@@ -19,10 +19,10 @@ def chosen_run(
     """Return the run of a process, or the only one.
 
     Args:
-        command: the command that looks, such as `"kerasps top"`.
+        command: the command that asks, such as `"kerasps top"`.
         pid: the process. None: the only run.
-        advice: what else to do where there is none. Default: nothing.
-        one_of_cluster: whether processes of one cluster, which drive its workers, are one run.
+        advice: more advice for the error if there is no run. Default: nothing.
+        one_of_cluster: whether the processes that drive one cluster's workers count as one run.
 
     Raises:
         RunNotFoundError: there is no such run, or there are several.
@@ -52,7 +52,7 @@ def chosen_run(
 
 
 def _listed(command: str, running: Sequence[RunningProcess]) -> str:
-    """Return a sentence that names the processes which can be looked at, a line each."""
+    """Return a sentence that lists the processes to choose from, a line each."""
     if not running:
         return "No other run answers."
     lines = "".join(f"\n  {command} {process.pid}    {_line(process)}" for process in running)

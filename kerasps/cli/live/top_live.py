@@ -1,4 +1,4 @@
-"""Asks a run for its status, and shows it in the terminal."""
+"""Asks a run for its status repeatedly, and shows it in the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kerasps.monitoring.sockets import ask_running
 from kerasps.monitoring.status import Fields, status_of
 from kerasps.runtime.addresses import split_address
 
-# The CPU's share is measured between two questions.
+# The share of the CPU is measured between two requests.
 _BETWEEN_S = 0.6
 _HTTP_S = 5.0
 _MAX_BYTES = 2**26
@@ -32,7 +32,7 @@ Ask = Callable[[], Fields]
 
 
 class RunEndedError(KeraspsError):
-    """The run that was looked at is not there any more."""
+    """The run that was shown has ended."""
 
 
 def show(target: str | None, *, once: bool, as_json: bool, interval_s: float) -> int:
@@ -41,9 +41,9 @@ def show(target: str | None, *, once: bool, as_json: bool, interval_s: float) ->
     Args:
         target: the process id, or the `"host:port"` of a `ClusterMonitor`. None: the only run of
             this user on this machine.
-        once: whether to show it once. So does what is not a terminal.
+        once: whether to show it once. This also holds if the output is not a terminal.
         as_json: whether to print one status as JSON.
-        interval_s: seconds between two questions.
+        interval_s: seconds between two requests.
 
     Returns:
         The exit code.
@@ -111,7 +111,7 @@ def _of_address(target: str) -> Ask:
 
     def ask() -> Fields:
         nonlocal has_answered
-        # Without a proxy: those of the environment are for the web, and this may be the loopback.
+        # Without a proxy: the environment's proxies are for the web; this may be the loopback.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(f"http://{address}/status", timeout=_HTTP_S) as response:
@@ -141,7 +141,7 @@ def _checked(reply: object, source: str) -> Fields:
         error = reply.get("error", reply) if isinstance(reply, dict) else reply
         raise RunNotFoundError(
             f"There is no status at {source}. Expected: the status of a run, as JSON. Received: "
-            f"{error!r}. Try again; if it goes on, the run has another version of kerasps."
+            f"{error!r}. Try again; if it persists, the run has another version of kerasps."
         )
     try:
         status_of(reply["status"])

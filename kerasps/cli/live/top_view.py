@@ -1,4 +1,4 @@
-"""A status as `rich` draws it: tables for the workers, the ps and the tables of the model."""
+"""Draws a status by `rich`: tables for the workers, the ps and the tables of the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kerasps.monitoring.tables import Rows, is_left, ps_rows, summary_lines, tab
 
 # Between two columns.
 _PADDING = 2
-# Who and what: without them the rest says nothing.
+# The columns that name a row and its state: they are always shown.
 _FEWEST = 3
 
 _GOOD, _BAD, _BETWEEN = "green", "bold red", "yellow"
@@ -30,11 +30,11 @@ _STYLES = {
 
 
 def view(reply: Fields, width: int) -> RenderableType:
-    """Return what is shown of a reply.
+    """Return the view of a reply.
 
     Args:
-        reply: what a run has replied (see `monitoring.status.described`).
-        width: the columns of the terminal. The last columns of a table that is wider are left out.
+        reply: a run's reply (see `monitoring.status.described`).
+        width: the width of the terminal. A table that is wider loses its last columns.
     """
     status = status_of(reply["status"])
     head = Text(f"{reply.get('script', '')} (process {reply.get('pid', '?')})  ", style="bold")
@@ -58,7 +58,7 @@ def _style_of_run(status: RunStatus) -> str:
 
 
 def _fitting(rows: Rows, width: int) -> Rows:
-    """Return the first columns of a table, as many as fit."""
+    """Return the first columns of a table that fit."""
     widths = [max(len(row[column]) for row in rows) + _PADDING for column in range(len(rows[0]))]
     num_columns = len(widths)
     while num_columns > _FEWEST and sum(widths[:num_columns]) > width:

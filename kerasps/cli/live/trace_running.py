@@ -1,4 +1,4 @@
-"""Traces a training that runs, on all its tasks."""
+"""Traces a running training, on all its tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kerasps.tracing.steps import Task
 
 
 def trace_running(log_dir: str, seconds: float, pid: int | None) -> int:
-    """Record what the tasks of a running training do, write the files, and say what limits it.
+    """Record the tasks of a running training, write the files, and print what limits it.
 
     Args:
         log_dir: the directory for the files.
-        seconds: how long to record.
+        seconds: the time to record.
         pid: the process of the training's script on this machine. None takes the cluster in
             TF_CONFIG, else that of the only training on this machine.
 
@@ -48,7 +48,7 @@ def trace_running(log_dir: str, seconds: float, pid: int | None) -> int:
     if not recording.contents:
         reasons = "; ".join(f"{job} {i}: {why}" for (job, i), why in recording.missing.items())
         raise TaskUnreachableError(
-            "No task has recorded anything. Expected: a server of TensorFlow's at the address of "
+            "No task has recorded anything. Expected: a server of TensorFlow at the address of "
             f"each task. Received: {reasons}. Start the training first."
         )
     report = write_report(directory, run, addresses, recording, None)
@@ -63,8 +63,8 @@ def _addresses(pid: int | None) -> dict[Task, str]:
     run = chosen_run("kerasps trace", pid, advice=", or set TF_CONFIG", one_of_cluster=True)
     if "jobs" not in run.reply:
         raise RunNotFoundError(
-            f"Process {run.pid} does not say where its tasks are. Expected: their addresses. "
-            f"Received: {run.reply}. Try again; if it goes on, set TF_CONFIG."
+            f"Process {run.pid} does not give the addresses of its tasks. Expected: addresses. "
+            f"Received: {run.reply}. Try again; if it persists, set TF_CONFIG."
         )
     return {
         (job, index): address

@@ -1,5 +1,5 @@
-"""The nodes of `kerasps run`: their role, and what it asks of them.
+"""The nodes of `kerasps run`: their roles, and the functions that run each role.
 
-Contract: a node sees no process of another one. `role` finds out which task it is without starting
-anything.
+Contract: a node sees no process of another node. `role` finds the task of this node without
+starting anything.
 """

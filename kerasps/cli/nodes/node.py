@@ -34,11 +34,11 @@ from kerasps.errors import ClusterConfigError
 from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
 from kerasps.runtime.addresses import split_address
 
-# How long the chief waits for tasks to ask how the run ended. A task that begins anew takes a few
-# seconds to ask; one that is lost never does.
+# The time that the chief waits for tasks to ask for the end of the run. A task that is restarting
+# takes a few seconds to ask; a lost one never does.
 _ANNOUNCE_S = 15.0
 _POLL_INTERVAL_S = 0.05
-# The name service of a scheduler learns of a task, and of its new address, a while after its start.
+# A scheduler's name service gets a task's name, or new address, some time after the task's start.
 _RENAME_S = 60.0
 _RESOLVE_INTERVAL_S = 0.5
 _SAY_AFTER_S = 2.0
@@ -50,10 +50,10 @@ class NodeOptions:
     """The settings of a node, whatever its role.
 
     Args:
-        mode: `"coordinator"` or `"worker"`: who drives the steps.
+        mode: `"coordinator"` or `"worker"`: the process that drives the steps.
         bind: the address to listen on; None for that of the task's entry.
         start_timeout: the seconds to wait for other tasks, and for names.
-        max_restarts: the restarts of the script within an hour.
+        max_restarts: the number of restarts of the script within an hour.
         evaluator_timeout: the seconds that an evaluator has after the training.
     """
 
@@ -92,11 +92,11 @@ def serve(description: ClusterDescription, options: NodeOptions) -> NoReturn:
 
 
 def train(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
-    """Run the script as the chief, tell the tasks of its end, and return its exit code."""
+    """Run the script as the chief, announce its end to the tasks, and return its exit code."""
     received: list[signal.Signals] = []
     with signal_handlers(lambda number, frame: received.append(signal.Signals(number))):
         wait_for_name(description, options)
-        # At once: tasks that are told nothing begin anew.
+        # No grace period: tasks that hear nothing from the chief restart.
         state = RunState(options.max_restarts, code_of_lost=CODE_OF_LOST, death_grace_s=0.0)
         with ScriptRun(command, description, state, NAME, _script_variables(options)) as run:
             code = run.until_the_end(received)
@@ -121,9 +121,9 @@ def _announce(
     code: int,
     received: list[signal.Signals],
 ) -> int:
-    """Tell the tasks that the run has ended, and return its exit code.
+    """Announce the end of the run to the tasks, and return its exit code.
 
-    A signal from here on cuts it short.
+    A signal during the announcement cuts it short.
     """
     this = description.task
     others = [
@@ -140,20 +140,20 @@ def _announce(
             waits_for=drivers,
         )
     except (OSError, ClusterConfigError) as exc:
-        say(f"the tasks cannot be told that the run has ended: {exc}")
+        say(f"cannot tell the tasks that the run has ended: {exc}")
         return code
     with announcer:
         missing = announcer.finish(_ANNOUNCE_S, is_hurried=lambda: len(received) > before)
     if missing:
         names = ", ".join(f"{job} {index}" for job, index in sorted(missing))
-        say(f"not there when the run has ended: {names}")
+        say(f"these tasks did not ask for the end of the run: {names}")
     return announcer.code
 
 
 def drive(command: Sequence[str], description: ClusterDescription, options: NodeOptions) -> int:
     """Run the script as a worker that drives its own steps; return the exit code of this node.
 
-    A script that a signal ends is started again. Where the chief's fails, this one is ended.
+    It restarts a script that a signal ends. If the chief's script fails, it ends this one.
     """
     chief = chief_of(description)
     is_chief = chief is not None and chief[0] == description.task
@@ -168,7 +168,7 @@ def drive(command: Sequence[str], description: ClusterDescription, options: Node
 
 
 def _watch(description: ClusterDescription, options: NodeOptions) -> RunEndWatch | None:
-    """Return the watch of a node without a server for the end of its run; None without a chief."""
+    """Return a watch for the end of the run, for a node without a server; None without a chief."""
     chief = chief_of(description)
     if chief is None:
         return None
@@ -179,7 +179,7 @@ def evaluate(command: Sequence[str], description: ClusterDescription, options: N
     """Run the script as the evaluator, and tell it when the training is over.
 
     Returns:
-        The exit code of the script where that is not 0, else that of the run.
+        The exit code of the script if that is not 0, else that of the run.
     """
     received: list[signal.Signals] = []
     watch = _watch(description, options)
@@ -219,7 +219,7 @@ def _evaluate_until_the_end(
         if end_at is not None and time.monotonic() > end_at:
             say(
                 f"the evaluator did not end within {timeout_s:g} s after the training, and is "
-                "ended. Allow more time with --evaluator-timeout."
+                "killed. Allow more time with --evaluator-timeout."
             )
             process.kill()
             process.wait()
@@ -229,11 +229,11 @@ def _evaluate_until_the_end(
 
 
 def wait_for_name(description: ClusterDescription, options: NodeOptions) -> None:
-    """Wait until the name of this task leads to this machine, where it may do so later.
+    """Wait until the name of this task resolves to this machine, up to a time limit.
 
-    The name service of a scheduler knows a name only a while after the task's start, and for a
-    while the address of the machine on which the task was before. Whoever listens says what is
-    wrong where it stays so.
+    A scheduler's name service gets a name only some time after the task's start, and at first may
+    return the address of the task's last machine. If the name stays wrong, this returns, and the
+    code that listens later raises the error.
     """
     if options.bind is not None or os.environ.get(BIND_VARIABLE):
         return
@@ -246,6 +246,6 @@ def wait_for_name(description: ClusterDescription, options: NodeOptions) -> None
             return
         if not is_said and waited > _SAY_AFTER_S:
             is_said = True
-            what = "has no address yet" if is_here is None else "leads to another machine"
+            what = "has no address yet" if is_here is None else "resolves to another machine"
             say(f"the name {host!r} {what}; waiting")
         time.sleep(_RESOLVE_INTERVAL_S)

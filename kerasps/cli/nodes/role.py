@@ -1,4 +1,4 @@
-"""Finds out which task of which cluster this node is, for `kerasps run`."""
+"""Finds the cluster and the task of this node, for `kerasps run`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class RoleOptions:
     """The options of the command line about the roles of nodes.
 
     Args:
-        role: the type of this task; None where no option gives it.
-        index: its index; None where no option gives it.
-        hosts: the tasks' hosts as text; None where no option gives them.
+        role: the type of this task; None if no option gives it.
+        index: its index; None if no option gives it.
+        hosts: the tasks' hosts as text; None if no option gives them.
         sizes: the numbers of tasks, and the port.
         needs_chief: whether a chief must be listed, as for `read_tf_config`.
     """
@@ -64,7 +64,7 @@ class RoleOptions:
 
 @dataclass(frozen=True)
 class Role:
-    """This node's place in a cluster, and where it was found."""
+    """This node's place in a cluster, and the source that names it."""
 
     description: ClusterDescription
     source: str
@@ -108,7 +108,7 @@ def find_role(options: RoleOptions, variables: Mapping[str, str], hostname: str)
         return Role(description, "from TF_CONFIG" + (" and --role" if options.role else ""))
     if options.role is not None or options.index is not None:
         reject(
-            "--role and --index say which task this is, and nothing says which tasks there are",
+            "--role and --index name this task, but nothing lists the tasks of the cluster",
             f"{_HOSTS} with the hosts of all tasks, or TF_CONFIG",
             f"--role {options.role} --index {options.index}",
             source=_HOSTS,
@@ -125,7 +125,7 @@ def find_role(options: RoleOptions, variables: Mapping[str, str], hostname: str)
         if found is not None:
             return Role(found, source)
     raise ClusterConfigError(
-        "This node has no role. Expected: one of these, which were looked for in this order: "
+        "This node has no role. Expected: one of these sources, which kerasps tries in this order: "
         "--role, --index and --hosts; TF_CONFIG; CLUSTER_SPEC (Vertex AI); JOB_COMPLETION_INDEX "
         "with a host name like <jobset>-ps-0-0 (JobSet); SLURM_STEP_NODELIST and SLURM_PROCID "
         "(Slurm, in a step of `srun`); SM_HOSTS and SM_CURRENT_HOST (SageMaker). Received: none of "
@@ -146,7 +146,7 @@ def _with_task(text: str, options: RoleOptions) -> str:
         config = json.loads(text)
         config["task"] = {"type": options.role, "index": options.index or 0}
     except (ValueError, TypeError):
-        return text  # whoever reads it says what is wrong
+        return text  # `read_tf_config` raises the error
     return json.dumps(config)
 
 

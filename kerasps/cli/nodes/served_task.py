@@ -17,9 +17,9 @@ from kerasps.errors import ClusterConfigError
 from kerasps.quiet_start import quiet_start
 from kerasps.runtime.addresses import split_address
 
-# How long ps serve the workers that are still at work when the chief is done.
+# The time that a ps serves workers that are still training when the chief has ended.
 _LINGER_S = 600.0
-# How soon whoever started the script says that it has ended.
+# The time limit for the node of the script to announce that the run has ended.
 _HEAR_OF_END_S = 1.0
 _CHIEF = ("chief", 0)
 
@@ -30,7 +30,7 @@ def say_as(name: str, text: str) -> None:
 
 
 def chief_of(description: ClusterDescription) -> tuple[tuple[str, int], str] | None:
-    """Return the task that is the chief, and its address; None where that is not known."""
+    """Return the task that is the chief, and its address; None if they are not known."""
     addresses = description.addresses
     for task in (_CHIEF, ("worker", 0)):
         if task in addresses and not description.is_sparse:
@@ -48,15 +48,15 @@ def serve_task(
     begins_anew: bool,
     signal_sets_code: bool = False,
 ) -> NoReturn:
-    """Serve a task until a signal, or what `until` waits for.
+    """Serve a task until a signal, or until the end that `until` watches for.
 
     Args:
         description: the cluster, as this task sees it.
-        name: the command, for its lines.
+        name: the command, for its output.
         bind: the address to listen on; None for that of the task's entry.
-        mode: who drives the steps: `"coordinator"` or `"worker"`.
-        until: says when to end; None for never.
-        begins_anew: whether the task begins anew where the coordinator is gone, or ends.
+        mode: the process that drives the steps: `"coordinator"` or `"worker"`.
+        until: tells when to end; None for never.
+        begins_anew: whether the task restarts when the coordinator has ended; else it ends.
         signal_sets_code: as for `cluster.server.serve`.
     """
     task = description.task
@@ -76,8 +76,8 @@ def serve_task(
             return wait_for_run_end(chief, task, timeout_s=_HEAR_OF_END_S) or 0
         say_as(
             name,
-            f"the coordinator at {chief} is gone; {task_name} starts anew, without what it held "
-            "for it",
+            f"the coordinator at {chief} has ended; {task_name} restarts, without the state that "
+            "it held",
         )
         start_anew(port)
 
@@ -96,7 +96,7 @@ def serve_task(
 
 
 def _printing_as(name: str) -> Callable[..., None]:
-    """Return what prints a warning as errors are, without the line of code that gives it."""
+    """Return a function that prints a warning like an error, without its line of code."""
 
     def show(message: Warning | str, *where: object, **more: object) -> None:
         say_as(name, f"warning: {message}")
@@ -105,7 +105,7 @@ def _printing_as(name: str) -> Callable[..., None]:
 
 
 def end_with_chief(description: ClusterDescription, mode: str) -> End:
-    """Return what ends a task of `kerasps serve` with its chief.
+    """Return a watch that ends a task of `kerasps serve` with its chief.
 
     Raises:
         ClusterConfigError: the cluster's description does not include the chief.
@@ -122,14 +122,14 @@ def end_with_chief(description: ClusterDescription, mode: str) -> End:
 def end_of_run(
     name: str, description: ClusterDescription, chief: str, mode: str, *, timeout_s: float
 ) -> End:
-    """Return the watch that ends a served task with its run.
+    """Return a watch that ends a served task with its run.
 
     Args:
-        name: the command, for its lines.
+        name: the command, for its output.
         description: the cluster, as this task sees it.
         chief: the `"host:port"` of the chief.
-        mode: who drives the steps.
-        timeout_s: the seconds for which nobody listens there, after which the task gives up.
+        mode: the process that drives the steps.
+        timeout_s: the task ends if no process listens at `chief` for this many seconds.
     """
     watch = RunEndWatch(
         chief,
@@ -142,7 +142,7 @@ def end_of_run(
 
 
 class _AfterWorkers(AfterTheEnd):
-    """The end of a ps whose workers drive their own steps, and may end after the chief."""
+    """Ends a ps whose workers drive their own steps, and may end after the chief."""
 
     def __init__(self, address: str, watch: RunEndWatch) -> None:
         super().__init__(address, watch.is_over, linger_s=_LINGER_S)
@@ -151,5 +151,5 @@ class _AfterWorkers(AfterTheEnd):
     def is_over(self) -> bool:
         is_over = super().is_over()
         self.exit_code = self._watch.exit_code
-        # Where the run has failed, the workers have nothing to do either.
+        # If the run has failed, the workers end too.
         return is_over or bool(self.exit_code)

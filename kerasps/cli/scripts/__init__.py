@@ -1,4 +1,4 @@
-"""Processes of the user's script: started, ended, started again.
+"""Starts, ends and restarts processes of the user's script.
 
-Contract: what is to be done when something dies is decided without processes, in `run_state`.
+Contract: `run_state` decides what happens after a death, and handles no processes.
 """

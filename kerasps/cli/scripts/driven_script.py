@@ -17,14 +17,14 @@ _END_GRACE_S = 10.0
 
 
 class DrivenScript:
-    """The script of a worker that drives its own steps, from now on.
+    """The script of a worker that drives its own steps; the constructor starts it.
 
-    A script that a signal ends is restarted.
+    It restarts a script that a signal ends.
 
     Args:
         command: the script's command line.
         env: its environment.
-        max_restarts: how many times within an hour it is started again.
+        max_restarts: the number of restarts within an hour.
         say: prints a text.
     """
 
@@ -44,11 +44,11 @@ class DrivenScript:
         self._kill_at: float | None = None
 
     def until_the_end(self, received: list[signal.Signals], watch: RunEndWatch | None) -> int:
-        """Run the script, as often as it takes, and return the exit code of this node.
+        """Run the script with its restarts, and return the exit code of this node.
 
         Args:
-            received: the signals that have come to this process, in their order; it grows.
-            watch: says when the run has ended; None on the node that says so.
+            received: the signals that this process has received, in order; the list grows.
+            watch: tells when the run has ended; None on the chief, which announces it.
         """
         signals = Signals(received)
         while True:
@@ -81,9 +81,9 @@ class DrivenScript:
         return code
 
     def _look_at_end_of_run(self, watch: RunEndWatch) -> None:
-        """End the script where the run has failed, or has ended before the script took part."""
+        """End the script if the run has failed, or has ended before the script took part."""
         waits = self._script.waits_for_chief()
-        # As if it had ended: there is nothing left for it to do.
+        # Report success for a script that still waits for the chief: nothing is left to do.
         watch.ended_with = 0 if waits else None
         if watch.is_over() and (watch.exit_code or waits):
             self._script.send_signal(signal.SIGTERM)
@@ -118,7 +118,7 @@ class DrivenScript:
 
 
 def _wait_for_end_of_run(watch: RunEndWatch, received: list[signal.Signals]) -> int:
-    """Wait for the others, once the script has ended well; return the exit code of the run."""
+    """Wait for the end of the run after the script succeeded; return the run's exit code."""
     watch.ended_with = 0
     before = len(received)
     while not watch.is_over():

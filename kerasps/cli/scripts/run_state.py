@@ -1,10 +1,10 @@
 """The state of a run of `kerasps launch` or `kerasps run`, and its next actions.
 
-A class without processes, pipes and clocks: events go in, commands come out, one at a time. So any
-order of deaths can be played in a moment (`tests/unit/test_run_state.py`).
+The class has no processes, pipes or clocks: events go in, commands come out, one at a time. So
+tests can play any order of deaths in a moment (`tests/unit/test_run_state.py`).
 
-A *run* is one life of the script. It ends with the script; then the launcher ends too, or starts
-all tasks and the script again. Workers that die meanwhile are the cluster's business.
+A *run* is one life of the script. It ends with the script; then the launcher ends too, or restarts
+all tasks and the script. The cluster handles workers that die during a run.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from kerasps.cluster.processes.process import describe_exit_code
 from kerasps.cluster.processes.restarts import Restart, RestartBudget
 from kerasps.runtime.supervision import Notice
 
-# What a script that failed because of a ps may have to do still, such as saving what it holds.
+# The time for a script that lost a ps to finish, such as by saving its state.
 END_GRACE_S = 10.0
-# From SIGTERM to SIGKILL, where it does not end by itself. Whoever waits for a ps waits for ever.
+# The time from SIGTERM to SIGKILL. A script that waits for a lost ps would wait for ever.
 KILL_GRACE_S = 5.0
-# A task that dies closes its connections before its memory is freed, and only then is it gone: so a
-# script may fail before the death is seen that it failed of.
+# A dying task closes its connections before the system frees its memory and reports its death. So
+# a script may fail before the launcher sees the death that caused it.
 DEATH_GRACE_S = 0.5
-# What a script returns that has ended itself after SIGTERM, as a preemption sends it.
+# The exit code of a script that ends itself after SIGTERM, which a preemption sends.
 _PREEMPTED = 128 + signal.SIGTERM
 _COORDINATOR = ("chief", 0)
 _HOUR_S = 3600.0
 _WHERE_IT_GOES_ON = (
-    "It goes on from the last backup of its `keras.callbacks.BackupAndRestore`; without one, from "
+    "It resumes from the last backup of its `keras.callbacks.BackupAndRestore`; without one, from "
     "the beginning."
 )
 
@@ -43,7 +43,7 @@ class ScriptEnded:
 
 @dataclass(frozen=True)
 class PSDied:
-    """The process of a ps has died; `report` has the details."""
+    """The process of a ps died; `report` has the details."""
 
     index: int
     report: str
@@ -51,28 +51,28 @@ class PSDied:
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """The process of a worker has died; `text` says so, and what the cluster does."""
+    """The process of a worker died; `text` reports it, and the cluster's reaction."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Told:
-    """The script has said something of a task."""
+    """The script has sent a notice about a task."""
 
     notice: Notice
 
 
 @dataclass(frozen=True)
 class ToldToEnd:
-    """A signal has told the launcher to end."""
+    """The launcher received a signal to end."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class TimePassed:
-    """A while has passed without an event."""
+    """Time has passed without another event."""
 
 
 Event = ScriptEnded | PSDied | WorkerDied | Told | ToldToEnd | TimePassed
@@ -101,7 +101,7 @@ class EndHungWorker:
 
 @dataclass(frozen=True)
 class StartAnew:
-    """Start all tasks again, empty, and then the script."""
+    """Restart all tasks, empty, and then the script."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,15 @@ Command = Say | EndScript | EndHungWorker | StartAnew | End
 
 
 class RunState:
-    """Decides what becomes of a run when something in it dies.
+    """Decides how a run continues, or ends, after a death.
 
     Args:
-        max_restarts: how many restarts of the run each ps, and the script, may cause in an hour.
-        code_of_lost: the exit code where the script failed because a task is lost or absent, and
-            is not restarted. None (default) takes the script's.
-        death_grace_s: how long the death of a task may be seen after a script that failed of it.
-            Default 0.5; 0 where deaths are not seen.
+        max_restarts: the number of restarts of the run that each ps, and the script, may cause in
+            an hour.
+        code_of_lost: the exit code if the script failed because a task is lost or absent, and is
+            not restarted. None (default) takes the script's.
+        death_grace_s: the seconds to wait, after the script failed, for the report of a death that
+            caused it. Default 0.5; 0 if the caller sees no deaths.
     """
 
     def __init__(
@@ -135,34 +136,34 @@ class RunState:
         self._budget = RestartBudget(max_restarts)
         self._code_of_lost = code_of_lost
         self._death_grace_s = death_grace_s
-        # What has gone wrong, oldest first, with the time.
+        # The failures, oldest first, with their times.
         self._failures: list[tuple[float, str]] = []
         self._signal: int | None = None
         self._is_over = False
         self._begin_run()
 
     def _begin_run(self) -> None:
-        # The exit code of the script, None while it runs; and when to decide what follows from it.
+        # The exit code of the script, None while it runs; and the time to decide about it.
         self._code: int | None = None
         self._decide_at = 0.0
-        # What the script has said that it lost.
+        # The task that the script reported as lost.
         self._told_lost: tuple[str, int] | None = None
-        # Whether it has waited in vain for a task.
+        # True if the script has waited in vain for a task.
         self._has_waited = False
-        # A ps is gone; and the restart that was granted for it, None where none was.
+        # True if a ps is lost; and the restart granted for it, None if the budget is used up.
         self._ps_is_gone = False
         self._granted: Restart | None = None
-        # When to send the script a signal, and which.
+        # The times and numbers of signals to send to the script.
         self._end_script: list[tuple[float, int]] = []
-        # When the next run begins.
+        # The time at which the next run begins.
         self._start_at: float | None = None
 
     def handle(self, event: Event, now: float) -> Iterator[Command]:
-        """Take note of an event, and return what is to be done.
+        """Record an event, and yield the commands to carry out.
 
         Args:
-            event: what has happened.
-            now: the time in seconds; it never goes back.
+            event: the event.
+            now: the time in seconds; it never decreases.
         """
         if isinstance(event, PSDied):
             yield from self._ps_died(event, now)
@@ -178,7 +179,7 @@ class RunState:
         yield from self._look(now)
 
     def _look(self, now: float) -> Iterator[Command]:
-        """Do what is due."""
+        """Yield the commands that are due."""
         if self._is_over:
             return
         if self._start_at is not None:
@@ -196,7 +197,7 @@ class RunState:
     # While the script runs
 
     def _fail(self, text: str, now: float) -> Iterator[Command]:
-        """Keep a failure, and say it. Told to end, the tasks may end before the launcher."""
+        """Record a failure, and print it unless a signal came: then tasks may end first."""
         self._failures.append((now, text))
         if self._signal is None:
             yield Say(text)
@@ -217,7 +218,7 @@ class RunState:
             yield from self._fail(f"ps {index} does not answer. {self._lose_ps(index, now)}", now)
 
     def _lose_ps(self, index: int, now: float) -> str:
-        """Take note that the run cannot go on without a ps, and return what happens next."""
+        """Record that a ps is lost, which ends the run, and return a text about the next step."""
         if self._start_at is not None or self._granted is not None:
             return "It is started again with the others."
         self._ps_is_gone = True
@@ -233,15 +234,15 @@ class RunState:
     # When it has ended
 
     def _knows_why(self) -> bool:
-        """Return whether there is nothing to wait for that would say why the script has ended."""
+        """Return True if the reason for the script's end is known, so that no report is awaited."""
         return self._signal is not None or self._ps_is_gone or self._was_ended()
 
     def _was_ended(self) -> bool:
-        """Return whether the script has not failed by itself: all is done, or it got a signal."""
+        """Return True if the script ended without an error: it succeeded, or a signal ended it."""
         return self._code is not None and (self._code <= 0 or self._code == _PREEMPTED)
 
     def _decide(self, code: int, now: float) -> Iterator[Command]:
-        # Ctrl-C reaches the script by itself, and says that all is to end.
+        # Ctrl-C reaches the script directly, and ends everything.
         if code in (0, -signal.SIGINT) or self._signal is not None:
             yield self._end(code)
             return
@@ -251,10 +252,10 @@ class RunState:
                 task = _COORDINATOR
             elif self._told_lost is not None:
                 text += f": it has lost {self._told_lost[0]} {self._told_lost[1]}"
-                # Workers have budgets of their own, and those are used up by now.
+                # Workers have separate budgets, which are used up by now.
                 task = self._told_lost if self._told_lost[0] == "ps" else _COORDINATOR
             else:
-                # An error of its own, which it would end in again; or it has waited long enough.
+                # An error of the script, which would occur again; or it has waited long enough.
                 yield self._end(self._of_lost(code) if self._has_waited else code)
                 return
             self._granted = self._budget.grant(task, now)
@@ -272,7 +273,7 @@ class RunState:
             yield Say(f"{text}. The run is {self._budget.refusal()}.")
         failures = [failure for time, failure in self._failures if now - time < _HOUR_S]
         if len(failures) > 1:
-            # The others may follow from it, and it is far up by now.
+            # It may have caused the others, and is far up in the output by now.
             yield Say(f"this was the first failure:\n{failures[0]}")
 
     def _of_lost(self, code: int) -> int:

@@ -1,4 +1,4 @@
-"""A process of the user's script, with the pipe on which it tells of lost tasks."""
+"""A process of the user's script, with the pipe on which it reports lost tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, Notice, SupervisorP
 
 
 class ScriptProcess:
-    """One life of a script. It ends with this process, in whatever way that ends.
+    """One life of a script. It ends with this process, however that ends.
 
     Thread: make it in the main thread (see `end_with_parent`).
 
@@ -31,7 +31,7 @@ class ScriptProcess:
         stdin: int | None = None,
         output: IO[bytes] | None = None,
     ) -> None:
-        # One for each life: what an earlier one had to say is no business of this one.
+        # A new pipe for each life, so that late notices of an earlier one are not read.
         self._pipe = SupervisorPipe()
         self._waits_until = 0.0
         self._process = subprocess.Popen(
@@ -50,7 +50,7 @@ class ScriptProcess:
         return self._process.poll()
 
     def notices(self) -> list[Notice]:
-        """Return what the script has told since the last call."""
+        """Return the script's notices since the last call."""
         notices = self._pipe.read()
         for notice in notices:
             if notice.what == "absent" and notice.task_type == "worker":
@@ -58,15 +58,15 @@ class ScriptProcess:
         return notices
 
     def waits_for_chief(self) -> bool:
-        """Return whether the script waits for the chief to begin the run, by its last notices."""
+        """Return True if the script's last notices say that it waits for the chief to begin."""
         return time.monotonic() < self._waits_until
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the script, where it runs."""
+        """Send a signal to the script, if it runs."""
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the script has ended; kill it where it has not after `timeout_s` seconds."""
+        """Wait until the script has ended; kill it after `timeout_s` seconds."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -74,7 +74,7 @@ class ScriptProcess:
             self._process.wait()
 
     def close(self) -> None:
-        """Kill the script where it still runs, and close the pipe to it."""
+        """Kill the script if it still runs, and close the pipe to it."""
         self._process.kill()
         self._process.wait()
         self._pipe.close()

@@ -1,6 +1,6 @@
-"""Runs the script of a chief, as often as it takes, and ends with it.
+"""Runs the script of a chief with its restarts, and ends with it.
 
-What is to be done is decided in `cli/scripts/run_state.py`.
+`cli/scripts/run_state.py` decides what to do.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from kerasps.runtime.addresses import split_address
 from kerasps.runtime.supervision import Notice
 from kerasps.script_start import with_quiet_start
 
-# How often the launcher looks at tasks and script: a person does not notice it, and neither does
-# the processor.
+# The interval at which the launcher polls tasks and script: too short for a person to notice, and
+# long enough to cost no processor time.
 _POLL_INTERVAL_S = 0.05
 
 
@@ -53,24 +53,24 @@ def script_environment(
     """
     env = child_environment(variables)
     env["TF_CONFIG"] = json.dumps(description.as_tf_config())
-    # Of a cluster that has a chief by now.
+    # TF_CONFIG lists a chief already.
     env.pop("KERASPS_CHIEF", None)
-    # The coordinator computes little. Without this it would take all memory of every GPU away from
-    # the workers.
+    # The coordinator computes little. Without this it would take all memory of every GPU from the
+    # workers.
     env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     return with_quiet_start(env)
 
 
 class ScriptRun:
-    """Carries out what a `RunState` decides: starts the script, ends it, and starts all again.
+    """Carries out the decisions of a `RunState`: starts the script, ends it, and restarts the run.
 
-    The tasks are others' business here: a subclass may end them and start them.
+    This class does not touch the tasks. A subclass may end and start them.
 
     Args:
         command: the script's command line.
         description: the cluster, as the chief sees it.
-        state: what decides.
-        name: the name of the command that prints what the state says.
+        state: makes the decisions.
+        name: the name of the command, for its output.
         variables: environment variables of the script, besides those of this process.
     """
 
@@ -88,16 +88,16 @@ class ScriptRun:
         self._name = name
         self._env = script_environment(description, {**os.environ, **(variables or {})})
         self._script: ScriptProcess | None = None
-        # The exit code of the launcher, None while it goes on.
+        # The exit code of the launcher, None while it runs.
         self._code: int | None = None
 
     def until_the_end(
         self, received: list[signal.Signals], evaluator: EvaluatorProcess | None = None
     ) -> int:
-        """Run the script, as often as it takes, and return the exit code.
+        """Run the script with its restarts, and return the exit code.
 
         Args:
-            received: the signals that have come to the launcher, in their order; it grows.
+            received: the signals that the launcher has received, in order; the list grows.
             evaluator: the evaluator to watch meanwhile.
 
         Raises:
@@ -106,7 +106,7 @@ class ScriptRun:
         signals = Signals(received)
         self._script = ScriptProcess(self._command, self._env)
         while True:
-            # Signals first: what ends because of one is not to be started again.
+            # Signals first: processes that end because of one must not restart.
             new = signals.new()
             for number in new:
                 self._handle(ToldToEnd(number))
@@ -122,7 +122,7 @@ class ScriptRun:
             time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        """Kill the script where it still runs."""
+        """Kill the script if it still runs."""
         if self._script is not None:
             self._script.close()
             self._script = None
@@ -134,31 +134,31 @@ class ScriptRun:
         self.close()
 
     def end_forks_of_script(self) -> None:
-        """Kill what the script that has ended forked off, and where the next one could not listen.
+        """Kill forks of the ended script, which keep its port from the next one.
 
-        They cannot reach the cluster, and nobody waits for the data that they load.
+        They cannot reach the cluster, and no process waits for the data that they load.
         """
         for pid in processes_listening_on(self._port):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def _look_at_start(self) -> None:
-        """Go on with the start of the tasks, where they start beside the script."""
+        """Continue the start of the tasks, if they start beside the script."""
 
     def _task_events(self) -> Iterator[Event]:
-        """Return what has happened to the tasks."""
+        """Return the events of the tasks."""
         return iter(())
 
     def _end_hung_worker(self, notice: Notice) -> None:
         """Kill a worker that does not answer."""
 
     def _restart_tasks(self) -> None:
-        """Start all tasks again, empty. Tasks that serve begin anew by themselves."""
+        """Restart all tasks, empty. Here nothing: tasks that serve restart without this."""
 
     def _events(self) -> Iterator[Event]:
-        """Return what has happened, and never nothing: time passes."""
+        """Yield all new events, at least `TimePassed`."""
         script = self._script
-        # Asked first: whatever made the script end is found below.
+        # Polled first, so that the causes of the script's end are among the events below.
         code = None if script is None else script.poll()
         yield from self._task_events()
         if script is not None:

@@ -1,4 +1,4 @@
-"""The signals that come to the launcher, and what it passes on."""
+"""Receives the launcher's signals, and selects those to pass on to the script."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-# Ctrl-C in a terminal reaches the script by itself; a SIGINT that was sent to the launcher alone
-# does not. They look alike, and a second SIGINT would break off what the script does about the
-# first one. So the script is left alone for this long.
+# Ctrl-C in a terminal reaches the script directly; a SIGINT that was sent only to the launcher does
+# not. They look alike, and a second SIGINT would interrupt the script's reaction to the first one.
+# So the launcher waits this long before it passes a SIGINT on.
 _INTERRUPT_GRACE_S = 5.0
 FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
 class EndedBySignal(BaseException):
-    """Raised by a signal that comes before there is a script to deal with it."""
+    """Raised by a signal that arrives before the script runs."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -25,16 +25,16 @@ class EndedBySignal(BaseException):
 
 
 def end_with(number: int, frame: FrameType | None) -> None:
-    """End with a signal: a handler."""
+    """Handle a signal by raising `EndedBySignal`."""
     raise EndedBySignal(number)
 
 
 @contextlib.contextmanager
 def signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """In this context, have `handler` called for the signals that end a process."""
+    """Set `handler`, in this context, for the signals that end a process."""
     before = {}
     for number in (signal.SIGINT, *FORWARDED):
-        # A signal that is ignored was meant to be, as SIGHUP under nohup.
+        # An ignored signal stays ignored, such as SIGHUP under nohup.
         if signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, handler)
     try:
@@ -45,10 +45,10 @@ def signal_handlers(handler: Callable[[int, FrameType | None], None]) -> Iterato
 
 
 class Signals:
-    """The signals that come to the launcher, and which of them it passes on to the script.
+    """The signals that the launcher receives, and those that it passes on to the script.
 
     Args:
-        received: all that have come, in their order; it grows.
+        received: all received signals, in order; the list grows.
     """
 
     def __init__(self, received: list[signal.Signals]) -> None:
@@ -57,7 +57,7 @@ class Signals:
         self._interrupted_at: float | None = None
 
     def new(self) -> list[signal.Signals]:
-        """Return those that have come since the last call."""
+        """Return the signals received since the last call."""
         new = self._received[self._seen :]
         self._seen += len(new)
         if signal.SIGINT in new and self._interrupted_at is None:
@@ -65,16 +65,16 @@ class Signals:
         return new
 
     def to_pass_on(self, new: Iterable[signal.Signals]) -> list[signal.Signals]:
-        """Return the signals that the script is to get from here now.
+        """Return the signals to pass on to the script now.
 
         Args:
-            new: what `new` has returned.
+            new: the result of `new`.
         """
         due = [number for number in new if number in FORWARDED]
         return [*due, signal.SIGINT] if self._is_interrupt_due() else due
 
     def _is_interrupt_due(self) -> bool:
-        """Return, once, whether the script is to be interrupted from here."""
+        """Return True, once, when the launcher has to pass a SIGINT on to the script."""
         if (
             self._interrupted_at is None
             or time.monotonic() - self._interrupted_at <= _INTERRUPT_GRACE_S
@@ -86,7 +86,7 @@ class Signals:
 
 
 def _in_foreground() -> bool:
-    """Return whether Ctrl-C in a terminal reaches this process.
+    """Return True if Ctrl-C in a terminal reaches this process.
 
     It then reaches the script too, which is in the same process group.
     """

@@ -21,26 +21,26 @@ from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.script_start import with_quiet_start
 
-# How often the launcher looks at the workers: a person does not notice it, and neither does the
-# processor.
+# The interval at which the launcher polls the workers: too short for a person to notice, and long
+# enough to cost no processor time.
 _POLL_INTERVAL_S = 0.05
-# As long as a task of the cluster gets.
+# The same time as for a task of the cluster.
 _TERMINATE_GRACE_S = 3.0
-# A ps that dies closes its connections before its memory is freed, and only then is it gone: so a
-# worker may fail before the death is seen that it failed of.
+# A dying ps closes its connections before the system frees its memory and reports its death. So a
+# worker may fail before the launcher sees the death that caused it.
 _DEATH_GRACE_S = 0.5
 _CHIEF = 0
 
 
 class WorkerRun:
-    """Runs a command as each worker, and starts one again that a signal has ended.
+    """Runs a command as each worker, and restarts a worker that a signal has ended.
 
-    Worker 0 is the chief, and has the terminal. The others write to log files.
+    Worker 0 is the chief, and uses the terminal. The others write to log files.
 
     Args:
         command: the script's command line.
         cluster: the ps tasks, and the addresses of the workers.
-        max_restarts: how many times within an hour each worker is started again.
+        max_restarts: the number of restarts of each worker within an hour.
     """
 
     def __init__(self, command: Sequence[str], cluster: LocalPS, max_restarts: int) -> None:
@@ -48,14 +48,14 @@ class WorkerRun:
         self._cluster = cluster
         self._budget = RestartBudget(max_restarts)
         self._processes: dict[int, ScriptProcess] = {}
-        # Those that came when the chief had ended the run, and wait for it in vain.
+        # Workers that started after the chief ended the run, and wait for it in vain.
         self._late: set[int] = set()
-        # When those that were ended by a signal are started again.
+        # The times at which workers that a signal ended restart.
         self._due: dict[int, float] = {}
         self._codes: dict[int, int] = {}
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         task_watch_of(cluster).on_death = self._deaths.put
-        # Whether nothing is to be started again.
+        # True if no worker may restart.
         self._is_ending = False
 
     def until_the_end(
@@ -63,10 +63,10 @@ class WorkerRun:
     ) -> int:
         """Run the workers until all have ended, and return the exit code.
 
-        It is that of the chief, or where that is 0, the first of the others that is not.
+        It is the chief's, or if that is 0, the first of the others' that is not 0.
 
         Args:
-            received: the signals that have come to the launcher, in their order; it grows.
+            received: the signals that the launcher has received, in order; the list grows.
             evaluator: the evaluator to watch meanwhile.
         """
         signals = Signals(received)
@@ -88,7 +88,7 @@ class WorkerRun:
         return 128 - code if code < 0 else code
 
     def close(self) -> None:
-        """End the workers that run: SIGTERM and, after 3 seconds, SIGKILL."""
+        """End the running workers by SIGTERM and, after 3 seconds, SIGKILL."""
         self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + _TERMINATE_GRACE_S
         for process in self._processes.values():
@@ -105,7 +105,7 @@ class WorkerRun:
     def _start(self, worker: int) -> None:
         env = with_quiet_start(self._cluster.worker_environment(worker))
         if worker == _CHIEF:
-            # What the script says is for the user: no more of it is left out than he wants.
+            # The chief's output is for the user, so only the user's setting limits it.
             env.pop("TF_CPP_MIN_LOG_LEVEL", None)
             if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
                 env["TF_CPP_MIN_LOG_LEVEL"] = os.environ["TF_CPP_MIN_LOG_LEVEL"]
@@ -125,7 +125,7 @@ class WorkerRun:
             wait_s = 0.0
             if not self._is_ending:
                 _say(
-                    f"{death.task[0]} {death.task[1]} {death.what}. Its variables are gone, and "
+                    f"{death.task[0]} {death.task[1]} {death.what}. Its variables are lost, and "
                     f"the workers end.\n{death.report}"
                 )
             self._cluster.keep_logs()
@@ -154,7 +154,7 @@ class WorkerRun:
             self._look_at_ps(_DEATH_GRACE_S)
         if code == 0 or self._is_ending:
             return
-        # A run that its chief has ended is begun by nobody else.
+        # Once the chief has ended the run, no worker can begin it again.
         is_over = self._codes.get(_CHIEF) == 0
         restart = None
         if code < 0 and not is_over:
