@@ -105,7 +105,8 @@ def quoted(text: str) -> list[str]:
 
 def missing_file(name: str) -> bool:
     """Return whether `name` looks like a file or folder of the repository and is not there."""
-    if not FILE.fullmatch(name) or name.startswith(("tmp/", "logs/")):
+    # `train.py` is the user's script.
+    if not FILE.fullmatch(name) or name.startswith(("tmp/", "logs/")) or name == "train.py":
         return False
     folders = ("kerasps", ".", "docs", "tests/processes", "tests/cluster")
     if "/" in name:
