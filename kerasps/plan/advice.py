@@ -114,7 +114,7 @@ def _idle(plan: Plan) -> Iterator[Advice]:
 
 
 def _link(plan: Plan) -> Iterator[Advice]:
-    known = [(ps.step_bytes, ps.index) for ps in plan.ps if ps.step_bytes is not None]
+    known = [(ps.link_bytes, ps.index) for ps in plan.ps if ps.link_bytes is not None]
     if not known:
         return
     most, index = max(known)
@@ -124,7 +124,7 @@ def _link(plan: Plan) -> Iterator[Advice]:
     workers = f"{plan.num_workers} worker{'s' if plan.num_workers > 1 else ''}"
     yield Advice(
         "more_ps",
-        f"Take more ps, with a network interface each: a step moves {num_bytes(most)} to and from "
+        f"Take more ps, with a network interface each: a step moves {num_bytes(most)} to or from "
         f"ps {index}, which takes {seconds:.2f} s at 10 Gbit/s for a step of each of {workers}.",
     )
 

@@ -84,11 +84,14 @@ class PSPlan:
     messages: int
 
     @property
-    def step_bytes(self) -> float | None:
-        """The bytes that a step moves to and from this ps; None if that is not known."""
-        parts = (self.pulled_bytes, self.pushed_bytes, self.id_bytes)
-        known = [part for part in parts if part is not None]
-        return sum(known) if len(known) == len(parts) else None
+    def link_bytes(self) -> float | None:
+        """The bytes of a step in the direction that has more; None if that is not known.
+
+        A link carries both directions at once: values go out of a ps, gradients and ids come in.
+        """
+        if self.pulled_bytes is None or self.pushed_bytes is None or self.id_bytes is None:
+            return None
+        return max(self.pulled_bytes, self.pushed_bytes + self.id_bytes)
 
 
 @dataclass(frozen=True)

@@ -104,10 +104,11 @@ def test_ps_without_a_variable_are_too_many():
 
 def test_a_link_that_takes_long_needs_more_ps_or_fewer_bits():
     plan = a_plan([ps(0, GB, moved=50e6)], [variable("dense", GB)], num_workers=4)
+    # Of 50 MB each way, which a link carries at once.
     found = advice(plan)
     assert set(found) == {"more_ps", "wire_dtype"}
     assert (
-        "a step moves 100 MB to and from ps 0, which takes 0.32 s at 10 Gbit/s"
+        "a step moves 50 MB to or from ps 0, which takes 0.16 s at 10 Gbit/s"
         in (found["more_ps"])
     )
     assert "for a step of each of 4 workers" in found["more_ps"]
