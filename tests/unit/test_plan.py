@@ -108,8 +108,7 @@ def test_a_link_that_takes_long_needs_more_ps_or_fewer_bits():
     found = advice(plan)
     assert set(found) == {"more_ps", "wire_dtype"}
     assert (
-        "a step moves 50 MB to or from ps 0, which takes 0.16 s at 10 Gbit/s"
-        in (found["more_ps"])
+        "a step moves 50 MB to or from ps 0, which takes 0.16 s at 10 Gbit/s" in (found["more_ps"])
     )
     assert "for a step of each of 4 workers" in found["more_ps"]
     assert set(advice(plan, is_16_bits=True)) == {"more_ps"}
