@@ -120,9 +120,9 @@ def main() -> None:
     found: dict[int, list[list[float]]] = {number: [] for number in options.tables}
     for _ in range(options.rounds):
         for number in options.tables:
-            own = [*sys.argv[1:], "--measure", "--tables", str(number)]
+            arguments = [*sys.argv[1:], "--measure", "--tables", str(number)]
             done = subprocess.run(
-                [sys.executable, __file__, *own],
+                [sys.executable, __file__, *arguments],
                 check=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -171,8 +171,8 @@ def _build_tables(heights: Callable[[int], list[int]], rows: int, keras: Any) ->
     layers = keras.layers
     ids = [layers.Input((), dtype="int32") for _ in range(NUM_TABLES)]
     vectors = [
-        layers.Embedding(height, TABLE_COLUMNS)(own)
-        for height, own in zip(heights(rows), ids, strict=True)
+        layers.Embedding(height, TABLE_COLUMNS)(table_ids)
+        for height, table_ids in zip(heights(rows), ids, strict=True)
     ]
     hidden = layers.Dense(8, activation="relu")(layers.Concatenate()(vectors))
     return keras.Model(ids, layers.Dense(1)(hidden))
@@ -194,9 +194,9 @@ def _build_bags(rows: int, keras: Any) -> Any:
     ids = [layers.Input((BAG_SIZE,), dtype="int32") for _ in range(NUM_BAGS)]
     means = [
         layers.GlobalAveragePooling1D()(
-            layers.Embedding(rows, EMBEDDING_COLUMNS, mask_zero=True)(own)
+            layers.Embedding(rows, EMBEDDING_COLUMNS, mask_zero=True)(bag)
         )
-        for own in ids
+        for bag in ids
     ]
     hidden = layers.Dense(8, activation="relu")(layers.Concatenate()(means))
     return keras.Model(ids, layers.Dense(1)(hidden))
@@ -210,8 +210,8 @@ def _bags_data(rows: int) -> Arrays:
         np.where(np.arange(BAG_SIZE) < size, 1 + zipf_ids(generator, rows - 1, shape), 0)
         for size in sizes
     )
-    targets = np.sin(sum(own.sum(1, keepdims=True) for own in ids)).astype("float32")
-    return tuple(own.astype("int32") for own in ids), targets
+    targets = np.sin(sum(bag.sum(1, keepdims=True) for bag in ids)).astype("float32")
+    return tuple(bag.astype("int32") for bag in ids), targets
 
 
 @functools.cache
@@ -236,7 +236,7 @@ def _build_wide_and_deep(keras: Any) -> Any:
     layers = keras.layers
     known, numbers, _ = _flights()
     ids = {name: layers.Input((), dtype="int32", name=name) for name in known}
-    sizes = {name: int(own.max()) + 1 for name, own in known.items()}
+    sizes = {name: int(column.max()) + 1 for name, column in known.items()}
     others = layers.Input((numbers.shape[1],), name="numbers")
     wide = [layers.Embedding(size, 1)(ids[name]) for name, size in sizes.items()]
     deep = [layers.Embedding(size, TABLE_COLUMNS)(ids[name]) for name, size in sizes.items()]

@@ -60,16 +60,16 @@ class Storage:
 
     def _gather(self, variables: Sequence[tf.Variable], ids: Sequence[tf.Tensor]) -> tf.Tensor:
         rows = [
-            tf.raw_ops.ResourceGather(resource=v.handle, indices=own, dtype=v.dtype)
-            for v, own in zip(variables, ids, strict=True)
+            tf.raw_ops.ResourceGather(resource=v.handle, indices=table_ids, dtype=v.dtype)
+            for v, table_ids in zip(variables, ids, strict=True)
         ]
         return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
 
     def _scatter(
         self, variables: Sequence[tf.Variable], ids: Sequence[tf.Tensor], rows: tf.Tensor
     ) -> None:
-        for v, own, new in zip(variables, ids, self._by_table(rows), strict=True):
-            tf.raw_ops.ResourceScatterUpdate(resource=v.handle, indices=own, updates=new)
+        for v, table_ids, new in zip(variables, ids, self._by_table(rows), strict=True):
+            tf.raw_ops.ResourceScatterUpdate(resource=v.handle, indices=table_ids, updates=new)
 
     def _by_table(self, values: tf.Tensor) -> list[tf.Tensor]:
         return [values] if len(self._sizes) == 1 else list(tf.split(values, self._sizes))
@@ -87,13 +87,13 @@ class Storage:
             after = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
 
     def _update(self, ids: Sequence[tf.Tensor], gradient: tf.Tensor) -> None:
-        held = [self._gather(own, ids) for own in self._variables]
+        held = [self._gather(variables, ids) for variables in self._variables]
         value, slot = tf.split(held[0], 2, axis=1) if self._is_packed else held
         slot += tf.square(gradient)
         value -= LEARNING_RATE * gradient / tf.sqrt(slot + EPSILON)
         new = [tf.concat([value, slot], 1)] if self._is_packed else [value, slot]
-        for own, rows in zip(self._variables, new, strict=True):
-            self._scatter(own, ids, rows)
+        for variables, rows in zip(self._variables, new, strict=True):
+            self._scatter(variables, ids, rows)
 
 
 def timed(work: Callable[[], None]) -> tuple[float, float]:
@@ -132,8 +132,8 @@ def main() -> None:
             if is_warm:
                 times[name].append((wall / len(batches) / STEPS, cpu / len(batches) / STEPS))
     print("| storage | time, us | CPU, us |\n| --- | ---: | ---: |")
-    for name, own in times.items():
-        wall, cpu = (1e6 * statistics.median(values) for values in zip(*own, strict=True))
+    for name, measured in times.items():
+        wall, cpu = (1e6 * statistics.median(values) for values in zip(*measured, strict=True))
         print(f"| {name} | {wall:.0f} | {cpu:.0f} |")
 
 

@@ -105,8 +105,10 @@ def main() -> None:
     print("| ---: | ---: | ---: | ---: | ---: |", flush=True)
     # A process has one strategy.
     for rows in options.rows:
-        own = [*sys.argv[1:], "--measure", "--rows", str(rows)]
-        subprocess.run([sys.executable, __file__, *own], check=True, stderr=subprocess.DEVNULL)
+        arguments = [*sys.argv[1:], "--measure", "--rows", str(rows)]
+        subprocess.run(
+            [sys.executable, __file__, *arguments], check=True, stderr=subprocess.DEVNULL
+        )
 
 
 if __name__ == "__main__":

@@ -160,7 +160,8 @@ def main() -> None:
     print(f"\nMedians of {options.rounds} rounds.")
     if options.json:
         runs = [
-            {"model": model, "peer": peer, "runs": own} for (model, peer), own in results.items()
+            {"model": model, "peer": peer, "runs": seconds}
+            for (model, peer), seconds in results.items()
         ]
         options.json.write_text(json.dumps(runs, indent=1))
 
