@@ -431,8 +431,8 @@ def methods_of_the_strategy(strategy):
     def gathered_within():
         def replica():
             context = tf.distribute.get_replica_context()
-            own = tf.cast(context.replica_id_in_sync_group, tf.float32)
-            return context.all_gather(own[None], 0), context.all_reduce("MEAN", [own, own + 1])
+            rank = tf.cast(context.replica_id_in_sync_group, tf.float32)
+            return context.all_gather(rank[None], 0), context.all_reduce("MEAN", [rank, rank + 1])
 
         return strategy.run(replica)
 
@@ -460,13 +460,13 @@ def bare_variables(strategy):
 
     def replica():
         context = tf.distribute.get_replica_context()
-        own = tf.cast(context.replica_id_in_sync_group, tf.float32) + 1.0
+        rank = tf.cast(context.replica_id_in_sync_group, tf.float32) + 1.0
         before = [tf.identity(variable) for variable in made.values()]
         for name, variable in made.items():
             if name == "own":  # each replica's, so it may be assigned anywhere
-                tf.cond(own > 0, lambda v=variable: v.assign_add([1, 2]), lambda v=variable: v + 0)
+                tf.cond(rank > 0, lambda v=variable: v.assign_add([1, 2]), lambda v=variable: v + 0)
             else:
-                variable.assign_add(own * [1.0, 1.0])
+                variable.assign_add(rank * [1.0, 1.0])
                 variable.assign(2.0 * variable)
         scattered = tf.IndexedSlices(tf.constant([7.0]), tf.constant([1]), tf.constant([2]))
         made[str(kinds.NONE)].scatter_update(scattered)

@@ -177,17 +177,17 @@ def check_datasets(check):
 def num_different(dataset):
     """Count the noises that the elements have on top of the examples."""
     noises = [element - EXAMPLES[number % 8] for number, element in enumerate(dataset)]
-    return len({tuple(np.round(own, 3)) for own in noises})
+    return len({tuple(np.round(extra, 3)) for extra in noises})
 
 
 def check_iterators(check):
     """Check that iterators go on where they were. Call once."""
     for name, iterator in ITERATORS.items():
         if name in BEFORE:
-            check(f"iterator: {name}", lambda own=iterator: elements(own), BEFORE[name][1:])
+            check(f"iterator: {name}", lambda it=iterator: elements(it), BEFORE[name][1:])
         else:
             expected = len(list({**FIXED, **RANDOM}[name])) - 1
-            check(f"iterator: {name}", lambda own=iterator: len(elements(own)), expected)
+            check(f"iterator: {name}", lambda it=iterator: len(elements(it)), expected)
 
 
 def check_steps(check, make_model):

@@ -150,7 +150,7 @@ def steps(strategy, options, sample):
     model.fit(data, epochs=epochs, steps_per_epoch=in_epoch, verbose=0, callbacks=callbacks)
 
 
-SCENARIOS = {own.__name__: own for own in (models, varied, calls, steps)}
+SCENARIOS = {scenario.__name__: scenario for scenario in (models, varied, calls, steps)}
 
 
 def main():

@@ -33,7 +33,7 @@ def slow_on_the_second(context):
 
 def pushes():
     """Return how many pushes of each worker were applied, all at one instant."""
-    of_workers = {own.worker: own.pushes for own in strategy.staleness()}
+    of_workers = {staleness.worker: staleness.pushes for staleness in strategy.staleness()}
     return [of_workers.get(worker, 0) for worker in range(2)]
 
 

@@ -88,7 +88,7 @@ def chained():
     return model, np.arange(BATCH * 2).reshape(BATCH, 2)
 
 
-MODELS = {own.__name__: own for own in (dense, tables, many, chained)}
+MODELS = {make.__name__: make for make in (dense, tables, many, chained)}
 
 
 def dataset_fn(x):

@@ -225,7 +225,7 @@ def states(strategy):
         **{name: float(variable.numpy()) for name, variable in layer.kinds.items()},
         "moving_mean": float(model.layers[1].moving_mean.numpy()[0]),
         "expected_mean": mean,
-        "different_masks": len({own.tobytes() for epoch in masks for own in epoch}),
+        "different_masks": len({mask.tobytes() for epoch in masks for mask in epoch}),
         "first_as_plain": bool(np.array_equal(masks[0][0], one)),
         "seeds_drawn": int(dropping.layers[0].seed_generator.state.numpy()[1]),
     }

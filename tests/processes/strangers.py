@@ -115,10 +115,10 @@ with contextlib.ExitStack() as stack:
     report["refused"] = {
         name: [process.communicate()[1], process.returncode] for name, process in refused.items()
     }
-    own = dict.fromkeys(TASKS, OWN)
-    report["peer"] = reached(peer, own | {"ipv6": OWN_6})
+    addresses = dict.fromkeys(TASKS, OWN)
+    report["peer"] = reached(peer, addresses | {"ipv6": OWN_6})
     report["stranger"] = reached(stranger, dict.fromkeys(TASKS, PUBLIC))
     # A neighbour may send to any address of a machine: that one has only to be told the way.
     ip("route", "add", OWN, "via", PUBLIC, within=stranger)
-    report["neighbour"] = reached(stranger, own)
+    report["neighbour"] = reached(stranger, addresses)
     print("REPORT", json.dumps(report), flush=True)

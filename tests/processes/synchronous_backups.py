@@ -39,7 +39,7 @@ def endless(context):
 
 
 def pushes(worker):
-    return sum(own.pushes for own in strategy.staleness() if own.worker == worker)
+    return sum(staleness.pushes for staleness in strategy.staleness() if staleness.worker == worker)
 
 
 class Stops(threading.Thread):

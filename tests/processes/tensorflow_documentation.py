@@ -268,7 +268,7 @@ def the_index_of_a_worker(strategy):
         return strategy.distribute_datasets_from_function(dataset_fn)
 
     iterator = iter(coordinator.create_per_worker_dataset(per_worker_dataset_fn))
-    first = coordinator.schedule(tf.function(lambda own: next(own)), args=(iterator,))
+    first = coordinator.schedule(tf.function(lambda elements: next(elements)), args=(iterator,))
     assert first.fetch() in (0, 1)
 
 

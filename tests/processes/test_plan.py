@@ -75,11 +75,13 @@ def test_a_plan_is_what_a_run_does(tmp_path):
             # Of one table the ids are rows of another, which nobody has.
             assert of_plan.count(None) == (name == "chained" and not key.startswith("num_"))
             known = [
-                (mine, own) for mine, own in zip(of_plan, of_run, strict=True) if mine is not None
+                (mine, measured)
+                for mine, measured in zip(of_plan, of_run, strict=True)
+                if mine is not None
             ]
-            assert [mine for mine, _ in known] == pytest.approx([own for _, own in known]), (
-                f"{name}: {key}"
-            )
+            assert [mine for mine, _ in known] == pytest.approx(
+                [measured for _, measured in known]
+            ), f"{name}: {key}"
         assert planned["sample"]["num_batches"] == 20
         assert ("ids follow from rows" in str(planned["sample"]["unknown"])) == (name == "chained")
         assert sum(v["num_bytes"] + v["slot_bytes"] for v in planned["variables"]) <= sum(

@@ -102,9 +102,9 @@ def test_a_training_goes_on_by_itself_whatever_is_killed(launch, tmp_path):
     (done,) = events("done")
     assert done["updates"] == done["iterations"] == epochs * steps
     by_process = itertools.groupby(events("epoch"), lambda event: event["pid"])
-    first, second, third = [[event["epoch"] for event in own] for _, own in by_process]
-    for own in (first, second, third):
-        assert own == list(range(own[0], own[-1] + 1)), err
+    first, second, third = [[event["epoch"] for event in group] for _, group in by_process]
+    for numbers in (first, second, third):
+        assert numbers == list(range(numbers[0], numbers[-1] + 1)), err
     # Where this test was held up, the training was further than it was to be.
     assert (first[0], third[-1]) == (0, epochs - 1)
     assert first[-1] >= 2, err

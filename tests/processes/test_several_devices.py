@@ -36,8 +36,8 @@ def cases(ordinary, at_length):
     }
     return [
         pytest.param(scenario, *case, marks=marks, id="-".join(map(str, case)))
-        for scenario, (own, marks) in scenarios.items()
-        for case in own
+        for scenario, (scenario_cases, marks) in scenarios.items()
+        for case in scenario_cases
     ]
 
 

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("traced_training.py")
 
 def processes_in(file):
     events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
-    return [own["args"]["name"] for own in events if own["name"] == "process_name"]
+    return [event["args"]["name"] for event in events if event["name"] == "process_name"]
 
 
 def test_a_worker_that_is_lost_meanwhile_is_said_to_be_missing(tmp_path):

@@ -90,13 +90,13 @@ def workers(tmp_path):
         return made[-1]
 
     yield make
-    for own in made:
-        own.close()
+    for group in made:
+        group.close()
 
 
 def test_one_worker_is_plain_keras(workers):
-    own = workers(1, num_ps=2)
-    code, out = own.end_of(own.start("equal"))
+    group = workers(1, num_ps=2)
+    code, out = group.end_of(group.start("equal"))
     assert code == 0, out[-4000:]
     report = json.loads(next(x for x in out.splitlines() if x.startswith("REPORT "))[7:])
     assert report["1"] == report["10"] == [40, 2]
@@ -109,15 +109,15 @@ def test_one_worker_is_plain_keras(workers):
 
 
 def test_steps_of_all_are_counted_and_the_chief_sees_their_metrics(workers):
-    own = workers(2)
-    processes = [own.start("counts", index=index) for index in (1, 0)]
+    group = workers(2)
+    processes = [group.start("counts", index=index) for index in (1, 0)]
     for process in processes:
-        code, out = own.end_of(process)
+        code, out = group.end_of(process)
         assert code == 0, out[-4000:]
     steps = EPOCHS * STEPS
     # Who came last has seen all.
-    assert max(own.told(f"fit-{i}")["iterations"] for i in range(2)) == 2 * steps
-    chief, other = (own.told(f"report-{i}") for i in range(2))
+    assert max(group.told(f"fit-{i}")["iterations"] for i in range(2)) == 2 * steps
+    chief, other = (group.told(f"report-{i}") for i in range(2))
     assert sum(chief["history"]["batches"]) == 2 * steps
     assert sum(chief["history"]["examples"]) == 2 * steps * BATCH_SIZE
     assert other["history"]["batches"] == [STEPS] * EPOCHS
@@ -129,27 +129,27 @@ def test_steps_of_all_are_counted_and_the_chief_sees_their_metrics(workers):
     # What the chief says outside of steps holds, and what the other says does not.
     assert chief["biases"] == [[7.0]]
     assert chief["bare"] == other["bare"] == [5.0]
-    assert (own.here / "log-0.csv").exists()
-    assert not (own.here / "log-1.csv").exists()
+    assert (group.here / "log-0.csv").exists()
+    assert not (group.here / "log-1.csv").exists()
 
 
 def test_a_worker_that_dies_disturbs_nobody_and_may_come_back(workers):
-    own = workers(2, num_ps=2)
-    chief, other = (own.start("lasting", index=index) for index in (0, 1))
-    own.told("epoch-1")
+    group = workers(2, num_ps=2)
+    chief, other = (group.start("lasting", index=index) for index in (0, 1))
+    group.told("epoch-1")
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
-    before = own.told("epoch-0")["epoch"]
-    wait_for(lambda: own.told("epoch-0")["epoch"] > before + 2, what="epochs of the chief alone")
-    again = own.start("lasting", index=1)
-    own.told("epoch-1", pid=again.pid)
-    (own.here / "stop").touch()
+    before = group.told("epoch-0")["epoch"]
+    wait_for(lambda: group.told("epoch-0")["epoch"] > before + 2, what="epochs of the chief alone")
+    again = group.start("lasting", index=1)
+    group.told("epoch-1", pid=again.pid)
+    (group.here / "stop").touch()
     # The chief's word to stop is for all.
     for process in (chief, again):
-        code, out = own.end_of(process)
+        code, out = group.end_of(process)
         assert code == 0, out[-4000:]
-    assert own.told("end-0")["began_at"] == 0
-    end = own.told("end-1")
+    assert group.told("end-0")["began_at"] == 0
+    end = group.told("end-1")
     assert end["began_at"] > 0
     assert len(end["devices"]) == 2
     # Of the step that the other was doing when it was killed, a ps has all or nothing.
@@ -159,10 +159,10 @@ def test_a_worker_that_dies_disturbs_nobody_and_may_come_back(workers):
 
 
 def test_a_worker_says_whom_it_waits_for(workers):
-    own = workers(2)
-    code, out = own.end_of(own.start("alone", index=1))
+    group = workers(2)
+    code, out = group.end_of(group.start("alone", index=1))
     assert code == 1
-    address = own.cluster.description.jobs["worker"][0]
+    address = group.cluster.description.jobs["worker"][0]
     assert (
         f"TaskUnreachableError: The chief of this run, worker 0 at {address}, did not answer" in out
     )
@@ -170,21 +170,21 @@ def test_a_worker_says_whom_it_waits_for(workers):
 
 
 def test_every_task_of_train_and_evaluate_ends_by_itself(workers):
-    own = workers(2)
-    first, second = own.cluster.description.jobs["worker"]
-    (ps,) = own.cluster.description.jobs["ps"]
-    own.cluster.kill("ps", 0)  # in its place comes one that runs the program
+    group = workers(2)
+    first, second = group.cluster.description.jobs["worker"]
+    (ps,) = group.cluster.description.jobs["ps"]
+    group.cluster.kill("ps", 0)  # in its place comes one that runs the program
     tasks = [("ps", 0), ("evaluator", 0), ("worker", 0), ("chief", 0)]
     cluster = {"chief": [first], "worker": [second], "ps": [ps]}
-    for process in [own.start("estimator", *task, **cluster) for task in tasks]:
-        code, out = own.end_of(process)
+    for process in [group.start("estimator", *task, **cluster) for task in tasks]:
+        code, out = group.end_of(process)
         assert code == 0, out[-4000:]
-    assert own.told("trained")["iterations"] == 100
-    evaluated = own.told("evaluations")["iterations"]
+    assert group.told("trained")["iterations"] == 100
+    evaluated = group.told("evaluations")["iterations"]
     assert evaluated[-1] == 100
     assert evaluated == sorted(set(evaluated))
-    assert (own.here / "best" / "model.keras").exists()
-    assert (own.here / "run" / "model-100.weights.h5").exists()
+    assert (group.here / "best" / "model.keras").exists()
+    assert (group.here / "run" / "model-100.weights.h5").exists()
 
 
 LAUNCHED = """

@@ -126,9 +126,9 @@ def refused(strategy, model, x, y):
 def counts():
     """Steps of all are counted, in the optimizer and in the chief's metrics."""
     strategy = kerasps.WorkerDrivenStrategy()
-    own = strategy.worker_index
+    index = strategy.worker_index
     with strategy.scope():
-        bare = tf.Variable([float(own + 5)], name="bare")
+        bare = tf.Variable([float(index + 5)], name="bare")
     model = counting_model(strategy, steps_per_execution=2)
     with strategy.scope():
         numbering = numbering_model()
@@ -149,9 +149,9 @@ def counts():
         epochs=EPOCHS,
         steps_per_epoch=STEPS,
         verbose=0,
-        callbacks=[WaitForOthers(), keras.callbacks.CSVLogger(HERE / f"log-{own}.csv")],
+        callbacks=[WaitForOthers(), keras.callbacks.CSVLogger(HERE / f"log-{index}.csv")],
     )
-    tell(f"fit-{own}", iterations=int(model.optimizer.iterations.numpy()))
+    tell(f"fit-{index}", iterations=int(model.optimizer.iterations.numpy()))
 
     class WaitAtTheEnd(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -166,7 +166,7 @@ def counts():
         examples.shuffle(len(IDS)).batch(BATCH_SIZE), verbose=0, callbacks=[WaitAtTheEnd()]
     )
     tell(
-        f"report-{own}",
+        f"report-{index}",
         history=history.history,
         whole=whole.history,
         bare=bare.numpy().tolist(),

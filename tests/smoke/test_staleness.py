@@ -47,8 +47,8 @@ def test_every_push_is_counted_and_tensorboard_shows_them(strategy, tmp_path):
         history["staleness_mean"]
     )
     bars = tensors_written(tmp_path / "staleness")
-    assert {kind for own in bars.values() for kind, _ in own} == {"histograms"}
-    assert sum(value[:, 2].sum() for own in bars.values() for _, value in own) == report.pushes
+    assert {kind for pairs in bars.values() for kind, _ in pairs} == {"histograms"}
+    assert sum(value[:, 2].sum() for pairs in bars.values() for _, value in pairs) == report.pushes
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 5])

@@ -126,11 +126,11 @@ def compute_graph(inventory, element_spec, ids):
         inputs = ComputeInputs(*arguments)
         lookups = ids(inputs)
         seen.append((InputNames.of(inputs, inventory), lookups))
-        return [tf.identity(tensor) for own in lookups for tensor in own]
+        return [tf.identity(tensor) for tensors in lookups for tensor in tensors]
 
     function = tf.function(compute, autograph=False).get_concrete_function(
         *ComputeInputs.specs(element_spec, inventory)
     )
     names, lookups = seen[-1]
-    wanted = [[LookupIds(tensor, from_end=False) for tensor in own] for own in lookups]
+    wanted = [[LookupIds(tensor, from_end=False) for tensor in tensors] for tensors in lookups]
     return function, names, ByIdentity(zip(inventory.tables, wanted, strict=True))

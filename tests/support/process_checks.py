@@ -118,15 +118,15 @@ def listening_addresses(pid):
 
     A socket that listens on all addresses is at `0.0.0.0` or `::`.
     """
-    own = set()
+    sockets = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            own.add(os.readlink(descriptor))
+            sockets.add(os.readlink(descriptor))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
-            if state == LISTENING and f"socket:[{inode}]" in own:
+            if state == LISTENING and f"socket:[{inode}]" in sockets:
                 address, port = local.split(":")
                 # Words of four bytes, each in the byte order of the machine.
                 words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]

@@ -69,7 +69,7 @@ def as_documented(strategy, train):
 def given_the_iterator(strategy, train):
     @tf.function
     def function(iterator):
-        return strategy.run(lambda own: train(*next(own)), args=(iterator,))
+        return strategy.run(lambda batches: train(*next(batches)), args=(iterator,))
 
     return function, 1
 
@@ -336,7 +336,7 @@ def test_an_error_of_a_function_reaches_join_once(strategy):
 
     @tf.function
     def following(iterator):
-        return strategy.run(lambda own: next(own), args=(iterator,))
+        return strategy.run(lambda elements: next(elements), args=(iterator,))
 
     for _ in range(3):
         coordinator.schedule(following, args=(iterator,))

@@ -195,7 +195,9 @@ def test_steps_that_were_given_up_may_write_to_no_new_table(strategy):
 
 def test_a_storage_is_freed_with_its_last_table(strategy):
     layers = make_tables(strategy)
-    holders = {(s.holder.shared_name, s.device) for own in layers for s in own.embeddings.shards}
+    holders = {
+        (s.holder.shared_name, s.device) for layer in layers for s in layer.embeddings.shards
+    }
 
     def is_there(name, device):
         with tf.device(device):
@@ -203,15 +205,15 @@ def test_a_storage_is_freed_with_its_last_table(strategy):
             return bool(tf.raw_ops.VarIsInitializedOp(resource=handle).numpy())
 
     gc.collect()
-    assert all(is_there(*own) for own in holders)
+    assert all(is_there(*holder) for holder in holders)
     del layers
     gc.collect()
     others = {
         (s.holder.shared_name, s.device)
-        for own in make_tables(strategy, [300])
-        for s in own.embeddings.shards
+        for layer in make_tables(strategy, [300])
+        for s in layer.embeddings.shards
     }
-    assert not any(is_there(*own) for own in holders - others)
+    assert not any(is_there(*holder) for holder in holders - others)
 
 
 def test_few_tables_and_large_ones_are_by_themselves(strategy, monkeypatch):
@@ -347,5 +349,5 @@ def test_a_saved_model_predicts_as_its_model(strategy, tmp_path):
     model, x = trained_model(strategy)
     model.export(tmp_path / "exported", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "exported")
-    found = loaded.serve([tf.constant(own, tf.int32) for own in x])
+    found = loaded.serve([tf.constant(ids, tf.int32) for ids in x])
     np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)

@@ -162,8 +162,8 @@ def grouped_tables(optimizer):
         {},
     ]
     layers = [
-        keras.layers.Embedding(height, WIDTH, name=f"table_{number}", **own)
-        for number, (height, own) in enumerate(zip(HEIGHTS, arguments, strict=True))
+        keras.layers.Embedding(height, WIDTH, name=f"table_{number}", **keywords)
+        for number, (height, keywords) in enumerate(zip(HEIGHTS, arguments, strict=True))
     ]
     pool = keras.layers.GlobalAveragePooling1D()
     found = [pool(layer(ids)) for layer, ids in zip(layers, inputs, strict=True)]
@@ -179,8 +179,8 @@ def grouped_data():
         (generator.random((320, 2)) ** 2 * height).astype("int32" if i % 2 else "int64")
         for i, height in enumerate(HEIGHTS)
     ]
-    for own in ids:
-        own[:, -1] = np.maximum(own[:, -1], 1)  # the mean of what is all masked is no number
+    for drawn in ids:
+        drawn[:, -1] = np.maximum(drawn[:, -1], 1)  # the mean of what is all masked is no number
     return tuple(ids), np.sin(sum(ids).sum(1, keepdims=True)).astype("float32")
 
 
@@ -216,7 +216,7 @@ def test_rows_of_each_table_of_a_group_are_counted(strategy, sharded):
         model = grouped_tables("adagrad")
     ids, y = grouped_data()
     # Two different rows of each table in each step, of the shared one four.
-    ids = [np.full_like(own, 2 * number) + np.arange(2) for number, own in enumerate(ids)]
+    ids = [np.full_like(drawn, 2 * number) + np.arange(2) for number, drawn in enumerate(ids)]
     model.fit(dataset((tuple(ids), y)), steps_per_epoch=10, verbose=0)
     report = strategy.load_report()
     rows = {}

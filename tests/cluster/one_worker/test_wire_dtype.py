@@ -149,7 +149,9 @@ def test_a_step_moves_half_the_bytes(model_of):
     for direction in ("dense_read", "dense_written"):
         difference = sum(getattr(full, direction).values()) - sum(getattr(half, direction).values())
         assert difference == kernels / 2, direction
-    assert [own.row_bytes for own in half.tables] == [own.row_bytes / 2 for own in full.tables]
+    assert [table.row_bytes for table in half.tables] == [
+        table.row_bytes / 2 for table in full.tables
+    ]
 
 
 def test_a_scaled_loss_trains(strategy, monkeypatch):

@@ -107,7 +107,7 @@ def test_a_trace_holds_every_task_and_each_step_in_order(
             assert begin <= locks[step][0] <= locks[step][1] <= end
             assert computes[step][0] < begin
     assert slices["coordinator 0", "into_totals"]
-    assert all(sum(own.values()) == pytest.approx(1) for own in report.shares.values())
+    assert all(sum(shares.values()) == pytest.approx(1) for shares in report.shares.values())
 
 
 def test_the_profile_page_of_tensorboard_finds_every_task(strategy, tmp_path):
