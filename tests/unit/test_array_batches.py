@@ -56,16 +56,16 @@ def pipeline(seed):
     options = tf.data.Options()
     options.deterministic = True
     steps = [
-        lambda own: own.shuffle(chosen.choice([1, 5, 100]), seed=chosen.randint(1, 9)),
-        lambda own: own.shuffle(9, seed=chosen.randint(1, 9), reshuffle_each_iteration=False),
-        lambda own: own.repeat(chosen.randint(1, 3)),
-        lambda own: own.take(chosen.choice([0, 7, 100])),
-        lambda own: own.skip(chosen.choice([0, 3])),
-        lambda own: own.shard(3, chosen.randint(0, 2)),
-        lambda own: own.prefetch(3),
-        lambda own: own.with_options(options),
-        lambda own: own.apply(tf.data.experimental.assert_cardinality(own.cardinality())),
-        lambda own: own.apply(tf.data.experimental.shuffle_and_repeat(7, 2, seed=3)),
+        lambda data: data.shuffle(chosen.choice([1, 5, 100]), seed=chosen.randint(1, 9)),
+        lambda data: data.shuffle(9, seed=chosen.randint(1, 9), reshuffle_each_iteration=False),
+        lambda data: data.repeat(chosen.randint(1, 3)),
+        lambda data: data.take(chosen.choice([0, 7, 100])),
+        lambda data: data.skip(chosen.choice([0, 3])),
+        lambda data: data.shard(3, chosen.randint(0, 2)),
+        lambda data: data.prefetch(3),
+        lambda data: data.with_options(options),
+        lambda data: data.apply(tf.data.experimental.assert_cardinality(data.cardinality())),
+        lambda data: data.apply(tf.data.experimental.shuffle_and_repeat(7, 2, seed=3)),
     ]
     dataset = from_arrays(arrays())
     for _ in range(chosen.randint(0, 4)):
@@ -76,12 +76,12 @@ def pipeline(seed):
         num_parallel_calls=chosen.choice([None, 2]),
     )
     ends = [
-        lambda own: own,
-        lambda own: own.map(lambda batch: batch),
-        lambda own: own.shard(2, 1),
-        lambda own: own.unbatch().batch(3),
-        lambda own: own.repeat(2),
-        lambda own: own.concatenate(own),
+        lambda data: data,
+        lambda data: data.map(lambda batch: batch),
+        lambda data: data.shard(2, 1),
+        lambda data: data.unbatch().batch(3),
+        lambda data: data.repeat(2),
+        lambda data: data.concatenate(data),
     ]
     return chosen.choice(ends)(dataset)
 
@@ -157,7 +157,7 @@ def batches_of_workers(data, num_workers):
     found = as_input(data, num_workers)
     found.start_pass(0, must_end=True)
     datasets = [split.make(found._key)[0] for split in found._splits]
-    return found, [[batch.tolist() for batch in own.as_numpy_iterator()] for own in datasets]
+    return found, [[batch.tolist() for batch in shard.as_numpy_iterator()] for shard in datasets]
 
 
 def test_workers_of_a_creator_gather_their_batches():
@@ -199,7 +199,7 @@ def test_workers_of_a_whole_dataset_gather_batches_in_one_order():
     orders = []
     for _ in range(2):
         _, batches = batches_of_workers(dataset, 2)
-        assert sorted(number for own in batches for batch in own for number in batch) == [
+        assert sorted(number for worker in batches for batch in worker for number in batch) == [
             *range(40)
         ]
         orders.append(batches)

@@ -130,5 +130,5 @@ def test_workers_of_a_creator_read_their_own_examples():
     assert [shards(split.function.graph) for split in found._splits] == [[1]] * 3
     found.start_pass(0, must_end=True)
     datasets = [split.make(found._key)[0] for split in found._splits]
-    batches = [[batch.tolist() for batch in own.as_numpy_iterator()] for own in datasets]
+    batches = [[batch.tolist() for batch in dataset.as_numpy_iterator()] for dataset in datasets]
     assert batches == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8]]]

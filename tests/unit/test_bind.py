@@ -295,8 +295,8 @@ def test_damaged_libraries_are_refused_and_end_nothing(tmp_path):
 # Which address
 
 
-def described(own, others=("127.0.0.1:1", "127.0.0.1:2"), task_type="worker"):
-    worker, chief = (own, others[0]) if task_type == "worker" else (others[0], own)
+def described(address, others=("127.0.0.1:1", "127.0.0.1:2"), task_type="worker"):
+    worker, chief = (address, others[0]) if task_type == "worker" else (others[0], address)
     return ClusterDescription(
         {"chief": (chief,), "worker": (worker,), "ps": (others[1],)}, task_type, 0
     )

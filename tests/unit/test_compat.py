@@ -462,8 +462,8 @@ def is_text(node):
 
 def test_every_private_attribute_that_kerasps_touches_is_listed():
     trees = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in OTHERS}
-    own = {name for tree in trees.values() for name in defined_names(tree)}
-    own |= {"_exit", "_replace"}  # of `os`, and of named tuples
+    defined = {name for tree in trees.values() for name in defined_names(tree)}
+    defined |= {"_exit", "_replace"}  # of `os`, and of named tuples
     listed = {
         attribute.name
         for attributes in _compat.PRIVATE_ATTRIBUTES.values()
@@ -473,12 +473,14 @@ def test_every_private_attribute_that_kerasps_touches_is_listed():
         (file, name)
         for file, tree in trees.items()
         for name in private_attributes(tree)
-        if name.startswith("_") and not name.startswith("__") and name not in own
+        if name.startswith("_") and not name.startswith("__") and name not in defined
     }
     assert {(file, name) for file, name in touched if name not in listed} == set()
     assert "_clip_gradients" in {name for _, name in touched}, "the search finds nothing"
     assert ("hooks/optimizers.py", "_distribution_strategy") in touched, "the search finds no names"
-    unused = {name for name in listed if name.startswith("_")} - {name for _, name in touched} - own
+    unused = (
+        {name for name in listed if name.startswith("_")} - {name for _, name in touched} - defined
+    )
     assert unused == set()
 
 

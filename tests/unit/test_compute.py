@@ -80,8 +80,8 @@ class Traced:
             step = StepContext({}, [replica], {})
             for table in inventory.tables:
                 rows, positions = tf.unique(tf.constant(ids))
-                own = tf.gather(table._value, rows)
-                step.add_table(table, own, [positions], [tf.gather(own, positions)])
+                values = tf.gather(table._value, rows)
+                step.add_table(table, values, [positions], [tf.gather(values, positions)])
             compute.add_to(step)
             return step.outputs
 

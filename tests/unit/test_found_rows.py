@@ -16,8 +16,8 @@ POSITIONS = [np.array([3, 1, 3, 0], np.int32), np.array([1, 2], np.int32)]
 
 
 def table(rows):
-    positions = [tf.constant(own) for own in POSITIONS]
-    return TableRows(rows, positions, [tf.gather(ROWS, own) for own in POSITIONS])
+    positions = [tf.constant(places) for places in POSITIONS]
+    return TableRows(rows, positions, [tf.gather(ROWS, places) for places in POSITIONS])
 
 
 def in_graph(function, *arguments):
@@ -38,10 +38,10 @@ def test_a_look_up_finds_rows_in_the_shape_of_its_ids(shape, spec):
 
 def test_of_no_ids_no_rows_are_found():
     def find(rows):
-        own = TableRows(rows, [tf.zeros([0], tf.int32)], [tf.zeros([0, 2])])
+        table_rows = TableRows(rows, [tf.zeros([0], tf.int32)], [tf.zeros([0, 2])])
         with tf.GradientTape() as tape:
             tape.watch(rows)
-            loss = tf.reduce_sum(rows_found(own, 0, tf.zeros([2, 0], tf.int32)))
+            loss = tf.reduce_sum(rows_found(table_rows, 0, tf.zeros([2, 0], tf.int32)))
         return tf.convert_to_tensor(tape.gradient(loss, rows))
 
     np.testing.assert_array_equal(in_graph(find, tf.constant(ROWS)), np.zeros((4, 2)))
@@ -68,19 +68,20 @@ def test_a_gradient_is_that_of_a_gather_also_of_a_gradient():
         lambda rows, number: rows_found(table(rows), number, tf.constant(POSITIONS[number]))
     )
     plain = differentiate(lambda rows, number: tf.gather(rows, POSITIONS[number]))
-    for own, expected in zip(ours, plain, strict=True):
-        np.testing.assert_allclose(own, expected, rtol=1e-6)
+    for found, expected in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("numbers", [[0], [1], [0, 1], [0, 0]])
 def test_the_addends_of_a_gradient_are_known(numbers):
     def compute(rows):
-        own = table(rows)
-        sums = GradientSums(ByIdentity([(TABLE, own)]))
+        table_rows = table(rows)
+        sums = GradientSums(ByIdentity([(TABLE, table_rows)]))
         with tf.GradientTape() as tape:
             tape.watch(rows)
             loss = sum(
-                tf.reduce_sum(rows_found(own, number, own.positions[number])) * (factor + 1.0)
+                tf.reduce_sum(rows_found(table_rows, number, table_rows.positions[number]))
+                * (factor + 1.0)
                 for factor, number in enumerate(numbers)
             )
         gradient = tape.gradient(loss, rows)
@@ -89,7 +90,7 @@ def test_the_addends_of_a_gradient_are_known(numbers):
         assert sorted(known) == numbers
         assert sums.addends(dense * 1.0, TABLE) is None
         assert sums.addends(dense, "another table") is None
-        positions = tf.concat([own.positions[number] for number in known], 0)
+        positions = tf.concat([table_rows.positions[number] for number in known], 0)
         return dense, tf.math.unsorted_segment_sum(tf.concat(addends, 0), positions, 4)
 
     dense, summed = in_graph(compute, tf.constant(ROWS))
@@ -98,11 +99,11 @@ def test_the_addends_of_a_gradient_are_known(numbers):
 
 def test_a_gradient_that_is_more_than_look_ups_has_no_known_addends():
     def compute(rows):
-        own = table(rows)
-        sums = GradientSums(ByIdentity([(TABLE, own)]))
+        table_rows = table(rows)
+        sums = GradientSums(ByIdentity([(TABLE, table_rows)]))
         with tf.GradientTape() as tape:
             tape.watch(rows)
-            found = rows_found(own, 0, own.positions[0])
+            found = rows_found(table_rows, 0, table_rows.positions[0])
             loss = tf.reduce_sum(found) + tf.reduce_sum(rows**2)
         gradient = sums.dense(tape.gradient(loss, rows))
         assert sums.addends(gradient, TABLE) is None

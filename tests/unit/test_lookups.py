@@ -27,7 +27,7 @@ def plan(tables, ids, pulled=()):
 
 
 def look_ups(ids, *, from_end=False):
-    return [[LookupIds(tf.constant(i), from_end) for i in own] for own in ids]
+    return [[LookupIds(tf.constant(i), from_end) for i in table_ids] for table_ids in ids]
 
 
 def next_ids(rows):
@@ -36,7 +36,7 @@ def next_ids(rows):
 
 
 def tables_of(rounds):
-    return [[table.name for table in own.tables] for own in rounds]
+    return [[table.name for table in of_round.tables] for of_round in rounds]
 
 
 def test_ids_of_the_batch_are_asked_for_in_the_first_round():
@@ -113,10 +113,13 @@ def pulled(request):
     parts = []
     for shard in request.group.shards:
         ids = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
-        assert all(len(set(own)) == len(own) for own in ids)  # each once
+        assert all(len(set(places)) == len(places) for places in ids)  # each once
         parts.append(
             np.concatenate(
-                [own.storage.numpy()[places] for own, places in zip(shard.shards, ids, strict=True)]
+                [
+                    part.storage.numpy()[places]
+                    for part, places in zip(shard.shards, ids, strict=True)
+                ]
             )
         )
     return request.join([tf.constant(part) for part in parts])
@@ -134,8 +137,8 @@ def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
     # Another number of look-ups of each table; the last table is asked for nothing.
     shapes = [[(7,), (2, 3), (0,)], [(9,)], [(1,), (2,)], [(0,)]]
     ids = [
-        [generator.integers(0, rows, shape).astype(dtype) for shape in own]
-        for rows, own in zip(heights, shapes, strict=False)
+        [generator.integers(0, rows, shape).astype(dtype) for shape in table_shapes]
+        for rows, table_shapes in zip(heights, shapes, strict=False)
     ]
 
     def look_up(number, i, rows):
@@ -145,17 +148,17 @@ def test_a_request_asks_for_each_row_once_and_every_look_up_finds_its_rows(
         return LookupIds(tf.constant(i), from_end=bool(number % 2))
 
     wanted = [
-        [look_up(number, i, rows) for number, i in enumerate(own)]
-        for rows, own in zip(heights, ids, strict=True)
+        [look_up(number, i, rows) for number, i in enumerate(table_ids)]
+        for rows, table_ids in zip(heights, ids, strict=True)
     ]
     request = RowRequest(group, ask(group, wanted))
     joined = pulled(request)
     of_tables = zip(group.tables, request.split(joined), request.find(joined), ids, strict=True)
-    for own, rows, found, lookups in of_tables:
-        whole = own.storage.numpy()
+    for table, rows, found, lookups in of_tables:
+        whole = table.storage.numpy()
         num_different = len(np.unique(np.concatenate([i.ravel() for i in lookups])))
-        assert len(rows) == request.num_rows(own) == num_different
-        for i, positions, values in zip(lookups, request.positions(own), found, strict=True):
+        assert len(rows) == request.num_rows(table) == num_different
+        for i, positions, values in zip(lookups, request.positions(table), found, strict=True):
             np.testing.assert_array_equal(rows.numpy()[positions.numpy()], whole[i.ravel()])
             np.testing.assert_array_equal(values, whole[i.ravel()])
 
@@ -170,7 +173,7 @@ def test_gradients_go_to_the_shards_whose_rows_they_are_of(layout, num_shards, h
     rows = request.split(pulled(request))
     for shard in group.shards:
         places = np.split(request.ids_in(shard), np.cumsum(request.counts_in(shard))[:-1])
-        expected = [own.storage.numpy()[i] for own, i in zip(shard.shards, places, strict=True)]
+        expected = [part.storage.numpy()[i] for part, i in zip(shard.shards, places, strict=True)]
         np.testing.assert_array_equal(
             np.concatenate(request.rows_in(shard, rows)), np.concatenate(expected)
         )
@@ -184,14 +187,14 @@ def test_gradients_of_look_ups_are_summed_row_by_row(heights, numbers):
     request = RowRequest(group, ask(group, look_ups(ids)))
     generator = np.random.default_rng(0)
     addends, expected = [], [np.zeros((rows, 2), "float32") for rows in heights]
-    for own, lookups, whole in zip(numbers, ids, expected, strict=True):
-        values = [generator.random((len(lookups[number]), 2), "float32") for number in own]
-        for number, value in zip(own, values, strict=True):
+    for known, lookups, whole in zip(numbers, ids, expected, strict=True):
+        values = [generator.random((len(lookups[number]), 2), "float32") for number in known]
+        for number, value in zip(known, values, strict=True):
             np.add.at(whole, lookups[number], value)
-        addends.append((own, [tf.constant(value) for value in values]))
+        addends.append((known, [tf.constant(value) for value in values]))
     of_tables = request.split(request.sum(addends))
     for rows, lookups, whole in zip(of_tables, ids, expected, strict=True):
-        different = list(dict.fromkeys(i for own in lookups for i in own))
+        different = list(dict.fromkeys(i for lookup in lookups for i in lookup))
         np.testing.assert_allclose(rows, whole[different], rtol=1e-6)
 
 
@@ -202,7 +205,7 @@ def test_a_request_for_no_rows_of_any_table_asks_for_none():
     request = RowRequest(group, ask(group, wanted))
     joined = pulled(request)
     assert [len(rows) for rows in request.split(joined)] == [0, 0]
-    assert [[len(found) for found in own] for own in request.find(joined)] == [[0], [0, 0]]
+    assert [[len(found) for found in lookups] for lookups in request.find(joined)] == [[0], [0, 0]]
 
 
 @pytest.mark.parametrize("heights", [(10,), (10, 4)])

@@ -31,15 +31,15 @@ def random_record(generator, depth=3):
     if kind == 3:
         return Pair(inner, random_record(generator, depth - 1))
     if kind == 4:
-        return {str(number): own for number, own in enumerate(inner)}
+        return {str(number): part for number, part in enumerate(inner)}
     return inner
 
 
 def assert_same(actual, expected):
     tf.nest.assert_same_structure(actual, expected)
     assert len(leaves_of(actual)) == len(leaves_of(expected))
-    for own, other in zip(leaves_of(actual), leaves_of(expected), strict=True):
-        array = own.numpy() if tf.is_tensor(own) else own
+    for leaf, other in zip(leaves_of(actual), leaves_of(expected), strict=True):
+        array = leaf.numpy() if tf.is_tensor(leaf) else leaf
         # A scalar is a number of NumPy's, not an array, when it comes out of a tensor.
         np.testing.assert_array_equal(np.asarray(array, other.dtype), other, strict=True)
 
@@ -64,8 +64,10 @@ def test_any_record_comes_back_as_it_was(seed):
     assert [tf.TensorSpec(flat.shape, flat.dtype) for flat in flats] == packing.carrier_specs
     num_flat = len(flats) - sum(large)
     assert num_flat == len({flat.dtype for flat in flats[:num_flat]})
-    as_they_are = [own for own, is_large in zip(leaves_of(tensors), large, strict=True) if is_large]
-    assert all(own is flat for own, flat in zip(as_they_are, flats[num_flat:], strict=True))
+    as_they_are = [
+        leaf for leaf, is_large in zip(leaves_of(tensors), large, strict=True) if is_large
+    ]
+    assert all(leaf is flat for leaf, flat in zip(as_they_are, flats[num_flat:], strict=True))
     assert packing.num_bytes == sum(array.nbytes for array in leaves_of(record))
     assert_same(packing.unpack(flats), record)
     assert_same(packing.unpack_by_call(packing.pack_by_call(tensors)), record)

@@ -36,13 +36,13 @@ def ps(index, num_bytes, moved=1000.0):
 
 
 def variable(path, num_bytes, shards=(0,), read="whole", dtype="float32"):
-    parts = tuple(ShardPlan(own, num_bytes // len(shards), None) for own in shards)
+    parts = tuple(ShardPlan(index, num_bytes // len(shards), None) for index in shards)
     return VariablePlan(path, (1000, 8), dtype, num_bytes, 0, read, None, None, parts)
 
 
 def a_plan(tasks, variables=(), *, num_workers=2, **step):
-    moved = sum(own.pulled_bytes or 0 for own in tasks)
-    is_known = all(own.pulled_bytes is not None for own in tasks)
+    moved = sum(task.pulled_bytes or 0 for task in tasks)
+    is_known = all(task.pulled_bytes is not None for task in tasks)
     costs = StepCosts(
         moved if is_known else None,
         moved if is_known else None,
@@ -66,8 +66,8 @@ def a_plan(tasks, variables=(), *, num_workers=2, **step):
 def advice(plan, *, is_split=False, is_16_bits=False, overlaps=False):
     given = {"is_split": is_split, "is_16_bits": is_16_bits, "overlaps": overlaps}
     found = advice_for(plan, **given, memory=MACHINE)
-    assert all(own.text.endswith(".") for own in found)
-    return {own.change: own.text for own in found}
+    assert all(hint.text.endswith(".") for hint in found)
+    return {hint.change: hint.text for hint in found}
 
 
 def test_nothing_is_said_of_a_plan_that_is_well():

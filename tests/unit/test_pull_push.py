@@ -139,9 +139,9 @@ def test_a_ps_knows_how_many_rows_of_some_shards_were_asked_for(is_told):
     counts = [2, 0, 3, 1, 4]
     vectors = dict(zip(shards, [tf.zeros([count], tf.int32) for count in counts], strict=True))
     places = RowPlaces({})
-    for own in (shards[:3], shards[3:]):  # two messages
-        told = tf.constant([counts[shard.index] for shard in own])
-        places.add(RowPlaces({s: vectors[s] for s in own}, told if is_told else None))
+    for part in (shards[:3], shards[3:]):  # two messages
+        told = tf.constant([counts[shard.index] for shard in part])
+        places.add(RowPlaces({s: vectors[s] for s in part}, told if is_told else None))
     assert list(places) == shards
     for of in (shards[:3], shards[1:3], shards[3:], shards[2:4], shards[3:2:-1], shards[::2]):
         assert places.counts(of).numpy().tolist() == [counts[shard.index] for shard in of]
@@ -174,16 +174,16 @@ def test_a_push_arrives_with_the_gradients_of_a_fused_variable_in_one(applied):
     )
     assert sent.carrier_specs == received.carrier_specs
     message = received.unpack(sent.pack(on_device.select(step)))
-    (own,) = message.updates
-    assert own.scalars.learning_rate == np.float32(0.1)
+    (pushed,) = message.updates
+    assert pushed.scalars.learning_rate == np.float32(0.1)
     assert [v.name for v in update.shared] == ["iteration", "learning_rate"]
-    assert [float(value) for value in own.scalars.shared] == [0.0, np.float32(0.1)]
-    assert own.scalars.clip_scale is None
+    assert [float(value) for value in pushed.scalars.shared] == [0.0, np.float32(0.1)]
+    assert pushed.scalars.clip_scale is None
     np.testing.assert_array_equal(
-        own.fused[0], np.concatenate([np.ravel(g) for g in gradients[:2]])
+        pushed.fused[0], np.concatenate([np.ravel(g) for g in gradients[:2]])
     )
-    np.testing.assert_array_equal(own.gradients[0], gradients[2])
-    assert own.applied is None if applied is None else own.applied == 1.0
+    np.testing.assert_array_equal(pushed.gradients[0], gradients[2])
+    assert pushed.applied is None if applied is None else pushed.applied == 1.0
     assert message.deltas[0] == 3
     np.testing.assert_array_equal(message.assigned[0], [False, True])
     assert on_device.updates[0].single == shards_in([third])
@@ -210,9 +210,9 @@ def test_a_pull_brings_dense_values_and_the_rows_that_are_looked_up(num_shards, 
     for variable, expected in zip(dense, values_of(SHAPES), strict=True):
         np.testing.assert_array_equal(step.values[variable], expected)
     for table, whole, ids in zip(tables, wholes, [batch, batch // 2], strict=True):
-        own = step.replicas[0].tables[table]
-        assert len(own.rows) == len(np.unique(ids))
-        np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[ids])
+        found = step.replicas[0].tables[table]
+        assert len(found.rows) == len(np.unique(ids))
+        np.testing.assert_array_equal(tf.gather(found.rows, found.positions[0]), whole[ids])
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
@@ -233,13 +233,13 @@ def test_what_several_steps_ask_for_together_is_what_each_asks_for(num_tables, n
     for batch, asked in zip(batches, pull.ask_ahead({}, known), strict=True):
         step = context(inventory, names, tf.constant(batch), asked=asked)
         pull.add_to(step)
-        assert {id(own) for own in step.messages.values()} == {
-            id(own) for of_round in asked.values() for own in of_round.messages.values()
+        assert {id(message) for message in step.messages.values()} == {
+            id(message) for of_round in asked.values() for message in of_round.messages.values()
         }
         for table, whole, ids in zip(tables, wholes, [batch, batch // 2], strict=False):
-            own = step.replicas[0].tables[table]
-            assert len(own.rows) == len(np.unique(ids))
-            np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[ids])
+            found = step.replicas[0].tables[table]
+            assert len(found.rows) == len(np.unique(ids))
+            np.testing.assert_array_equal(tf.gather(found.rows, found.positions[0]), whole[ids])
 
 
 def test_what_follows_from_a_pulled_value_is_not_asked_for_ahead():
@@ -258,8 +258,8 @@ def test_what_follows_from_a_pulled_value_is_not_asked_for_ahead():
     assert asked == {}
     step = context(inventory, names, batch, asked=asked)
     pull.add_to(step)
-    own = step.replicas[0].tables[table]
-    np.testing.assert_array_equal(tf.gather(own.rows, own.positions[0]), whole[[7, 3]])
+    found = step.replicas[0].tables[table]
+    np.testing.assert_array_equal(tf.gather(found.rows, found.positions[0]), whole[[7, 3]])
 
 
 def test_a_pull_takes_the_values_of_fused_variables_from_where_they_lie():
@@ -336,7 +336,7 @@ def test_a_push_to_fused_variables_is_what_the_optimizer_does(name):
     update = update_of(ours, gradients)
     variables = IdentitySet(ours._trainable_variables)
     fused = FusedVariables([update], variables, IdentitySet())
-    assert [len(own.shards) for own in fused.all] == [len(SHAPES)]
+    assert [len(vector.shards) for vector in fused.all] == [len(SHAPES)]
     fused.load()
     push(changes_of(update, fused=fused.all), outputs_of(update))
     np.testing.assert_array_equal(
@@ -363,8 +363,8 @@ def test_a_push_of_rows_updates_them_as_the_optimizer_does(name, sparse_updates,
     step = context(inventory, names, tf.constant(ids))
     pull.add_to(step)
     weights = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
-    own = step.replicas[0].tables[table]
-    gradient = tf.math.unsorted_segment_sum(weights, own.positions[0], tf.shape(own.rows)[0])
+    found = step.replicas[0].tables[table]
+    gradient = tf.math.unsorted_segment_sum(weights, found.positions[0], tf.shape(found.rows)[0])
     update = update_of(ours, [gradient])
     changes = changes_of(update, tables=[table], sparse_updates=sparse_updates)
     push(changes, outputs_of(update), pull.pulls, step)
@@ -475,9 +475,9 @@ def test_a_lane_that_takes_the_place_of_another_is_open_and_empty():
         with pytest.raises(tf.errors.InvalidArgumentError, match="a push was refused"):
             push_in(lane)
         assert fences.close_lane(lane, devices) == (0,)
-        assert [[record.applied for record in own] for own in fences.records([lane], devices)] == [
-            [0]
-        ]
+        assert [
+            [record.applied for record in records] for records in fences.records([lane], devices)
+        ] == [[0]]
     assert push_in(fourth) == 5
     assert [fences.close_lane(lane, devices) for lane in (third, fourth)] == [(2,), (2,)]
 
@@ -555,13 +555,13 @@ def test_a_push_counts_what_was_applied_since_its_pull():
     early, late = pulled(first), pulled(second)
     phase.add_to(late)
     phase.add_to(early)
-    ((own, other),) = fences.records([first, second], changes.devices)
-    assert (own.total, own.largest) == (41, 40)
-    assert (own.counts[1], own.counts[NUM_BINS - 1], own.counts.sum()) == (1, 1, 2)
+    ((record, other),) = fences.records([first, second], changes.devices)
+    assert (record.total, record.largest) == (41, 40)
+    assert (record.counts[1], record.counts[NUM_BINS - 1], record.counts.sum()) == (1, 1, 2)
     assert (other.total, other.largest, other.counts[0], other.counts.sum()) == (0, 0, 41, 41)
     # What is done in a closed lane is not counted, and what it has counted before stays.
     fences.close_lane(first, changes.devices)
     with pytest.raises(tf.errors.InvalidArgumentError, match="a push was refused"):
         phase.add_to(pulled(first))
-    ((own,),) = fences.records([first], changes.devices)
-    assert own.counts.sum() == 2
+    ((record,),) = fences.records([first], changes.devices)
+    assert record.counts.sum() == 2

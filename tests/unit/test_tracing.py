@@ -27,8 +27,8 @@ def test_intervals_are_sets_of_points():
             [(b, b + draw.randrange(4)) for b in draw.choices(range(30), k=draw.randrange(6))]
             for _ in range(2)
         )
-        points = [{p for b, e in own for p in range(b, e)} for own in (one, other)]
-        sets = [intervals.union(own) for own in (one, other)]
+        points = [{p for b, e in spans for p in range(b, e)} for spans in (one, other)]
+        sets = [intervals.union(spans) for spans in (one, other)]
         for found, expected in [
             (sets[0], points[0]),
             (intervals.both(*sets), points[0] & points[1]),
@@ -162,9 +162,9 @@ def test_steps_in_a_loop_are_told_apart():
         ]
         worker.waits.append(operation("while/body/pull/Reply/_3", at, at + 5, kind="_Recv"))
     steps = find_steps({("worker", 0): worker})
-    assert [own.compute for own in steps] == [(6, 10), (26, 30), (46, 50)]
-    assert [own.push for own in steps] == [(10, 12), (30, 32), (50, 52)]
-    assert [own.pull[1] for own in steps] == [5, 25, 45]
+    assert [found.compute for found in steps] == [(6, 10), (26, 30), (46, 50)]
+    assert [found.push for found in steps] == [(10, 12), (30, 32), (50, 52)]
+    assert [found.pull[1] for found in steps] == [5, 25, 45]
 
 
 def test_an_execution_that_had_begun_before_is_left_out():
@@ -186,7 +186,7 @@ def test_events_that_overlap_lie_in_lanes(tmp_path):
         trace.add(1, "pull", "pull", (begin, end))
     trace.write(tmp_path / "trace.json", {})
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    slices = [(own["tid"], own["ts"], own["dur"]) for own in events if own["ph"] == "X"]
+    slices = [(event["tid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert slices == [(1, 0, 4), (2, 1, 1), (2, 2, 3), (1, 4, 2)]
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
