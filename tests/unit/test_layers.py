@@ -14,6 +14,7 @@ import pytest
 import kerasps
 
 PACKAGE = Path(kerasps.__file__).parent
+REPOSITORY = Path(__file__).parents[2]
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
@@ -406,6 +407,14 @@ def vague_names(tree: ast.AST) -> list[int]:
 def test_a_name_says_what_the_thing_is():
     found = {module: vague_names(tree) for module, tree in TREES.items()}
     assert {module: lines for module, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("directory", ["tests", "benchmarks", "examples"])
+def test_a_name_beside_the_package_says_what_the_thing_is(directory):
+    paths = sorted((REPOSITORY / directory).rglob("*.py"))
+    assert paths
+    found = {str(path): vague_names(ast.parse(path.read_text())) for path in paths}
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
