@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from kerasps.variables import ParameterServerVariable, call_with
-from kerasps.variables.away import drawn
+from kerasps.variables.stand_ins import drawn
 
 
 class SeedDraw:
     """Reads the seed generators of a step on a ps, and advances them there.
 
     Args:
-        seeds: the stand-ins of the generators' states, on one ps (see `variables.AwayStates`).
+        seeds: the stand-ins of the generators' states, on one ps (see `variables.StandIns`).
         draws: the number of seeds that a step draws from each.
         mutex: returns the lock of a device, by the device's name.
     """

@@ -70,7 +70,7 @@ class StepPlan:
         lookup: finds by name, in a step graph, the variables that the phases have captured.
         lookup_tables: the lookup tables that the compute phase has captured.
         draws: the number of seeds that a step takes from each generator.
-        draw: draws the seeds on a ps, if their states are there (see `variables.AwayStates`).
+        draw: draws the seeds on a ps, if their states are there (see `variables.StandIns`).
         log_names: the names of the logs that the step returned beside the metrics.
         outputs: the specs of the tensors that it predicted.
         joins_outputs: whether the outputs of several steps can be put end to end.

@@ -40,7 +40,7 @@ class Loop:
         predictions: collects the outputs of `predict`. Each execution then returns its result.
 
     Attributes:
-        on_turn: called between two reports. It may call `rest`.
+        on_turn: called between two reports. It may call `drain`.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Loop:
         """Number steps from the optimizer's current iterations, which users may have set."""
         self._numbers.restart()
 
-    def rest(self) -> LoopPosition:
+    def drain(self) -> LoopPosition:
         """Wait for the steps in flight, count them, and return the loop's position.
 
         No step is in flight afterwards, and callbacks were called for all counted steps. Call from

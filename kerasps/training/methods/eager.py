@@ -22,7 +22,7 @@ from kerasps.errors import UnsupportedError
 from kerasps.inputs import DatasetCreator
 from kerasps.step import TracedStep
 from kerasps.training.contract.host import Host
-from kerasps.variables import come_to_rest
+from kerasps.variables import wait_for_steps
 from kerasps.variables.adoption import adopt_model, strategy_of
 from kerasps.variables.named import plain_variable
 from kerasps.variables.phase import creating_under
@@ -57,7 +57,7 @@ def run_eagerly(
         args: the arguments of the method.
         kwargs: its keyword arguments.
     """
-    come_to_rest()
+    wait_for_steps()
     strategy = strategy_of(model)
     host: Host = strategy.extended.host
     if host.why_no_eager_steps is not None:

@@ -27,7 +27,7 @@ from kerasps.training.loop.step_numbers import StepNumbers
 from kerasps.training.methods.keras_rules import check_compiled, plain_logs
 from kerasps.training.methods.prepare import prepare
 from kerasps.training.methods.stateful import build_stateful
-from kerasps.variables import come_to_rest
+from kerasps.variables import wait_for_steps
 from kerasps.variables.flights import Flight
 
 _LOGGER = logging.getLogger("kerasps")
@@ -90,7 +90,7 @@ def _run_on_batch(
 ) -> tuple[TracedStep, ExecutionResult]:
     x, y, sample_weight = batch
     check_arrays(is_batch=True, x=x, y=y, sample_weight=sample_weight)
-    come_to_rest()
+    wait_for_steps()
     prepare(model)
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
