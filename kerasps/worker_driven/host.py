@@ -27,7 +27,7 @@ from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.tracing import Trace
 from kerasps.training import Dispatching
 from kerasps.worker_driven.fit_messages import FitMessages, TellStop
-from kerasps.worker_driven.own_steps import OwnSteps
+from kerasps.worker_driven.in_process_dispatcher import InProcessDispatcher
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import SharedExtended
 from kerasps.worker_driven.step_budget import StepBudget
@@ -263,7 +263,7 @@ class WorkerHost(BaseHost):
             messages = FitMessages(self._run, model, function, self._run.num_fits - 1)
         if mode is TRAIN and self._max_steps is not None:
             budget = StepBudget(self._run, model, self._max_steps)
-        return OwnSteps(
+        return InProcessDispatcher(
             function,
             inputs,
             worker=self.worker_index,
