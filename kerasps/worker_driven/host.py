@@ -26,7 +26,7 @@ from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.tracing import Trace
 from kerasps.training import Dispatching
-from kerasps.worker_driven.fit_messages import FitMessages, TellStop
+from kerasps.worker_driven.fit_messages import FitMessages, StopBroadcast
 from kerasps.worker_driven.in_process_dispatcher import InProcessDispatcher
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import SharedExtended
@@ -237,7 +237,7 @@ class WorkerHost(BaseHost):
                     "`BackupAndRestore`. Remove it from `callbacks`."
                 )
         if self.is_chief:
-            chosen = [*given, TellStop(self._run, self._run.num_fits - 1)]
+            chosen = [*given, StopBroadcast(self._run, self._run.num_fits - 1)]
         else:
             chosen = [callback for callback in given if not isinstance(callback, _OF_CHIEF)]
             left_out = [type(c).__name__ for c in given if isinstance(c, _OF_CHIEF)]

@@ -54,7 +54,7 @@ class EpochWorkers:
         """Return whether a worker holds results."""
         return bool(self.states[index].uncollected)
 
-    def has_let_go(self, index: int) -> bool:
+    def is_drained(self, index: int) -> bool:
         """Return whether a leaving worker holds no executions or results any more."""
         worker = self.states[index]
         return worker.is_leaving and worker.status is WorkerStatus.LOST

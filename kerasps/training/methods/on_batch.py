@@ -31,7 +31,7 @@ from kerasps.variables import wait_for_steps
 from kerasps.variables.flights import Flight
 
 _LOGGER = logging.getLogger("kerasps")
-_told: weakref.WeakSet[Host] = weakref.WeakSet()
+_warned: weakref.WeakSet[Host] = weakref.WeakSet()
 
 
 def train_on_batch(
@@ -132,8 +132,8 @@ def _note_own_step(host: Host, what: str) -> None:
         what: the method that the user has called.
     """
     has_gpu = any(devices[0] != FIRST_CPU for devices in host.devices_of_workers())
-    if has_gpu and host.own_devices == (FIRST_CPU,) and host not in _told:
-        _told.add(host)
+    if has_gpu and host.own_devices == (FIRST_CPU,) and host not in _warned:
+        _warned.add(host)
         _LOGGER.warning(
             f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
             "`fit`, `evaluate` or `predict` to run steps there."
