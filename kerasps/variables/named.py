@@ -181,7 +181,7 @@ def plain_variable(*, use_resource: bool = True, **kwargs: object) -> tf.Variabl
     return _compat.ResourceVariable(**kwargs)
 
 
-class Lookup:
+class HandleFinder:
     """Finds variables, and the locks of their tasks, by name, in the graph of an execution.
 
     Args:
@@ -197,7 +197,7 @@ class Lookup:
                 variable = captured.named_variable()
                 by_device.setdefault(variable.device, {})[id(captured)] = variable
         self._functions = {
-            device: _look_up(device, list(stored.values()))
+            device: _handles_function(device, list(stored.values()))
             for device, stored in sorted(by_device.items())
         }
         self._keys = {device: [id(mutex(device)), *stored] for device, stored in by_device.items()}
@@ -219,7 +219,7 @@ class Lookup:
         return handles
 
 
-def _look_up(device: str, stored: Sequence[NamedVariable]) -> Any:
+def _handles_function(device: str, stored: Sequence[NamedVariable]) -> Any:
     names = [(v.shared_name, v.dtype, v.shape) for v in stored]
 
     def look_up(token: tf.Tensor) -> list[tf.Tensor]:

@@ -12,11 +12,11 @@ from kerasps.cli.scripts.run_state import (
     EndScript,
     NoticeReceived,
     PSDied,
+    RestartRun,
     RunState,
     Say,
     ScriptEnded,
     SignalReceived,
-    StartAnew,
     TimePassed,
     WorkerDied,
 )
@@ -92,7 +92,7 @@ def test_the_run_ends_with_the_script(events, code):
 )
 def test_a_loss_begins_the_run_anew(events):
     played = Played()
-    assert played.play(*events) == [StartAnew()]
+    assert played.play(*events) == [RestartRun()]
     assert "The run is started again, 1 of 3 in this hour. It resumes from" in played.said[-1]
     # What an earlier script said or suffered is not held against the next one.
     assert played.play(ScriptEnded(3), 0.6) == [End(3)]
@@ -101,7 +101,7 @@ def test_a_loss_begins_the_run_anew(events):
 def test_a_failure_waits_for_the_death_that_it_may_follow_from():
     played = Played()
     assert played.play(ScriptEnded(1), 0.4) == []
-    assert played.play(PS_DIED) == [StartAnew()]
+    assert played.play(PS_DIED) == [RestartRun()]
 
 
 def test_a_script_that_does_not_end_without_its_ps_is_ended():
@@ -111,7 +111,7 @@ def test_a_script_that_does_not_end_without_its_ps_is_ended():
     assert played.play(4.8) == []
     assert played.play(0.2) == [EndScript(9)]
     assert played.play(60) == []
-    assert played.play(ScriptEnded(-9)) == [StartAnew()]
+    assert played.play(ScriptEnded(-9)) == [RestartRun()]
 
 
 @pytest.mark.parametrize("events", [[SignalReceived(15)], [PS_DIED]])
@@ -133,14 +133,14 @@ def test_a_hung_worker_is_for_the_cluster_and_a_hung_ps_ends_the_run():
 
 def test_restarts_are_counted_per_task_and_hour_with_growing_pauses():
     played = Played()
-    assert played.play(ScriptEnded(-9)) == [StartAnew()]
+    assert played.play(ScriptEnded(-9)) == [RestartRun()]
     assert played.play(ScriptEnded(-9), 0.9) == []
     assert "started again in 1 s, 2 of 3 in this hour" in played.said[-1]
-    assert played.play(0.2) == [StartAnew()]
+    assert played.play(0.2) == [RestartRun()]
     # Another task has restarts of its own.
-    assert played.play(PS_DIED, ScriptEnded(1)) == [StartAnew()]
+    assert played.play(PS_DIED, ScriptEnded(1)) == [RestartRun()]
     assert played.play(ScriptEnded(-9), 1.9) == []
-    assert played.play(0.2) == [StartAnew()]
+    assert played.play(0.2) == [RestartRun()]
     assert played.play(ScriptEnded(-6)) == [End(134)]
     assert played.said[-2:] == [
         "the script has ended (signal SIGABRT). The run is not started again: 3 restarts within an "
@@ -151,9 +151,9 @@ def test_restarts_are_counted_per_task_and_hour_with_growing_pauses():
 
 def test_after_an_hour_there_are_restarts_again():
     played = Played(max_restarts=1)
-    assert played.play(ScriptEnded(-9), 3599, ScriptEnded(0)) == [StartAnew(), End(0)]
+    assert played.play(ScriptEnded(-9), 3599, ScriptEnded(0)) == [RestartRun(), End(0)]
     played = Played(max_restarts=1)
-    assert played.play(ScriptEnded(-9), 3600, ScriptEnded(-9)) == [StartAnew(), StartAnew()]
+    assert played.play(ScriptEnded(-9), 3600, ScriptEnded(-9)) == [RestartRun(), RestartRun()]
 
 
 def test_the_first_failure_is_said_last_with_its_log_lines():
@@ -205,12 +205,12 @@ def test_whatever_happens_a_script_that_ends_is_followed_by_one_thing(seed):
     for _ in range(8):
         for _ in range(chance.randrange(6)):
             commands = played.play(chance.choice(others))
-            assert not any(isinstance(command, (StartAnew, End)) for command in commands)
+            assert not any(isinstance(command, (RestartRun, End)) for command in commands)
         if chance.random() < 0.1:
             played.play(SignalReceived(chance.choice([1, 2, 15])))
         commands = played.play(ScriptEnded(chance.choice([0, 1, 143, -9, -15])))
         commands += played.play(*[0.25] * 2, *[chance.choice([0.1, 9]) for _ in range(5)], 40)
-        last = [command for command in commands if isinstance(command, (StartAnew, End))]
+        last = [command for command in commands if isinstance(command, (RestartRun, End))]
         assert len(last) == 1
         if isinstance(last[0], End):
             return

@@ -100,7 +100,7 @@ class EndHungWorker:
 
 
 @dataclass(frozen=True)
-class StartAnew:
+class RestartRun:
     """Restart all tasks, empty, and then the script."""
 
 
@@ -111,7 +111,7 @@ class End:
     code: int
 
 
-Command = Say | EndScript | EndHungWorker | StartAnew | End
+Command = Say | EndScript | EndHungWorker | RestartRun | End
 
 
 class RunState:
@@ -187,7 +187,7 @@ class RunState:
                 yield self._end(128 + self._signal)
             elif now >= self._start_at:
                 self._begin_run()
-                yield StartAnew()
+                yield RestartRun()
         elif self._code is not None:
             if self._knows_why() or now >= self._decide_at:
                 yield from self._decide(self._code, now)

@@ -20,11 +20,11 @@ from kerasps.cli.scripts.run_state import (
     EndScript,
     Event,
     NoticeReceived,
+    RestartRun,
     RunState,
     Say,
     ScriptEnded,
     SignalReceived,
-    StartAnew,
     TimePassed,
 )
 from kerasps.cli.scripts.script_process import ScriptProcess
@@ -181,7 +181,7 @@ class ScriptRun:
                 self._signal_script(number)
             case EndHungWorker(notice):
                 self._end_hung_worker(notice)
-            case StartAnew():
+            case RestartRun():
                 self.end_forks_of_script()
                 self._restart_tasks()
                 self._script = ScriptProcess(self._command, self._env)

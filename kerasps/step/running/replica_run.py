@@ -197,7 +197,7 @@ def _add_step(
 def _step_outputs(
     plan: StepPlan, batch: object, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    handles = plan.lookup()
+    handles = plan.find_handles()
     handles.update(plan.lookup_tables.handles())
     scratch = {
         key: anonymous_handle(spec.shape, spec.dtype)
