@@ -264,7 +264,7 @@ class StatusReader:
                 read[name][0] / seconds * speed if seconds and name in read else 0.0,
                 read[name][1] if name in read else 0,
             )
-            for name, rows in meter.table_rows().items()
+            for name, rows in meter.table_sizes().items()
         ]
         return tuple(sorted(tables, key=lambda table: (-table.rows_read_per_second, table.name)))
 

@@ -310,9 +310,9 @@ class RoundPull:
         values: dict[Shard, tf.Tensor] = {}
         rows: dict[GroupShard, tf.Tensor] = {}
         for pull in self.pulls:
-            own_values, own_rows = pull.add_to(step)
-            values.update(own_values)
-            rows.update(own_rows)
+            ps_values, ps_rows = pull.add_to(step)
+            values.update(ps_values)
+            rows.update(ps_rows)
         step.add_values((variable, _join(variable, values)) for variable in self._dense)
         for request in requests:
             group = request.group
