@@ -138,11 +138,11 @@ class CoordinatorHost(BaseHost):
         """Return True if a ps counts as lost because it does not answer."""
         return self.membership.hangs(ps)
 
-    def known_workers(self) -> list[WorkerInfo]:
+    def worker_infos(self) -> list[WorkerInfo]:
         """Return the known state of each worker."""
         return self.membership.tasks("worker")
 
-    def known_ps(self) -> list[WorkerInfo]:
+    def ps_infos(self) -> list[WorkerInfo]:
         """Return the known state of each ps."""
         return self.membership.tasks("ps")
 

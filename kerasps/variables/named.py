@@ -78,7 +78,7 @@ class NamedVariable(_compat.ResourceVariable):
                 on_own_task(lambda: assign(value, read_value=False))
             # A graph captures handles, but later code needs the variables of these handles.
             handle.named_variable = weakref.ref(self)
-            self._own(kind)
+            self._destroy_with_object(kind)
 
     @property
     def device(self) -> str:
@@ -96,7 +96,7 @@ class NamedVariable(_compat.ResourceVariable):
     def _takes_initial_value(self) -> bool:
         return self.takes_values
 
-    def _own(self, kind: Hashable) -> None:
+    def _destroy_with_object(self, kind: Hashable) -> None:
         # Not when this process ends: TensorFlow then removes all of the process's resources from
         # the tasks, and some tasks may have ended already.
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False

@@ -108,7 +108,9 @@ def _take(states: Sequence[tf.Variable], clears: Sequence[bool]) -> list[tf.Tens
     return values
 
 
-def drawn(mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int]) -> list[tf.Tensor]:
+def draw_seeds(
+    mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int]
+) -> list[tf.Tensor]:
     """Return the states of seed generators and advance them, in a graph that runs on their ps.
 
     Args:

@@ -174,7 +174,7 @@ class ParameterServerVariable(keras.Variable):
         create_copy(value, create)
         self._value._unique_id = value._unique_id  # optimizers know the variable by it
 
-    def lies_beside(self, other: ParameterServerVariable) -> bool:
+    def is_beside(self, other: ParameterServerVariable) -> bool:
         """Return whether each shard is on the device of the same shard of `other`.
 
         If the shapes differ, this variable must be whole and on the device of `other`'s first

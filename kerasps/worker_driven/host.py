@@ -134,12 +134,12 @@ class WorkerHost(BaseHost):
         del ps
         return False
 
-    def known_workers(self) -> list[WorkerInfo]:
+    def worker_infos(self) -> list[WorkerInfo]:
         """Return this process, the only worker that it knows."""
         address = str(self.description.address)
         return [WorkerInfo(self.worker_index, address, "there", time.monotonic() - self._began)]
 
-    def known_ps(self) -> list[WorkerInfo]:
+    def ps_infos(self) -> list[WorkerInfo]:
         """Return the ps of the description, without asking them."""
         since_s = time.monotonic() - self._began
         addresses = self.description.jobs["ps"]

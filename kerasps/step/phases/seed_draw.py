@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from kerasps.variables import ParameterServerVariable, call_with
-from kerasps.variables.stand_ins import drawn
+from kerasps.variables.stand_ins import draw_seeds
 
 
 class SeedDraw:
@@ -30,7 +30,7 @@ class SeedDraw:
 
         def draw() -> list[tf.Tensor]:
             with tf.device(self._device):
-                return drawn(mutex(self._device), storages, draws)
+                return draw_seeds(mutex(self._device), storages, draws)
 
         with tf.init_scope():
             self._function = tf.function(draw, autograph=False).get_concrete_function()

@@ -97,7 +97,7 @@ def _run_on_batch(
     build_stateful(model, lambda: keras.utils.unpack_x_y_sample_weight(packed)[0])
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     host = host_of(model)
-    _note_own_step(host, f"`{mode.name}_on_batch`")
+    _warn_of_local_step(host, f"`{mode.name}_on_batch`")
     with translated_errors(host):
         devices = host.own_devices
         with explaining(model, mode, spec):
@@ -124,7 +124,7 @@ def _as_tensor(value: object) -> Any:
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
 
-def _note_own_step(host: Host, what: str) -> None:
+def _warn_of_local_step(host: Host, what: str) -> None:
     """Log once that this process computes on its CPU, although workers have GPUs.
 
     Args:

@@ -299,9 +299,9 @@ def predict(
             predictions=predictions,
         ).run_epoch(0)
         callback_list.on_predict_end()
-    if not predictions.told:
+    if not predictions.reported:
         raise no_batches("predict")
-    return concatenated(predictions.told)
+    return concatenated(predictions.reported)
 
 
 def _steps(name: str, value: object) -> int | None:
