@@ -134,11 +134,11 @@ class BaseHost(abc.ABC):
     # For the status (see `monitoring`)
 
     @abc.abstractmethod
-    def known_workers(self) -> list[WorkerInfo]:
+    def worker_infos(self) -> list[WorkerInfo]:
         """Return the known state of each worker that does steps."""
 
     @abc.abstractmethod
-    def known_ps(self) -> list[WorkerInfo]:
+    def ps_infos(self) -> list[WorkerInfo]:
         """Return the known state of each ps, without asking the ps."""
 
     @property

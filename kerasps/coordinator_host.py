@@ -24,10 +24,10 @@ from kerasps.training import Dispatching
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.scheduled import ScheduledCalls
 from kerasps.training.sessions.dispatcher import Dispatcher
-from kerasps.variables.away import AwayStates
 from kerasps.variables.flights import wait_for_flights
 from kerasps.variables.placing import Extended
 from kerasps.variables.row_pools import RowPools
+from kerasps.variables.stand_ins import StandIns
 from kerasps.variables.wire import WireRule
 
 # The wait for steps in flight when the cluster is closed. They fail at once, unless a worker is
@@ -102,7 +102,7 @@ class CoordinatorHost(BaseHost):
         self.scheduled_calls = calls = ScheduledCalls(self)
         self._port = CoordinatorPort(coordinator)
         self._port.replace_failure_handler(self.membership, calls)
-        self.extended.away = AwayStates(self.extended.mutex)
+        self.extended.stand_ins = StandIns(self.extended.mutex)
         self.extended.replica_runner = functools.partial(run_in_graph, self, calls)
 
     def make_membership(self) -> Membership:
@@ -138,11 +138,11 @@ class CoordinatorHost(BaseHost):
         """Return True if a ps counts as lost because it does not answer."""
         return self.membership.hangs(ps)
 
-    def known_workers(self) -> list[WorkerInfo]:
+    def worker_infos(self) -> list[WorkerInfo]:
         """Return the known state of each worker."""
         return self.membership.tasks("worker")
 
-    def known_ps(self) -> list[WorkerInfo]:
+    def ps_infos(self) -> list[WorkerInfo]:
         """Return the known state of each ps."""
         return self.membership.tasks("ps")
 

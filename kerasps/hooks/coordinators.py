@@ -13,7 +13,7 @@ from kerasps.inputs import per_worker_dataset, quickly_deleted
 from kerasps.runtime.connected import check_not_closed, connected_host, connected_strategy
 from kerasps.runtime.errors import translated_errors
 from kerasps.training.calls.scheduled import Parts, ScheduledCalls
-from kerasps.variables import come_to_rest
+from kerasps.variables import wait_for_steps
 
 
 def schedule(
@@ -24,7 +24,7 @@ def schedule(
 ) -> Any:
     """`ClusterCoordinator.schedule`: in a callback, wait for the steps of `fit` in flight first."""
     check_not_closed("`ClusterCoordinator.schedule`")
-    come_to_rest()
+    wait_for_steps()
     with translated_errors(connected_host()), left_as_found():
         return original(self, *args, **kwargs)
 

@@ -55,10 +55,10 @@ class MonitoredHost(Host, Protocol):
     def own_worker(self) -> int | None:
         """The index of the worker that this process is; None for a coordinator."""
 
-    def known_workers(self) -> list[WorkerInfo]:
+    def worker_infos(self) -> list[WorkerInfo]:
         """Return the known state of each worker."""
 
-    def known_ps(self) -> list[WorkerInfo]:
+    def ps_infos(self) -> list[WorkerInfo]:
         """Return the known state of each ps."""
 
 
@@ -85,7 +85,7 @@ class StatusReader:
         """Return the current status in milliseconds, or in up to 1.5 seconds if a ps hangs."""
         host, is_closed = self._host, closed_error() is not None
         meter, report = host.run_meter, host.traffic_meter.report()
-        workers, ps = host.known_workers(), host.known_ps()
+        workers, ps = host.worker_infos(), host.ps_infos()
         answers = self._answers(ps, is_closed)
         all_answer = all(answer is Answer.SERVES for answer in answers.values())
         staleness = host.staleness_meter.last_report
@@ -264,7 +264,7 @@ class StatusReader:
                 read[name][0] / seconds * speed if seconds and name in read else 0.0,
                 read[name][1] if name in read else 0,
             )
-            for name, rows in meter.table_rows().items()
+            for name, rows in meter.table_sizes().items()
         ]
         return tuple(sorted(tables, key=lambda table: (-table.rows_read_per_second, table.name)))
 

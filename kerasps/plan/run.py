@@ -69,7 +69,7 @@ def plan(
             plans.append(exc)
 
     PlannedHost.at_first_step = measure
-    out = _own_stdout() if as_json else sys.stdout
+    out = _reserve_stdout() if as_json else sys.stdout
     error = _run(script, args)
     found = plans[0] if plans else PlanError(error)
     if isinstance(found, Exception):
@@ -101,7 +101,7 @@ def _prepare(num_workers: int, num_ps: int) -> None:
     os.environ["TF_CONFIG"] = json.dumps(config)
 
 
-def _own_stdout() -> TextIO:
+def _reserve_stdout() -> TextIO:
     """Return this process's stdout, and redirect all other output for stdout to stderr."""
     sys.stdout.flush()
     stdout = os.fdopen(os.dup(1), "w")

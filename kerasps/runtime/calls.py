@@ -40,7 +40,7 @@ def call_flat(
     return outputs or []
 
 
-def call_apart(
+def call_uncancellable(
     function: tf.types.experimental.ConcreteFunction, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Call a concrete function as `call_flat` does, without the executions' cancellation manager.
@@ -61,7 +61,7 @@ def call_apart(
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def separate_executor() -> Iterator[None]:
     """In this context, this thread's operations do not wait for operations that were sent before.
 
     They go through a separate executor, and each call returns when its operation is complete. An

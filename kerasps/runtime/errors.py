@@ -34,7 +34,7 @@ _PAUSE_S, _ANSWER_S, _RECONNECT_S = 0.1, 1.0, 5.0
 _OF_TASK = re.compile(r"/job:(worker|ps)\b|unknown device|contains an invalid device")
 
 # Attributes of an error: the worker that it comes from; True if its message names that worker.
-_WORKER, _TOLD = "_kerasps_worker", "_kerasps_told"
+_WORKER, _HAS_NOTE = "_kerasps_worker", "_kerasps_has_note"
 
 
 def comes_from(error: BaseException, worker: int) -> None:
@@ -76,9 +76,9 @@ def translated_errors(host: ClusterHost | None) -> Iterator[None]:
             raise InputError(f"Ids out of range: {text} {number}. {advice}") from None
         _raise_if_strings(cause)
         worker = getattr(cause, _WORKER, None)
-        if host is not None and worker is not None and not hasattr(cause, _TOLD):
+        if host is not None and worker is not None and not hasattr(cause, _HAS_NOTE):
             told = cleaned(cause)
-            setattr(told, _TOLD, True)
+            setattr(told, _HAS_NOTE, True)
             told.add_note(
                 f"Raised on worker {worker} at {host.description.jobs['worker'][worker]}."
             )
@@ -315,7 +315,7 @@ def cleaned(error: object) -> Any:
     for note in getattr(error, "__notes__", ()):
         told.add_note(note)
     told.__context__, told.__suppress_context__ = error, True
-    for attribute in (_WORKER, _TOLD):
+    for attribute in (_WORKER, _HAS_NOTE):
         if hasattr(error, attribute):
             setattr(told, attribute, getattr(error, attribute))
     return told

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from kerasps.runtime.calls import call_apart
+from kerasps.runtime.calls import call_uncancellable
 from kerasps.runtime.devices import COORDINATOR_CPU
 
 _LOCK = threading.Lock()
@@ -34,7 +34,7 @@ def fetch(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
     # waits with Python's lock held, so that one task that hangs would stop every thread.
     specs = tuple(tf.TensorSpec(None, tensor.dtype) for tensor in tensors)
     with tf.device(COORDINATOR_CPU):
-        return [tensor.numpy() for tensor in call_apart(_function(specs), tensors)]
+        return [tensor.numpy() for tensor in call_uncancellable(_function(specs), tensors)]
 
 
 def make_ready(dtypes: Sequence[tf.DType]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.runtime import fetching
-from kerasps.runtime.calls import call_apart, persist
+from kerasps.runtime.calls import call_uncancellable, persist
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch, sent
 
@@ -116,7 +116,9 @@ class OnPS:
             ]
         with tf.device(self._device):
             # A tensor of one element is sent with the call.
-            return call_apart(self._function, [sent(t) if t.shape.rank else t for t in tensors])
+            return call_uncancellable(
+                self._function, [sent(t) if t.shape.rank else t for t in tensors]
+            )
 
     def call(self, *arguments: object) -> list[np.ndarray]:
         """Call it, with retries; return the values of its results.

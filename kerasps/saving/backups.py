@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps.runtime.calls import apart
+from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import check_ps_of
 from kerasps.saving.backup_files import Backup, BackupDirectory
@@ -130,7 +130,7 @@ class BackupStore:
                     file.write("Made to learn which ps see this directory.")
                 pieces = copies.write(directory, probe)
             finally:
-                with apart():  # an error here must not end the training
+                with separate_executor():  # an error here must not end the training
                     copies.free()
             tf.io.gfile.remove(probe)
             self._directory.commit(number, record, to_record(pieces), specs)

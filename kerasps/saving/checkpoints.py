@@ -23,7 +23,7 @@ from kerasps.runtime.connected import connected_strategy
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import lost_ps
 from kerasps.saving.damage import naming_damaged_checkpoint
-from kerasps.variables import come_to_rest
+from kerasps.variables import wait_for_steps
 from kerasps.variables.chunks import CHUNK_BYTES, chunks_of, read_rows, row_bytes, write_rows
 from kerasps.variables.sharding import ShardedStorage, WholeValue
 
@@ -233,7 +233,7 @@ def save_checkpoint(
     Replaces `MultiDeviceSaver.save`. The path is absolute since working directories of tasks
     differ.
     """
-    come_to_rest()
+    wait_for_steps()
     if not tf.executing_eagerly() or not _ps_devices(saver):
         return original(saver, file_prefix, options)
     prefix = _absolute(file_prefix)

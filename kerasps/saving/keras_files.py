@@ -27,7 +27,7 @@ from kerasps.runtime.connected import check_not_closed, connected_host
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.errors import check_ps_of, translated_errors
 from kerasps.saving.damage import naming_damaged_file
-from kerasps.variables import ParameterServerVariable, come_to_rest, current_phase
+from kerasps.variables import ParameterServerVariable, current_phase, wait_for_steps
 from kerasps.variables.adoption import strategy_of
 from kerasps.variables.chunks import CHUNK_BYTES, StoredRows, chunks_of, num_bytes, read_rows
 from kerasps.variables.placing import is_ours
@@ -57,7 +57,7 @@ def save_model(
 
     Replaces Keras's function behind `model.save`.
     """
-    come_to_rest()
+    wait_for_steps()
     if not _writes_aside(model, filepath):
         original(model, filepath, *args, **kwargs)
         return
@@ -77,7 +77,7 @@ def save_weights(
 
     Replaces Keras's function behind `model.save_weights`.
     """
-    come_to_rest()
+    wait_for_steps()
     if not _writes_aside(model, filepath):
         original(model, filepath, max_shard_size, objects_to_skip)
         return

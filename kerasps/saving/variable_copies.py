@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.runtime.calls import apart, call_apart, persist
+from kerasps.runtime.calls import call_uncancellable, persist, separate_executor
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch
 from kerasps.saving.backup_files import Backup
@@ -220,7 +220,7 @@ class VariableCopies:
                     on_device, autograph=False
                 ).get_concrete_function(*specs)
         with tf.device(device):
-            return call_apart(self._functions[key], arguments)
+            return call_uncancellable(self._functions[key], arguments)
 
 
 def _shards(
@@ -379,7 +379,7 @@ def _at_once(function: Callable[[str], None], devices: Collection[str]) -> None:
     """Call a function for each device, each in a separate thread and executor."""
 
     def call(device: str) -> None:
-        with apart():
+        with separate_executor():
             function(device)
 
     with ThreadPoolExecutor(max(1, len(devices))) as pool:

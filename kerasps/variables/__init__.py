@@ -15,7 +15,7 @@ from kerasps.variables.partitioners import (
     MaxSizePartitioner,
     MinSizePartitioner,
 )
-from kerasps.variables.phase import come_to_rest, current_phase, entering
+from kerasps.variables.phase import current_phase, entering, wait_for_steps
 from kerasps.variables.shards import Shard, shards_in
 from kerasps.variables.slots import slots_of
 from kerasps.variables.variable import ParameterServerVariable
@@ -30,10 +30,10 @@ __all__ = [
     "Shard",
     "anonymous_handle",
     "call_with",
-    "come_to_rest",
     "current_phase",
     "entering",
     "is_seed_state",
     "shards_in",
     "slots_of",
+    "wait_for_steps",
 ]

@@ -87,7 +87,7 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
         device: the device for the result, None for the current one.
     """
     sharding = _sharding_of(storage)
-    values, own_rows = [], []
+    values, shard_rows = [], []
     for index, shard in enumerate(shards_of(storage)):
         places = sharding.places(index, rows)
         if len(places):
@@ -101,7 +101,7 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
                     dtype=shard.dtype,
                 )
             values.append(value)
-            own_rows.append(sharding.rows(index)[places.start : places.stop])
+            shard_rows.append(sharding.rows(index)[places.start : places.stop])
     with tf.device(device):
         if len(values) == 1:
             return tf.identity(values[0])
@@ -109,7 +109,7 @@ def read_rows(storage: tf.Variable | ShardedStorage, rows: range, device: str | 
             return tf.concat(values, 0)
         order = [
             tf.range(part.start - rows.start, part.stop - rows.start, part.step)
-            for part in own_rows
+            for part in shard_rows
         ]
         return tf.dynamic_stitch(order, values)
 
@@ -132,8 +132,8 @@ def write_rows(
             continue
         taken = sharding.rows(index)[places.start : places.stop]
         with tf.device(device):
-            own_value = value[taken.start - rows.start : taken.stop - rows.start : taken.step]
-        assign_rows(shard, places, own_value)
+            shard_value = value[taken.start - rows.start : taken.stop - rows.start : taken.step]
+        assign_rows(shard, places, shard_value)
 
 
 def _sharding_of(storage: tf.Variable | ShardedStorage) -> Sharding:

@@ -53,7 +53,7 @@ def create_storage(
     is_table = not on_coordinator and extended.takes_table(name, shape, dtype)
     new = _New(extended, dtype, trainable, is_table)
     if on_coordinator:
-        return new.apart(COORDINATOR_CPU, shape, initial_value, name)
+        return new.separate_variable(COORDINATOR_CPU, shape, initial_value, name)
     sharding, devices = extended.shards(shape, dtype) or (None, [None])
     beside = extended.shards_beside(shape, len(devices))
     if sharding is None or sharding.num_shards == 1:
@@ -111,12 +111,12 @@ class _New:
                     rows.assign(make_initial(initial_value, rows.shape, rows.dtype))
             self.extended.ledger.add(rows, is_placed=self.is_table and device is None)
             return rows
-        variable = self.apart(device, shape, initial_value, name)
+        variable = self.separate_variable(device, shape, initial_value, name)
         if self.is_table:
-            pools.keep_apart(variable)
+            pools.note_separate(variable)
         return variable
 
-    def apart(
+    def separate_variable(
         self,
         device: str | None,
         shape: tuple[int, ...],

@@ -33,8 +33,8 @@ from kerasps.variables.lane_table import (
     LaneRecord,
     close,
     new_table,
-    open_anew,
     read_lanes,
+    reuse_place,
     split_entry,
 )
 from kerasps.variables.named import NamedVariable
@@ -200,6 +200,6 @@ class _LaneCalls:
 
     def __init__(self, device: str, table: tf.Tensor, mutex: tf.Tensor) -> None:
         lane, lanes = tf.TensorSpec([], tf.int32), tf.TensorSpec([None], tf.int32)
-        self.open = OnPS(device, lambda lane: open_anew(table, lane), lane, mutex=mutex)
+        self.open = OnPS(device, lambda lane: reuse_place(table, lane), lane, mutex=mutex)
         self.close = OnPS(device, lambda lane: close(table, lane), lane, mutex=mutex)
         self.read = OnPS(device, lambda lanes: read_lanes(table, lanes), lanes)

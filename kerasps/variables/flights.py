@@ -9,7 +9,8 @@ A flight ends when its owner calls `end`, or when the owner itself ends. The own
 `threading.Lock` in a `with` statement. The lock's `__exit__` is written in C, so no interrupt can
 split it, however the block ends.
 
-A thread that reads a variable waits (`come_to_rest`) until the flights that are ending have landed.
+A thread that reads a variable waits until the flights that are ending have landed
+(`wait_for_ending_flights`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def aboard() -> Iterator[None]:
         _STATE.is_aboard = before
 
 
-def come_to_rest() -> None:
+def wait_for_ending_flights() -> None:
     """Wait until no flight is ending. After that, values are in their variables.
 
     Thread: any. A thread of a flight does not wait.

@@ -195,7 +195,7 @@ def close(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
         return tf.where(is_its, row, 0)
 
 
-def open_anew(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
+def reuse_place(table: tf.Tensor, lane: tf.Tensor) -> tf.Tensor:
     """Give a lane the place of an earlier one; return 0. Call with the lock held.
 
     It may be called again, until the first push in the lane.

@@ -78,7 +78,7 @@ class NamedVariable(_compat.ResourceVariable):
                 on_own_task(lambda: assign(value, read_value=False))
             # A graph captures handles, but later code needs the variables of these handles.
             handle.named_variable = weakref.ref(self)
-            self._own(kind)
+            self._destroy_with_object(kind)
 
     @property
     def device(self) -> str:
@@ -96,7 +96,7 @@ class NamedVariable(_compat.ResourceVariable):
     def _takes_initial_value(self) -> bool:
         return self.takes_values
 
-    def _own(self, kind: Hashable) -> None:
+    def _destroy_with_object(self, kind: Hashable) -> None:
         # Not when this process ends: TensorFlow then removes all of the process's resources from
         # the tasks, and some tasks may have ended already.
         weakref.finalize(self, _destroy, self.handle, kind, self.shared_name).atexit = False
@@ -181,7 +181,7 @@ def plain_variable(*, use_resource: bool = True, **kwargs: object) -> tf.Variabl
     return _compat.ResourceVariable(**kwargs)
 
 
-class Lookup:
+class HandleFinder:
     """Finds variables, and the locks of their tasks, by name, in the graph of an execution.
 
     Args:
@@ -197,7 +197,7 @@ class Lookup:
                 variable = captured.named_variable()
                 by_device.setdefault(variable.device, {})[id(captured)] = variable
         self._functions = {
-            device: _look_up(device, list(stored.values()))
+            device: _handles_function(device, list(stored.values()))
             for device, stored in sorted(by_device.items())
         }
         self._keys = {device: [id(mutex(device)), *stored] for device, stored in by_device.items()}
@@ -219,7 +219,7 @@ class Lookup:
         return handles
 
 
-def _look_up(device: str, stored: Sequence[NamedVariable]) -> Any:
+def _handles_function(device: str, stored: Sequence[NamedVariable]) -> Any:
     names = [(v.shared_name, v.dtype, v.shape) for v in stored]
 
     def look_up(token: tf.Tensor) -> list[tf.Tensor]:

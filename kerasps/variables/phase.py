@@ -129,13 +129,13 @@ def check_replica() -> None:
 def before_access(call: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """In this context, run `call` once, just before this thread first touches a variable.
 
-    A call of `come_to_rest` counts as touching one. `fit` lets steps continue during a batch
+    A call of `wait_for_steps` counts as touching one. `fit` lets steps continue during a batch
     callback, and waits for them, in `call`, only if the callback needs their results.
     """
     return _holding("before_access", call)
 
 
-def come_to_rest() -> None:
+def wait_for_steps() -> None:
     """Wait until no step is in flight, as far as this thread can know.
 
     Within a batch callback on `fit`'s thread it suspends the loop. In other threads it waits for
@@ -151,7 +151,7 @@ def come_to_rest() -> None:
     call, _STATE.before_access = _STATE.before_access, None
     if call is not None:
         call()
-    flights.come_to_rest()
+    flights.wait_for_ending_flights()
 
 
 def note_assignment() -> None:

@@ -80,8 +80,8 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         self._mutexes: dict[str, tf.Tensor] = {}
         self.fences = Fences(self.mutex)
         # For functions of custom loops, supplied by the strategy: the stand-ins of states
-        # (`AwayStates`), and the function that traces a replica's function.
-        self.away: Any = None
+        # (`StandIns`), and the function that traces a replica's function.
+        self.stand_ins: Any = None
         self.replica_runner: Callable[[Callable[..., Any], Any, Any], Any] | None = None
         self._new_variable: Callable[..., NamedVariable] = NamedVariable
 

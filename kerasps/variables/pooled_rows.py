@@ -188,7 +188,7 @@ class PooledRows(TensorLike):
         on_own_task(write)
         return self
 
-    def own_gradient(
+    def rows_gradient(
         self,
         by_rows: tf.Tensor | tf.IndexedSlices | None,
         as_whole: tf.Tensor | tf.IndexedSlices | None,
@@ -200,11 +200,13 @@ class PooledRows(TensorLike):
             as_whole: that for the second.
         """
         if as_whole is None:
-            return None if by_rows is None else self._own_slices(by_rows)
-        dense = tf.convert_to_tensor(self._own_slices(as_whole))
-        return dense if by_rows is None else dense + tf.convert_to_tensor(self._own_slices(by_rows))
+            return None if by_rows is None else self._from_holder(by_rows)
+        dense = tf.convert_to_tensor(self._from_holder(as_whole))
+        return (
+            dense if by_rows is None else dense + tf.convert_to_tensor(self._from_holder(by_rows))
+        )
 
-    def _own_slices(self, gradient: tf.Tensor | tf.IndexedSlices) -> Any:
+    def _from_holder(self, gradient: tf.Tensor | tf.IndexedSlices) -> Any:
         """Return a gradient of the holder, which is of these rows only, as one of these rows."""
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient[self.begin : self.begin + self._num_rows]

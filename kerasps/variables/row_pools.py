@@ -31,7 +31,7 @@ MAX_TABLE_BYTES = 16 << 20
 POOL_BYTES = 128 << 20
 # This many tables of a kind are stored separately before others share a storage. Most models have
 # few tables, and few gain nothing by sharing.
-NUM_APART = 3
+NUM_SEPARATE = 3
 
 _NUMBERS = itertools.count(1)
 
@@ -171,7 +171,7 @@ class RowPools:
         self._lock = threading.Lock()
         self._pools: list[weakref.ref[RowPool]] = []
         # Of each kind, the `id`s of the tables that are stored separately.
-        self._apart: dict[Hashable, set[int]] = {}
+        self._separate: dict[Hashable, set[int]] = {}
 
     def takes(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> bool:
         """Return whether a new variable counts as a table that may share a storage."""
@@ -191,7 +191,7 @@ class RowPools:
             return None
         with self._lock:
             kind = device, tuple(row_shape), dtype, trainable
-            if len(self._apart.get(kind, ())) < NUM_APART:
+            if len(self._separate.get(kind, ())) < NUM_SEPARATE:
                 return None
             for pool in self._open_pools(kind):
                 rows = pool.add(num_rows, name)
@@ -204,14 +204,14 @@ class RowPools:
                 assert rows is not None  # a pool has room for several
             return rows
 
-    def keep_apart(self, variable: tf.Variable) -> None:
+    def note_separate(self, variable: tf.Variable) -> None:
         """Record that a table, or a shard of one, is stored separately."""
         row_shape = tuple(variable.shape[1:])
         kind = str(variable.device), row_shape, variable.dtype, variable.trainable
         with self._lock:
-            apart = self._apart.setdefault(kind, set())
-        apart.add(id(variable))
-        weakref.finalize(variable, apart.discard, id(variable)).atexit = False
+            separate = self._separate.setdefault(kind, set())
+        separate.add(id(variable))
+        weakref.finalize(variable, separate.discard, id(variable)).atexit = False
 
     def add_slot(self, rows: PooledRows, dtype: tf.DType, name: str) -> PooledRows | None:
         """Return rows for a new slot of a table in a pool; None if it is stored separately."""

@@ -208,7 +208,7 @@ class ShardedStorage(TensorLike):
         `tf.IndexedSlices` of the whole, whose indices are rows of the variable.
         """
         gradients = [
-            shard.own_gradient(*gradient) if isinstance(shard, PooledRows) else gradient
+            shard.rows_gradient(*gradient) if isinstance(shard, PooledRows) else gradient
             for shard, gradient in zip(self.shards, gradients, strict=True)
         ]
         if all(gradient is None for gradient in gradients):

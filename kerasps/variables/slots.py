@@ -109,7 +109,7 @@ def move_slots(optimizer: keras.optimizers.Optimizer) -> bool:
     has_moved = False
     for variable, slots in zip(optimizer._trainable_variables, slots_of(optimizer), strict=True):
         for slot in slots:
-            if isinstance(slot, ParameterServerVariable) and not slot.lies_beside(variable):
+            if isinstance(slot, ParameterServerVariable) and not slot.is_beside(variable):
                 slot.move_to(variable)
                 has_moved = True
     # After the slots. An optimizer may keep slots in another form; then they are among these.

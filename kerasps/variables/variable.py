@@ -33,9 +33,9 @@ from kerasps.variables.phase import (
     _STATE,
     Phase,
     check_replica,
-    come_to_rest,
     note_assignment,
     strategy_of_new_variables,
+    wait_for_steps,
 )
 from kerasps.variables.placing import is_ours
 from kerasps.variables.sharding import ShardedStorage, Sharding, from_start, shards_of
@@ -59,21 +59,21 @@ class ParameterServerVariable(keras.Variable):
     # None until there is a value: a step that makes a variable reads its shape before that.
     _value: Any = None
     # For the state of a metric or a seed generator: its stand-in on a ps, and the function that
-    # fetches the stand-in's value (see `AwayStates`).
-    away: ParameterServerVariable | None = None
-    bring_home: Callable[[ParameterServerVariable], None] | None = None
+    # fetches the stand-in's value (see `StandIns`).
+    stand_in: ParameterServerVariable | None = None
+    fetch_stand_ins: Callable[[ParameterServerVariable], None] | None = None
 
     @property
     def storage(self) -> tf.Variable | ShardedStorage:
         """The `tf.Variable` or `ShardedStorage` with the value; reading it waits for flights."""
-        self._come_to_rest()
+        self._make_current()
         return self._value
 
-    def _come_to_rest(self) -> None:
-        """Wait until no step is in flight, and fetch the state that is on a ps (see `away`)."""
-        come_to_rest()
-        if self.bring_home is not None and tf.executing_eagerly():
-            self.bring_home(self)
+    def _make_current(self) -> None:
+        """Wait until no step is in flight, and fetch the state that is on a ps (see `stand_in`)."""
+        wait_for_steps()
+        if self.fetch_stand_ins is not None and tf.executing_eagerly():
+            self.fetch_stand_ins(self)
 
     @property
     def shards(self) -> tuple[Any, ...]:
@@ -174,7 +174,7 @@ class ParameterServerVariable(keras.Variable):
         create_copy(value, create)
         self._value._unique_id = value._unique_id  # optimizers know the variable by it
 
-    def lies_beside(self, other: ParameterServerVariable) -> bool:
+    def is_beside(self, other: ParameterServerVariable) -> bool:
         """Return whether each shard is on the device of the same shard of `other`.
 
         If the shapes differ, this variable must be whole and on the device of `other`'s first
@@ -242,7 +242,7 @@ class ParameterServerVariable(keras.Variable):
     def value(self) -> Any:
         current = self.resolves_through()
         if current is None:
-            self._come_to_rest()
+            self._make_current()
             compiled = self.compiled_graph()
             if compiled is None:
                 return super().value
@@ -295,7 +295,7 @@ class ParameterServerVariable(keras.Variable):
         ids = tf.convert_to_tensor(ids)
         current = self.resolves_through()
         if current is None:
-            come_to_rest()
+            wait_for_steps()
             compiled = self.compiled_graph()
             if from_end:
                 ids = from_start(ids, self.shape[0])
@@ -320,21 +320,21 @@ class ParameterServerVariable(keras.Variable):
         if _STATE.phase is None or _compat.get_stateless_scope() is not None:
             self._check_replica()
             note_assignment()
-            self._come_to_rest()
+            self._make_current()
             self._check_assignment()
             if isinstance(value, StoredRows):
                 return self._assign_rows(value)
             assigned = super().assign(value)
-            self._tell_stand_in()
+            self._assign_stand_in()
             return assigned
         value = self._convert_to_tensor(value, dtype=self._dtype)
         _STATE.phase.assign(self, value)
         return value
 
-    def _tell_stand_in(self) -> None:
+    def _assign_stand_in(self) -> None:
         """Set the stand-in of a seed generator's state to the value that was assigned here."""
-        if self.away is not None and is_seed_state(self) and tf.executing_eagerly():
-            self.away._value.assign(self._value.read_value())
+        if self.stand_in is not None and is_seed_state(self) and tf.executing_eagerly():
+            self.stand_in._value.assign(self._value.read_value())
 
     def _assign_rows(self, value: StoredRows) -> StoredRows:
         """Set the value to that of a file, in chunks.
@@ -363,7 +363,7 @@ class ParameterServerVariable(keras.Variable):
             note_assignment()
             self._check_assignment()
             self.storage.assign_add(value)  # atomic; Keras's `assign_add` reads, then writes
-            self._tell_stand_in()
+            self._assign_stand_in()
         else:
             _STATE.phase.assign_add(self, value)
         return self.value
@@ -376,9 +376,9 @@ class ParameterServerVariable(keras.Variable):
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         note_assignment()
-        self._come_to_rest()
+        self._make_current()
         restored = self._value._restore_from_tensors(restored_tensors)
-        self._tell_stand_in()
+        self._assign_stand_in()
         return restored
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:

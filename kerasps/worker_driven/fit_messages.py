@@ -47,7 +47,7 @@ class FitMessages:
             return
         self._unsent += np.concatenate([[result.steps], *(np.ravel(m) for m in result.metrics)])
         if time.monotonic() >= self._next:
-            self._tell()
+            self._send_sums()
             if self._stop.is_set:
                 self._model.stop_training = True
             self._next = time.monotonic() + _INTERVAL_S
@@ -55,25 +55,25 @@ class FitMessages:
     def end_epoch(self, totals: MetricTotals) -> None:
         """Send the remaining sums to the chief; in the chief, add those of others to `totals`."""
         if not self._run.is_chief:
-            self._tell()
+            self._send_sums()
             return
-        told = self._sum.take()
-        if told[0]:
+        sums = self._sum.take()
+        if sums[0]:
             metrics, place = [], 1
             for shape, dtype in self._shapes:
                 size = int(np.prod(shape))
-                values = told[place : place + size].reshape(shape)
+                values = sums[place : place + size].reshape(shape)
                 metrics.append(values.astype(dtype.as_numpy_dtype))
                 place += size
-            totals.add(ExecutionResult(int(told[0]), metrics, [], totals.last_logs, []))
+            totals.add(ExecutionResult(int(sums[0]), metrics, [], totals.last_logs, []))
 
-    def _tell(self) -> None:
+    def _send_sums(self) -> None:
         if self._unsent[0]:
             self._sum.add(self._unsent)
             self._unsent = np.zeros(self._length)
 
 
-class TellStop(keras.callbacks.Callback):
+class StopBroadcast(keras.callbacks.Callback):
     """Stops the other workers if a callback of the chief has stopped its `fit`.
 
     Args:

@@ -26,8 +26,8 @@ from kerasps.step import TRAIN, Mode, TracedStep
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.tracing import Trace
 from kerasps.training import Dispatching
-from kerasps.worker_driven.fit_messages import FitMessages, TellStop
-from kerasps.worker_driven.own_steps import OwnSteps
+from kerasps.worker_driven.fit_messages import FitMessages, StopBroadcast
+from kerasps.worker_driven.in_process_dispatcher import InProcessDispatcher
 from kerasps.worker_driven.run import Run
 from kerasps.worker_driven.shared_variables import SharedExtended
 from kerasps.worker_driven.step_budget import StepBudget
@@ -134,12 +134,12 @@ class WorkerHost(BaseHost):
         del ps
         return False
 
-    def known_workers(self) -> list[WorkerInfo]:
+    def worker_infos(self) -> list[WorkerInfo]:
         """Return this process, the only worker that it knows."""
         address = str(self.description.address)
         return [WorkerInfo(self.worker_index, address, "there", time.monotonic() - self._began)]
 
-    def known_ps(self) -> list[WorkerInfo]:
+    def ps_infos(self) -> list[WorkerInfo]:
         """Return the ps of the description, without asking them."""
         since_s = time.monotonic() - self._began
         addresses = self.description.jobs["ps"]
@@ -237,7 +237,7 @@ class WorkerHost(BaseHost):
                     "`BackupAndRestore`. Remove it from `callbacks`."
                 )
         if self.is_chief:
-            chosen = [*given, TellStop(self._run, self._run.num_fits - 1)]
+            chosen = [*given, StopBroadcast(self._run, self._run.num_fits - 1)]
         else:
             chosen = [callback for callback in given if not isinstance(callback, _OF_CHIEF)]
             left_out = [type(c).__name__ for c in given if isinstance(c, _OF_CHIEF)]
@@ -263,7 +263,7 @@ class WorkerHost(BaseHost):
             messages = FitMessages(self._run, model, function, self._run.num_fits - 1)
         if mode is TRAIN and self._max_steps is not None:
             budget = StepBudget(self._run, model, self._max_steps)
-        return OwnSteps(
+        return InProcessDispatcher(
             function,
             inputs,
             worker=self.worker_index,

@@ -57,7 +57,7 @@ class SharedVariable(NamedVariable):
         self._gave_initial_value = run.is_new or (run.is_chief and not run.is_ready(self))
         return self._gave_initial_value
 
-    def _own(self, kind: Hashable) -> None:
+    def _destroy_with_object(self, kind: Hashable) -> None:
         """Keep the resource on the ps when Python collects this object."""
 
     def _read_variable_op(self, *args: object, **kwargs: object) -> Any:

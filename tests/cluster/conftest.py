@@ -34,7 +34,7 @@ def no_tables_before(request, monkeypatch):
 def shared_storages(request, monkeypatch):
     """Has tables share storages in about every other test, by its name, however few they are."""
     if zlib.crc32(request.node.name[::-1].encode()) % 2:
-        monkeypatch.setattr(row_pools, "NUM_APART", 0)
+        monkeypatch.setattr(row_pools, "NUM_SEPARATE", 0)
 
 
 @pytest.fixture(autouse=True)

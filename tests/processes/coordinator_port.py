@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.training.calls.coordinator_port import CoordinatorPort
-from kerasps.training.calls.worker_recovery import TryAgain, WorkerAway
+from kerasps.training.calls.worker_recovery import TryAgain, WorkerAbsent
 
 
 def tell(**answers):
@@ -50,14 +50,14 @@ def main():
         def session(name):
             worker = port.worker_index()
             if not membership.has_worker(worker):
-                raise WorkerAway
+                raise WorkerAbsent
             began.put((name, worker, tf.constant(0).device))
             while not go_on.is_set():
                 try:
                     tf.identity(tf.constant(0)).numpy()
                 except tf.errors.OpError:
                     membership.lose(worker, "a call failed")
-                    raise WorkerAway from None
+                    raise WorkerAbsent from None
                 time.sleep(0.01)
 
         # Each worker has one session, on its device.

@@ -10,7 +10,7 @@ import sys
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.server import start_server
 from kerasps.cluster.serving.listen_address import listen_address
-from kerasps.cluster.serving.renewal import start_anew
+from kerasps.cluster.serving.renewal import restart_process
 
 # A signal that comes while it starts waits, also across the new beginning.
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -18,4 +18,4 @@ description = read_tf_config()
 server, port = start_server(description, listen_address(description, sys.argv[1]))
 print("SERVES", flush=True)
 signal.sigwait([signal.SIGUSR1])
-start_anew(port)
+restart_process(port)

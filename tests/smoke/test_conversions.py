@@ -27,7 +27,7 @@ def variables():
 def test_variables_convert_as_plain_ones_do(strategy, sharded, monkeypatch):
     sharded(2)
     # Tables share a storage on each ps.
-    monkeypatch.setattr(row_pools, "NUM_APART", 0)
+    monkeypatch.setattr(row_pools, "NUM_SEPARATE", 0)
     plain = conversions(variables())
     with strategy.scope():
         made = variables()

@@ -9,6 +9,7 @@ from kerasps.training.epoch.epoch_events import (
     EpochBegan,
     Execution,
     ExecutionsDone,
+    JoinedUpdates,
     PassBegan,
     Report,
     ResultCollected,
@@ -18,7 +19,6 @@ from kerasps.training.epoch.epoch_events import (
     StepsAsked,
     WorkerEnd,
     WorkerEnded,
-    WorkerJoined,
 )
 from kerasps.training.epoch.epoch_log import EpochLog
 from kerasps.training.epoch.epoch_state import EpochState
@@ -44,7 +44,7 @@ def running_state(admission=None, num_steps=2):
         state.handle(SessionBegan(worker, False))
         state.handle(SplitOpened(worker, 20))
     for worker in range(2):
-        state.handle(WorkerJoined(worker))
+        state.handle(JoinedUpdates(worker))
     for worker in range(2):
         state.handle(ExecutionsDone(worker, 1, at=0.5))
     state.validate()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kerasps.training.epoch.admission import choose_admission
 from kerasps.training.epoch.epoch_events import (
+    ClusterGrew,
     Collect,
     EpochBegan,
     Execution,
@@ -31,7 +32,6 @@ from kerasps.training.epoch.epoch_events import (
     WorkerEnd,
     WorkerEnded,
     WorkerLeaves,
-    WorkersJoined,
 )
 from kerasps.training.epoch.epoch_state import EpochState
 from kerasps.training.epoch.splits import SplitStatus
@@ -434,21 +434,21 @@ def test_a_worker_that_leaves_finishes_what_it_has_and_hands_its_split_on():
     assert ask(state, 2, 2, 2, 2) == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert state.handle(WorkerLeaves(0)) == []
     assert ask(state, 2, 2) == [(1, 2)]  # the other waits for room
-    assert not state.workers.has_let_go(0)
+    assert not state.workers.is_drained(0)
     assert kinds(state.handle(ExecutionsDone(0, 2, at=0.1))) == [Report, Collect]
     assert Report(0, "sum", pushes=4) in state.handle(ResultCollected(0, 4, "sum", at=0.2))
-    assert state.workers.has_let_go(0)
+    assert state.workers.is_drained(0)
     assert state.splits[0].confirmed == 4
     # Another at its place goes on there.
     state.handle(SessionEnded(0))
     state.handle(died(0))
     assert Open(0, 0, 4) in state.handle(SessionBegan(0, False))
-    assert not state.workers.has_let_go(0)
+    assert not state.workers.is_drained(0)
 
 
 def test_a_worker_that_joins_takes_the_split_of_one_that_is_gone():
     state = reading_state(5, 5)
-    assert state.handle(WorkersJoined(3)) == []
+    assert state.handle(ClusterGrew(3)) == []
     assert state.handle(SessionBegan(2, False)) == [Report()]
     assert Open(2, 1, 0) in state.handle(lost(1))
 
@@ -456,7 +456,7 @@ def test_a_worker_that_joins_takes_the_split_of_one_that_is_gone():
 def test_a_worker_that_joins_takes_over_half_of_what_another_has_left():
     state = reading_state(100, 120)
     assert ask(state, 2, 2) == [(0, 2), (1, 2)]
-    state.handle(WorkersJoined(4))
+    state.handle(ClusterGrew(4))
     # Of split 1, 118 batches are not given out.
     assert state.handle(SessionBegan(2, False)) == [Open(2, 1, 61)]
     assert state.handle(SessionBegan(3, False)) == [Open(3, 0, 51)]
@@ -470,14 +470,14 @@ def test_a_worker_that_joins_takes_over_half_of_what_another_has_left():
 def test_so_little_that_it_is_not_worth_it_is_not_taken_over():
     state = reading_state(15)
     assert ask(state, 2) == [(0, 2)]
-    state.handle(WorkersJoined(2))
+    state.handle(ClusterGrew(2))
     assert state.handle(SessionBegan(1, False)) == [Report()]
     # Nor is what lies far behind what was read.
     state = reading_state(1000)
     ask(state, *[300] * 3)
     state.handle(ExecutionsDone(0, 3, at=0.1))
     ask(state, 1)
-    state.handle(WorkersJoined(2))
+    state.handle(ClusterGrew(2))
     assert state.handle(SessionBegan(1, False)) == [Report()]
 
 
@@ -496,13 +496,13 @@ def test_data_in_no_order_are_not_taken_over():
     state = new_state(1)
     state.handle(SessionBegan(0, False))
     state.handle(SplitOpened(0, 100, has_order=False))
-    state.handle(WorkersJoined(2))
+    state.handle(ClusterGrew(2))
     assert state.handle(SessionBegan(1, False)) == [Report()]
 
 
 def test_a_pass_with_divided_splits_is_resumed():
     state = reading_state(100)
-    state.handle(WorkersJoined(2))
+    state.handle(ClusterGrew(2))
     assert state.handle(SessionBegan(1, False)) == [Open(1, 0, 50)]
     state.handle(SplitOpened(1, 50))
     assert ask(state, 4, 4) == [(0, 4), (1, 4)]
@@ -525,7 +525,7 @@ def test_a_worker_that_joins_shares_data_that_never_end():
     state = new_state(2)
     for worker in range(2):
         state.handle(SessionBegan(worker, False))
-    state.handle(WorkersJoined(3))
+    state.handle(ClusterGrew(3))
     assert state.handle(SessionBegan(2, False)) == [Report()]
     assert state.handle(SplitOpened(0, None, is_endless=True)) == [Open(2, 0, 0)]
     state.handle(SplitOpened(2, None, is_endless=True))
@@ -592,7 +592,7 @@ class Cluster:
         self.now += 0.1
         self.hand_out(event)
         for index, worker in enumerate(self.workers):
-            if worker.has_session and self.state.workers.has_let_go(index):
+            if worker.has_session and self.state.workers.is_drained(index):
                 worker.has_session = False
                 self.hand_out(WorkerEnded(index, WorkerEnd.LEFT, tuple(worker.pushed)))
                 self.hand_out(SessionEnded(index))
@@ -756,7 +756,7 @@ class Cluster:
     def join(self):
         if len(self.workers) < 6:
             self.workers.append(Worker())
-            self.post(WorkersJoined(len(self.workers)))
+            self.post(ClusterGrew(len(self.workers)))
 
     def begin_epoch(self):
         """The next epoch, in the same pass over the data."""
@@ -1024,7 +1024,7 @@ def test_a_worker_that_joins_begins_where_the_slowest_is():
     for _ in range(5):
         assert ask(state, 2) == [(0, 2)]
         state.handle(ExecutionsDone(0, 1, at=0.1))
-    state.handle(WorkersJoined(2))
+    state.handle(ClusterGrew(2))
     state.handle(SessionBegan(1, False))
     assert ask(state, 2) == [(0, 2)], "it is not waited for before it is ready"
     state.handle(SplitOpened(1, None))

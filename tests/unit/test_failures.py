@@ -103,7 +103,7 @@ def test_who_does_not_answer_is_lost_whatever_the_error_says(monkeypatch):
         tf.errors.UnavailableError(None, None, "/job:worker/replica:0/task:0 went away"),
     ):
         members.there = {0, 1}
-        assert sessions.verdict(error, 1) is Verdict.WORKER_IS_AWAY
+        assert sessions.verdict(error, 1) is Verdict.WORKER_IS_ABSENT
         assert members.there == {0}
 
 
@@ -119,10 +119,10 @@ def test_who_is_about_to_leave_is_given_up_whatever_the_error_says(monkeypatch):
         "failed to connect to all addresses\nAdditional GRPC error information from remote target "
         "/job:ps/replica:0/task:0:",
     )
-    assert sessions.verdict(error, 1) is Verdict.WORKER_IS_AWAY
+    assert sessions.verdict(error, 1) is Verdict.WORKER_IS_ABSENT
     assert not members.has_worker(1)
     poisoned = tf.errors.InternalError(None, None, "found to be poisoned")
-    assert sessions.verdict(poisoned, 1) is Verdict.WORKER_IS_AWAY
+    assert sessions.verdict(poisoned, 1) is Verdict.WORKER_IS_ABSENT
 
 
 def test_an_error_of_what_a_worker_does_is_told_at_once(monkeypatch):

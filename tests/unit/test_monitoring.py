@@ -168,7 +168,7 @@ def test_totals_of_traffic_go_on_when_a_report_begins_anew():
     assert (second.rows_read, second.bytes_read, second.rows_written) == (9, 4 * 8 + 20, 5)
     assert second.bytes_written == 2 * 10 + 20
     assert meter.rows_read() == {"users": (0, 7), "movies": (5, 5)}
-    assert meter.table_rows() == {"movies": 10}
+    assert meter.table_sizes() == {"movies": 10}
 
 
 def test_who_waits_for_what():

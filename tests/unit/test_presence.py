@@ -81,7 +81,7 @@ def test_silence_is_counted_from_the_first_question_without_an_answer(presence):
     for now in (3.0, 5.0, 7.0, 9.0, 11.0, 12.9):  # it may have been stopped just before 3.0
         presence.tick(now, 2.0)
         assert presence.hear({**ALL_SERVE, PS: Answer.IS_SILENT}, now) == []
-        assert presence.is_anyone_away  # so it is asked often
+        assert presence.has_absent_tasks  # so it is asked often
     presence.tick(13.0, 2.0)
     (noticed,) = presence.hear({**ALL_SERVE, PS: Answer.IS_SILENT}, 13.0)
     assert (noticed.task, noticed.after_s) == (PS, 10.0)
@@ -117,14 +117,16 @@ def test_a_lost_worker_is_taken_back_when_it_answers_whatever_others_do(presence
     assert presence.back.keys() == {OTHER}
     presence.take([OTHER], 2.1)
     assert presence.of("worker", Status.THERE) == [1]
-    assert presence.is_anyone_away
+    assert presence.has_absent_tasks
     hear(presence, 3.0)
     assert presence.back.keys() == {WORKER}
 
 
 def test_others_do_not_wait_for_a_worker_that_is_silent(presence):
     answers = {WORKER: Answer.IS_SILENT, OTHER: Answer.SERVES, PS: Answer.IS_SILENT}
-    assert statuses(presence.impatient(answers, 1.0)) == [(WORKER, Status.THERE, Status.HUNG)]
+    assert statuses(presence.count_silent_as_hung(answers, 1.0)) == [
+        (WORKER, Status.THERE, Status.HUNG)
+    ]
 
 
 def test_a_worker_that_leaves_is_given_up_when_it_holds_nothing(presence):

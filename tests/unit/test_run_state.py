@@ -10,14 +10,14 @@ from kerasps.cli.scripts.run_state import (
     End,
     EndHungWorker,
     EndScript,
+    NoticeReceived,
     PSDied,
+    RestartRun,
     RunState,
     Say,
     ScriptEnded,
-    StartAnew,
+    SignalReceived,
     TimePassed,
-    Told,
-    ToldToEnd,
     WorkerDied,
 )
 from kerasps.runtime.supervision import Notice
@@ -47,9 +47,9 @@ class Played:
         return self.commands[before:]
 
 
-LOST_PS = Told(Notice("lost", "ps", 0, 1.0))
-LOST_WORKER = Told(Notice("lost", "worker", 1, 1.0))
-HUNG_PS = Told(Notice("hung", "ps", 1, 1.0))
+LOST_PS = NoticeReceived(Notice("lost", "ps", 0, 1.0))
+LOST_WORKER = NoticeReceived(Notice("lost", "worker", 1, 1.0))
+HUNG_PS = NoticeReceived(Notice("hung", "ps", 1, 1.0))
 PS_DIED = PSDied(0, "the report of ps 0")
 
 
@@ -60,9 +60,9 @@ PS_DIED = PSDied(0, "the report of ps 0")
         # An error of its own: a death would be seen within half a second.
         ([ScriptEnded(3), 0.6], 3),
         ([ScriptEnded(-2)], 130),
-        ([ToldToEnd(15), ScriptEnded(-15)], 143),
-        ([ToldToEnd(15), ScriptEnded(143)], 143),
-        ([ToldToEnd(2), PS_DIED, ScriptEnded(1)], 1),
+        ([SignalReceived(15), ScriptEnded(-15)], 143),
+        ([SignalReceived(15), ScriptEnded(143)], 143),
+        ([SignalReceived(2), PS_DIED, ScriptEnded(1)], 1),
         # Done, and the ps was not needed any more.
         ([PS_DIED, ScriptEnded(0)], 0),
         ([LOST_PS, ScriptEnded(0)], 0),
@@ -92,7 +92,7 @@ def test_the_run_ends_with_the_script(events, code):
 )
 def test_a_loss_begins_the_run_anew(events):
     played = Played()
-    assert played.play(*events) == [StartAnew()]
+    assert played.play(*events) == [RestartRun()]
     assert "The run is started again, 1 of 3 in this hour. It resumes from" in played.said[-1]
     # What an earlier script said or suffered is not held against the next one.
     assert played.play(ScriptEnded(3), 0.6) == [End(3)]
@@ -101,7 +101,7 @@ def test_a_loss_begins_the_run_anew(events):
 def test_a_failure_waits_for_the_death_that_it_may_follow_from():
     played = Played()
     assert played.play(ScriptEnded(1), 0.4) == []
-    assert played.play(PS_DIED) == [StartAnew()]
+    assert played.play(PS_DIED) == [RestartRun()]
 
 
 def test_a_script_that_does_not_end_without_its_ps_is_ended():
@@ -111,19 +111,19 @@ def test_a_script_that_does_not_end_without_its_ps_is_ended():
     assert played.play(4.8) == []
     assert played.play(0.2) == [EndScript(9)]
     assert played.play(60) == []
-    assert played.play(ScriptEnded(-9)) == [StartAnew()]
+    assert played.play(ScriptEnded(-9)) == [RestartRun()]
 
 
-@pytest.mark.parametrize("events", [[ToldToEnd(15)], [PS_DIED]])
+@pytest.mark.parametrize("events", [[SignalReceived(15)], [PS_DIED]])
 def test_a_script_is_left_alone_where_nothing_follows(events):
-    played = Played(max_restarts=3 if isinstance(events[0], ToldToEnd) else 0)
+    played = Played(max_restarts=3 if isinstance(events[0], SignalReceived) else 0)
     assert played.play(PS_DIED, *events, 60) == []
 
 
 def test_a_hung_worker_is_for_the_cluster_and_a_hung_ps_ends_the_run():
     played = Played()
     notice = Notice("hung", "worker", 1, 1.0)
-    assert played.play(Told(notice)) == [EndHungWorker(notice)]
+    assert played.play(NoticeReceived(notice)) == [EndHungWorker(notice)]
     assert played.play(HUNG_PS, HUNG_PS, 10.1) == [EndScript(15)]
     assert played.said == [
         "ps 1 does not answer. When the script has ended, the run is started again, 1 of 3 in this "
@@ -133,14 +133,14 @@ def test_a_hung_worker_is_for_the_cluster_and_a_hung_ps_ends_the_run():
 
 def test_restarts_are_counted_per_task_and_hour_with_growing_pauses():
     played = Played()
-    assert played.play(ScriptEnded(-9)) == [StartAnew()]
+    assert played.play(ScriptEnded(-9)) == [RestartRun()]
     assert played.play(ScriptEnded(-9), 0.9) == []
     assert "started again in 1 s, 2 of 3 in this hour" in played.said[-1]
-    assert played.play(0.2) == [StartAnew()]
+    assert played.play(0.2) == [RestartRun()]
     # Another task has restarts of its own.
-    assert played.play(PS_DIED, ScriptEnded(1)) == [StartAnew()]
+    assert played.play(PS_DIED, ScriptEnded(1)) == [RestartRun()]
     assert played.play(ScriptEnded(-9), 1.9) == []
-    assert played.play(0.2) == [StartAnew()]
+    assert played.play(0.2) == [RestartRun()]
     assert played.play(ScriptEnded(-6)) == [End(134)]
     assert played.said[-2:] == [
         "the script has ended (signal SIGABRT). The run is not started again: 3 restarts within an "
@@ -151,9 +151,9 @@ def test_restarts_are_counted_per_task_and_hour_with_growing_pauses():
 
 def test_after_an_hour_there_are_restarts_again():
     played = Played(max_restarts=1)
-    assert played.play(ScriptEnded(-9), 3599, ScriptEnded(0)) == [StartAnew(), End(0)]
+    assert played.play(ScriptEnded(-9), 3599, ScriptEnded(0)) == [RestartRun(), End(0)]
     played = Played(max_restarts=1)
-    assert played.play(ScriptEnded(-9), 3600, ScriptEnded(-9)) == [StartAnew(), StartAnew()]
+    assert played.play(ScriptEnded(-9), 3600, ScriptEnded(-9)) == [RestartRun(), RestartRun()]
 
 
 def test_the_first_failure_is_said_last_with_its_log_lines():
@@ -181,18 +181,18 @@ def test_without_restarts_a_death_is_said_once_and_nothing_else():
 def test_a_signal_during_the_pause_ends_all():
     played = Played()
     played.play(ScriptEnded(-9), ScriptEnded(-9))
-    assert played.play(ToldToEnd(15)) == [End(143)]
+    assert played.play(SignalReceived(15)) == [End(143)]
     played = Played()
     played.play(ScriptEnded(-9), ScriptEnded(-9))
     # Nobody waits for a ps that dies meanwhile, but it is told.
     assert played.play(PS_DIED) == []
     assert "ps 0 died. It is started again with the others." in played.said[-1]
-    assert played.play(ToldToEnd(2)) == [End(130)]
+    assert played.play(SignalReceived(2)) == [End(130)]
 
 
 def test_tasks_that_end_with_the_launcher_are_not_spoken_of():
     played = Played()
-    played.play(ToldToEnd(15), PS_DIED, WorkerDied("worker 0 died"), ScriptEnded(143))
+    played.play(SignalReceived(15), PS_DIED, WorkerDied("worker 0 died"), ScriptEnded(143))
     assert played.said == []
 
 
@@ -205,12 +205,12 @@ def test_whatever_happens_a_script_that_ends_is_followed_by_one_thing(seed):
     for _ in range(8):
         for _ in range(chance.randrange(6)):
             commands = played.play(chance.choice(others))
-            assert not any(isinstance(command, (StartAnew, End)) for command in commands)
+            assert not any(isinstance(command, (RestartRun, End)) for command in commands)
         if chance.random() < 0.1:
-            played.play(ToldToEnd(chance.choice([1, 2, 15])))
+            played.play(SignalReceived(chance.choice([1, 2, 15])))
         commands = played.play(ScriptEnded(chance.choice([0, 1, 143, -9, -15])))
         commands += played.play(*[0.25] * 2, *[chance.choice([0.1, 9]) for _ in range(5)], 40)
-        last = [command for command in commands if isinstance(command, (StartAnew, End))]
+        last = [command for command in commands if isinstance(command, (RestartRun, End))]
         assert len(last) == 1
         if isinstance(last[0], End):
             return

@@ -16,6 +16,7 @@ from kerasps.training.epoch.epoch_events import (
     Execution,
     ExecutionsDone,
     Join,
+    JoinedUpdates,
     Leave,
     Open,
     PassBegan,
@@ -30,7 +31,6 @@ from kerasps.training.epoch.epoch_events import (
     StepsAsked,
     WorkerEnd,
     WorkerEnded,
-    WorkerJoined,
 )
 from kerasps.training.epoch.epoch_state import EpochState
 
@@ -111,7 +111,7 @@ class Cluster:
                 self.hand_out(SplitOpened(worker, self.lengths[split] - skip))
             case Join():
                 self.members.add(worker)
-                self.hand_out(WorkerJoined(worker))
+                self.hand_out(JoinedUpdates(worker))
             case Leave():
                 self.members.discard(worker)
                 self.settle_joint()

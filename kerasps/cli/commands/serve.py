@@ -83,5 +83,5 @@ def run(args: argparse.Namespace) -> int:
         bind=setting(parser, args.bind, "KERASPS_BIND", str, None),
         mode=mode,
         until=until,
-        begins_anew=not args.exit_with_chief,
+        restarts=not args.exit_with_chief,
     )

@@ -86,7 +86,7 @@ def serve(description: ClusterDescription, options: NodeOptions) -> NoReturn:
         bind=options.bind,
         mode=options.mode,
         until=until,
-        begins_anew=True,
+        restarts=True,
         signal_sets_code=True,
     )
 

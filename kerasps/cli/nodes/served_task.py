@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.server import serve
-from kerasps.cluster.serving.renewal import AfterTheEnd, End, start_anew
+from kerasps.cluster.serving.renewal import AfterTheEnd, End, restart_process
 from kerasps.cluster.serving.run_end import RunEndWatch, wait_for_run_end
 from kerasps.errors import ClusterConfigError
 from kerasps.quiet_start import quiet_start
@@ -45,7 +45,7 @@ def serve_task(
     bind: str | None,
     mode: str,
     until: End | None,
-    begins_anew: bool,
+    restarts: bool,
     signal_sets_code: bool = False,
 ) -> NoReturn:
     """Serve a task until a signal, or until the end that `until` watches for.
@@ -56,7 +56,7 @@ def serve_task(
         bind: the address to listen on; None for that of the task's entry.
         mode: the process that drives the steps: `"coordinator"` or `"worker"`.
         until: tells when to end; None for never.
-        begins_anew: whether the task restarts when the coordinator has ended; else it ends.
+        restarts: whether the task restarts when the coordinator has ended; else it ends.
         signal_sets_code: as for `cluster.server.serve`.
     """
     task = description.task
@@ -72,14 +72,14 @@ def serve_task(
 
     def coordinator_gone(port: int) -> int:
         chief = description.jobs["chief"][0]
-        if not begins_anew:
+        if not restarts:
             return wait_for_run_end(chief, task, timeout_s=_HEAR_OF_END_S) or 0
         say_as(
             name,
             f"the coordinator at {chief} has ended; {task_name} restarts, without the state that "
             "it held",
         )
-        start_anew(port)
+        restart_process(port)
 
     has_coordinator = mode == "coordinator" and "chief" in description.jobs
     with warnings.catch_warnings(), starting:

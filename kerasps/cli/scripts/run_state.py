@@ -57,14 +57,14 @@ class WorkerDied:
 
 
 @dataclass(frozen=True)
-class Told:
+class NoticeReceived:
     """The script has sent a notice about a task."""
 
     notice: Notice
 
 
 @dataclass(frozen=True)
-class ToldToEnd:
+class SignalReceived:
     """The launcher received a signal to end."""
 
     number: int
@@ -75,7 +75,7 @@ class TimePassed:
     """Time has passed without another event."""
 
 
-Event = ScriptEnded | PSDied | WorkerDied | Told | ToldToEnd | TimePassed
+Event = ScriptEnded | PSDied | WorkerDied | NoticeReceived | SignalReceived | TimePassed
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class EndHungWorker:
 
 
 @dataclass(frozen=True)
-class StartAnew:
+class RestartRun:
     """Restart all tasks, empty, and then the script."""
 
 
@@ -111,7 +111,7 @@ class End:
     code: int
 
 
-Command = Say | EndScript | EndHungWorker | StartAnew | End
+Command = Say | EndScript | EndHungWorker | RestartRun | End
 
 
 class RunState:
@@ -147,7 +147,7 @@ class RunState:
         self._code: int | None = None
         self._decide_at = 0.0
         # The task that the script reported as lost.
-        self._told_lost: tuple[str, int] | None = None
+        self._reported_loss: tuple[str, int] | None = None
         # True if the script has waited in vain for a task.
         self._has_waited = False
         # True if a ps is lost; and the restart granted for it, None if the budget is used up.
@@ -169,9 +169,9 @@ class RunState:
             yield from self._ps_died(event, now)
         elif isinstance(event, WorkerDied):
             yield from self._fail(event.text, now)
-        elif isinstance(event, Told):
-            yield from self._told(event.notice, now)
-        elif isinstance(event, ToldToEnd):
+        elif isinstance(event, NoticeReceived):
+            yield from self._handle_notice(event.notice, now)
+        elif isinstance(event, SignalReceived):
             self._signal = self._signal or event.number
         elif isinstance(event, ScriptEnded):
             self._code = event.code
@@ -187,7 +187,7 @@ class RunState:
                 yield self._end(128 + self._signal)
             elif now >= self._start_at:
                 self._begin_run()
-                yield StartAnew()
+                yield RestartRun()
         elif self._code is not None:
             if self._knows_why() or now >= self._decide_at:
                 yield from self._decide(self._code, now)
@@ -206,11 +206,11 @@ class RunState:
         next_step = self._lose_ps(event.index, now)
         yield from self._fail(f"ps {event.index} died. {next_step}\n{event.report}", now)
 
-    def _told(self, notice: Notice, now: float) -> Iterator[Command]:
+    def _handle_notice(self, notice: Notice, now: float) -> Iterator[Command]:
         if notice.what == "absent":
             self._has_waited = True
         elif notice.what == "lost":
-            self._told_lost = notice.task_type, notice.task_index
+            self._reported_loss = notice.task_type, notice.task_index
         elif notice.task_type == "worker":
             yield EndHungWorker(notice)
         elif not self._ps_is_gone:
@@ -250,10 +250,10 @@ class RunState:
         if not self._ps_is_gone:
             if self._was_ended():
                 task = _COORDINATOR
-            elif self._told_lost is not None:
-                text += f": it has lost {self._told_lost[0]} {self._told_lost[1]}"
+            elif self._reported_loss is not None:
+                text += f": it has lost {self._reported_loss[0]} {self._reported_loss[1]}"
                 # Workers have separate budgets, which are used up by now.
-                task = self._told_lost if self._told_lost[0] == "ps" else _COORDINATOR
+                task = self._reported_loss if self._reported_loss[0] == "ps" else _COORDINATOR
             else:
                 # An error of the script, which would occur again; or it has waited long enough.
                 yield self._end(self._of_lost(code) if self._has_waited else code)

@@ -19,13 +19,13 @@ from kerasps.cli.scripts.run_state import (
     EndHungWorker,
     EndScript,
     Event,
+    NoticeReceived,
+    RestartRun,
     RunState,
     Say,
     ScriptEnded,
-    StartAnew,
+    SignalReceived,
     TimePassed,
-    Told,
-    ToldToEnd,
 )
 from kerasps.cli.scripts.script_process import ScriptProcess
 from kerasps.cli.scripts.signals import Signals
@@ -109,7 +109,7 @@ class ScriptRun:
             # Signals first: processes that end because of one must not restart.
             new = signals.new()
             for number in new:
-                self._handle(ToldToEnd(number))
+                self._handle(SignalReceived(number))
             for number in signals.to_pass_on(new):
                 self._signal_script(number)
             for event in self._events():
@@ -163,7 +163,7 @@ class ScriptRun:
         yield from self._task_events()
         if script is not None:
             for notice in script.notices():
-                yield Told(notice)
+                yield NoticeReceived(notice)
         if code is not None:
             self.close()
             yield ScriptEnded(code)
@@ -181,7 +181,7 @@ class ScriptRun:
                 self._signal_script(number)
             case EndHungWorker(notice):
                 self._end_hung_worker(notice)
-            case StartAnew():
+            case RestartRun():
                 self.end_forks_of_script()
                 self._restart_tasks()
                 self._script = ScriptProcess(self._command, self._env)

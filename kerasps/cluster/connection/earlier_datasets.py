@@ -23,7 +23,7 @@ _IGNORE_STATE = 1
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _Definition:
     """The operation that makes a dataset.
 
     Attributes:
@@ -71,15 +71,15 @@ class EarlierDatasets:
         # Referenced, so that no new object gets their `id`s.
         self._before = [dataset._variant_tensor_attr for dataset in datasets]
         self._remade: dict[int, tf.Tensor] = {}
-        self._recipes: dict[int, _Recipe] = {}
+        self._definitions: dict[int, _Definition] = {}
         # The datasets that TensorFlow cannot describe.
-        self.lost: list[Any] = []
+        self.unrecoverable: list[Any] = []
         for dataset in datasets:
             if self._uses_variables(dataset):
                 try:
-                    self._recipes[id(dataset)] = _recipe(dataset)
+                    self._definitions[id(dataset)] = _definition(dataset)
                 except (tf.errors.OpError, ValueError):
-                    self.lost.append(dataset)
+                    self.unrecoverable.append(dataset)
 
     def _uses_variables(self, dataset: tf.data.Dataset) -> bool:
         if id(dataset) not in self._uses:
@@ -102,16 +102,16 @@ class EarlierDatasets:
         Args:
             renewed: the new handle of each variable, by the `id` of the old one.
         """
-        for recipe in list(self._recipes.values()):
-            self._remake(recipe.dataset, renewed)
+        for definition in list(self._definitions.values()):
+            self._remake(definition.dataset, renewed)
         for function in self._functions:
             captured = function._captured_inputs
             if any(id(tensor) in self._remade for tensor in captured):
                 function.set_external_captures([self._remade.get(id(t), t) for t in captured])
 
     def _remake(self, dataset: tf.data.Dataset, renewed: Mapping[int, tf.Tensor]) -> None:
-        recipe = self._recipes.pop(id(dataset), None)
-        if recipe is None:
+        definition = self._definitions.pop(id(dataset), None)
+        if definition is None:
             return
 
         def current(tensor: tf.Tensor) -> tf.Tensor:
@@ -122,20 +122,22 @@ class EarlierDatasets:
 
         feeds = {
             name: current(source._variant_tensor_attr)
-            for name, source in zip(recipe.inputs, _inputs(dataset), strict=True)
+            for name, source in zip(definition.inputs, _inputs(dataset), strict=True)
         }
-        for names, function in zip(recipe.captured, _functions(dataset), strict=True):
+        for names, function in zip(definition.captured, _functions(dataset), strict=True):
             feeds.update(zip(names, map(current, function.captured_inputs), strict=True))
 
         def make(*given: tf.Tensor) -> tf.Tensor:
             fed = {f"{name}:0": tensor for name, tensor in zip(feeds, given, strict=True)}
-            return tf.graph_util.import_graph_def(recipe.graph, fed, [recipe.output], name="")[0]
+            return tf.graph_util.import_graph_def(
+                definition.graph, fed, [definition.output], name=""
+            )[0]
 
         old = dataset._variant_tensor_attr
         try:
             new = tf.function(make, autograph=False)(*feeds.values())
         except (tf.errors.OpError, ValueError):
-            self.lost.append(dataset)
+            self.unrecoverable.append(dataset)
         else:
             self._remade[id(old)] = new
             for alias in self._objects[id(old)]:
@@ -156,8 +158,8 @@ def _functions(dataset: tf.data.Dataset) -> list[Any]:
     return [wrapper.function for wrapper in dataset._functions()]
 
 
-def _recipe(dataset: tf.data.Dataset) -> _Recipe:
-    """Return the recipe of a dataset.
+def _definition(dataset: tf.data.Dataset) -> _Definition:
+    """Return the definition of a dataset.
 
     Raises:
         tf.errors.OpError: TensorFlow cannot describe it.
@@ -195,7 +197,7 @@ def _recipe(dataset: tf.data.Dataset) -> _Recipe:
     ]:
         raise ValueError(f"{dataset} is not made by one operation on its inputs.")
     graph.node.extend(_upstream(made, nodes))
-    return _Recipe(dataset, graph, f"{made.name}:0", datasets, captured)
+    return _Definition(dataset, graph, f"{made.name}:0", datasets, captured)
 
 
 def _dtypes_of(argument: Any, node: tf.compat.v1.NodeDef) -> list[int]:

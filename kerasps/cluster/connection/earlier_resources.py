@@ -72,7 +72,7 @@ class EarlierResources:
 
     Args:
         remake: for each resource, a function that makes it again.
-        lost: the resources that cannot be made again.
+        unrecoverable: the resources that cannot be made again.
         variables: all `tf.Variable`s, which need new handles.
         handles: all handles of variables, with the resources that they refer to. A variable may
             have several, also when Python has collected it: functions and datasets hold them.
@@ -83,14 +83,14 @@ class EarlierResources:
     def __init__(
         self,
         remake: dict[_Resource, Callable[[], None]],
-        lost: list[_Resource],
+        unrecoverable: list[_Resource],
         variables: list[Any],
         handles: list[tuple[tf.Tensor, _Resource]],
         functions: list[Any],
         datasets: EarlierDatasets,
     ) -> None:
         self._remake = remake
-        self._lost = lost
+        self._unrecoverable = unrecoverable
         self._variables = variables
         self._handles = handles
         self._functions = functions
@@ -120,8 +120,8 @@ class EarlierResources:
             resource = _Resource.of(owner._resource_handle)
             if resource in named and resource not in remake:
                 remake[resource] = _remaking(owner)
-        lost = sorted(named - set(remake), key=str)
-        return cls(remake, lost, variables, of_variables, functions, using)
+        unrecoverable = sorted(named - set(remake), key=str)
+        return cls(remake, unrecoverable, variables, of_variables, functions, using)
 
     def restore(self) -> None:
         """Make the resources again, under their names. Call after this process started its server.
@@ -129,19 +129,21 @@ class EarlierResources:
         Warn about those that cannot be made again.
         """
         self._renew_handles()
-        lost: list[Any] = list(self._lost)
+        unrecoverable: list[Any] = list(self._unrecoverable)
         for resource, remake in self._remake.items():
             try:
                 remake()
             except tf.errors.OpError:
-                lost.append(resource)
-        lost += [f"a dataset that uses variables, {dataset}" for dataset in self._datasets.lost]
-        if lost:
+                unrecoverable.append(resource)
+        unrecoverable += [
+            f"a dataset that uses variables, {dataset}" for dataset in self._datasets.unrecoverable
+        ]
+        if unrecoverable:
             warnings.warn(
                 "Connecting to the cluster ended objects that TensorFlow finds by name and kerasps "
                 "cannot make again. Expected: objects such as models, variables, tables, datasets "
                 "and iterators, which survive. Received, made before the strategy: "
-                f"{', '.join(map(str, lost))}. Make the strategy first, then these.",
+                f"{', '.join(map(str, unrecoverable))}. Make the strategy first, then these.",
                 RuntimeWarning,
                 stacklevel=5,
             )

@@ -55,7 +55,7 @@ class ClusterUpdates:
             members = {**shared.presence.connected, **shared.presence.back}
         answers = ask_servers(members, ANSWER_S)
         with shared.changed:
-            noticed = shared.presence.impatient(answers, time.monotonic())
+            noticed = shared.presence.count_silent_as_hung(answers, time.monotonic())
             silent = {one.task for one in noticed}
             back = [
                 task

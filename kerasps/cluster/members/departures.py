@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from kerasps.cluster.members.presence import Status
 from kerasps.cluster.members.shared_presence import SharedPresence
-from kerasps.cluster.serving.leaving import LET_GO, NAME_FILE
+from kerasps.cluster.serving.leaving import MAY_END, NAME_FILE
 
 
 class Departures:
@@ -29,7 +29,7 @@ class Departures:
         self._shared = shared
         self._num_users = 0
         # Workers whose dismissal is in progress.
-        self._let_go: set[int] = set()
+        self._dismissing: set[int] = set()
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -52,21 +52,21 @@ class Departures:
     def dismiss(self, worker: int) -> None:
         """Tell a worker that is about to leave to end now. Call when it has no results any more."""
         with self._shared.lock:
-            if worker in self._let_go:
+            if worker in self._dismissing:
                 return
-            self._let_go.add(worker)
+            self._dismissing.add(worker)
         # In a separate thread, since the worker may hang by now, or have ended.
-        threading.Thread(target=self._say_goodbye, args=[worker], daemon=True).start()
+        threading.Thread(target=self._complete_dismissal, args=[worker], daemon=True).start()
 
-    def _say_goodbye(self, worker: int) -> None:
-        _tell_to_go(worker)
+    def _complete_dismissal(self, worker: int) -> None:
+        _tell_to_end(worker)
         with self._shared.changed:
             noticed = self._shared.presence.left(("worker", worker), time.monotonic())
-            self._let_go.discard(worker)
+            self._dismissing.discard(worker)
         self._shared.follow(noticed)
 
 
-def _tell_to_go(worker: int) -> None:
+def _tell_to_end(worker: int) -> None:
     """Tell a worker that is about to leave that it may end."""
     with contextlib.suppress(tf.errors.OpError), tf.device(f"/job:worker/task:{worker}"):
-        tf.io.write_file(NAME_FILE, LET_GO)
+        tf.io.write_file(NAME_FILE, MAY_END)

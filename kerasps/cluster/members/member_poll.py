@@ -16,7 +16,7 @@ _LOGGER = logging.getLogger("kerasps")
 
 # The pause between polls; shorter while a task is unavailable, since others wait for it.
 _INTERVAL_S = 1.0
-_INTERVAL_AWAY_S = 0.1
+_INTERVAL_ABSENT_S = 0.1
 # The pause between calls of the cluster resolver.
 _RESOLVE_S = 2.0
 
@@ -59,7 +59,7 @@ class MemberPoll:
                 resolve_at = began + _RESOLVE_S
                 self._look_for_moves()
             with shared.changed:
-                interval = _INTERVAL_AWAY_S if shared.presence.is_anyone_away else _INTERVAL_S
+                interval = _INTERVAL_ABSENT_S if shared.presence.has_absent_tasks else _INTERVAL_S
                 shared.changed.wait_for(lambda: shared.has_stopped, interval)
 
     def _hear(self, answers: Mapping[Task, Answer]) -> None:

@@ -158,11 +158,12 @@ class Presence:
         return not self.of("ps", Status.HUNG, Status.LOST)
 
     @property
-    def is_anyone_away(self) -> bool:
+    def has_absent_tasks(self) -> bool:
         """True while a task is silent, lost, joining or has left, and may answer at any time."""
-        away = (Status.LOST, Status.HUNG, Status.JOINING, Status.LEFT)
+        absent = (Status.LOST, Status.HUNG, Status.JOINING, Status.LEFT)
         return any(
-            known.status in away or known.silent_since is not None for known in self._tasks.values()
+            known.status in absent or known.silent_since is not None
+            for known in self._tasks.values()
         )
 
     # Events
@@ -216,7 +217,7 @@ class Presence:
                 noticed.append(self._become(task, Status.HUNG, now, answer.value, silent_s))
         return noticed
 
-    def impatient(self, answers: Mapping[Task, Answer], now: float) -> list[Noticed]:
+    def count_silent_as_hung(self, answers: Mapping[Task, Answer], now: float) -> list[Noticed]:
         """Count workers that did not answer as hung at once, since a cluster update waits for them.
 
         Args:
@@ -291,8 +292,8 @@ class Presence:
         if after_s is None:
             after_s = now - known.since
         noticed = Noticed(task, known.address, status, known.status, after_s, reason)
-        away = (Status.LOST, Status.HUNG)
-        known.losses += status in away and known.status not in away
+        lost = (Status.LOST, Status.HUNG)
+        known.losses += status in lost and known.status not in lost
         known.returns += status is Status.THERE and known.losses > known.returns
         known.status, known.since, known.reason = status, now, reason
         return noticed

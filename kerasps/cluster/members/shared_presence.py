@@ -67,7 +67,8 @@ class SharedPresence:
         for one in noticed:
             if one.status is Status.HUNG:
                 break_connections(one.address)
-                if one.after_s >= hang_limit():  # `impatient` reports tasks before the limit
+                # `count_silent_as_hung` reports tasks before the limit.
+                if one.after_s >= hang_limit():
                     tell_supervisor("hung", *one.task)
             text = _in_words(one)
             if text:

@@ -15,7 +15,7 @@ import time
 from kerasps.cluster.serving.renewal import connections_to
 
 # The name of a process that may end. The kernel keeps 15 bytes of a name.
-LET_GO = "kerasps-let-go"
+MAY_END = "kerasps-let-go"
 NAME_FILE = "/proc/self/comm"
 # Enough to finish long executions; most schedulers kill after 30 s.
 GRACE_S = 25.0
@@ -45,7 +45,7 @@ def leave(port: int) -> None:
             if not connections_to(port):
                 return
         with open(NAME_FILE) as file:
-            if file.read().strip() == LET_GO:
+            if file.read().strip() == MAY_END:
                 return
         time.sleep(_POLL_S)
 

@@ -157,7 +157,7 @@ def connections_to(port: int) -> set[str]:
     return found
 
 
-def start_anew(port: int) -> NoReturn:
+def restart_process(port: int) -> NoReturn:
     """Restart this process, with the same arguments, environment and process id.
 
     Args:

@@ -179,7 +179,7 @@ class Compute:
         is_sum = type(regularizer) in _SUMS_OVER_ELEMENTS
         if is_sum and (self.is_table(variable) or self.values.has_tensor(variable)):
             self._look_ahead(variable)
-            return lambda _: regularizer(self.value_reads.apart(self.source(variable)))
+            return lambda _: regularizer(self.value_reads.uncounted_copy(self.source(variable)))
         return regularizer
 
     def assign(self, variable: ParameterServerVariable, value: tf.Tensor) -> None:

@@ -23,7 +23,7 @@ class ValueReads:
     def __init__(self) -> None:
         self._handed_out: dict[int, tuple[ParameterServerVariable, tf.Tensor, tf.Tensor]] = {}
         # The operations on values that do not count as uses, by name.
-        self._apart: set[str] = set()
+        self._uncounted: set[str] = set()
 
     def hand_out(self, variable: ParameterServerVariable, value: tf.Tensor) -> tf.Tensor:
         """Return a tensor that represents the value of a variable.
@@ -35,7 +35,7 @@ class ValueReads:
         note_read(variable)  # before the cast, so that a GradientTape sees the read
         tensor = variable.autocast(value)
         if tensor is not value:
-            self._apart.add(tensor.op.name)
+            self._uncounted.add(tensor.op.name)
 
         # The graph, and so the tensor, may outlive the model.
         known, dtype = weakref.ref(variable), tensor.dtype
@@ -58,18 +58,18 @@ class ValueReads:
     def gather(self, value: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         """Return rows of a value; this does not count as a use of the whole value."""
         rows = tf.raw_ops.GatherV2(params=value, indices=ids, axis=0)
-        self._apart.add(rows.op.name)
+        self._uncounted.add(rows.op.name)
         return rows
 
-    def apart(self, value: tf.Tensor) -> tf.Tensor:
+    def uncounted_copy(self, value: tf.Tensor) -> tf.Tensor:
         """Return a copy of a value; taking it does not count as a use of the whole value."""
         value = tf.identity(value)
-        self._apart.add(value.op.name)
+        self._uncounted.add(value.op.name)
         return value
 
     def used(self) -> Iterator[ParameterServerVariable]:
         """Yield the variables whose whole value was used. Call after the trace."""
         for variable, tensor, value in self._handed_out.values():
             uses = [*tensor.consumers(), *value.consumers()]
-            if any(use.name not in self._apart for use in uses):
+            if any(use.name not in self._uncounted for use in uses):
                 yield variable

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.runtime.calls import apart
+from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.on_ps import OnPS, with_stateful
 from kerasps.step.phases.push_apply import apply
 from kerasps.step.phases.push_message import DeviceChanges, PushMessage
@@ -370,7 +370,7 @@ class Joints:
         Raises:
             tf.errors.OpError: a ps is lost.
         """
-        with apart():
+        with separate_executor():
             # From here on, joints wait for the new worker, so no ps gets more than one joint ahead
             # of another.
             numbers = [joints.admit(lane) for joints in self.on.values()]
@@ -388,7 +388,7 @@ class Joints:
         Raises:
             tf.errors.OpError: a ps is lost.
         """
-        with apart():
+        with separate_executor():
             for joints in self.on.values():
                 joints.depart(lane)
 

@@ -71,7 +71,7 @@ class PullMessage(NamedTuple):
 
         Runs on the ps. With only one run, there are no numbers.
         """
-        return _taken_apart(tensor, num_runs)
+        return _split_parts(tensor, num_runs)
 
 
 class SentRequests(NamedTuple):
@@ -202,7 +202,7 @@ class DevicePull:
         # push before.
         (arrived,) = brought_to(self.device, [_end_to_end(lengths, messages, len(messages))])
         with tf.device(self.device):
-            return [[part] for part in _taken_apart(arrived, len(messages))[1]]
+            return [[part] for part in _split_parts(arrived, len(messages))[1]]
 
     def add_to(
         self, step: StepContext
@@ -310,9 +310,9 @@ class RoundPull:
         values: dict[Shard, tf.Tensor] = {}
         rows: dict[GroupShard, tf.Tensor] = {}
         for pull in self.pulls:
-            own_values, own_rows = pull.add_to(step)
-            values.update(own_values)
-            rows.update(own_rows)
+            ps_values, ps_rows = pull.add_to(step)
+            values.update(ps_values)
+            rows.update(ps_rows)
         step.add_values((variable, _join(variable, values)) for variable in self._dense)
         for request in requests:
             group = request.group
@@ -423,7 +423,7 @@ def _end_to_end(
     return parts[0] if num_parts == 1 else tf.concat([*lengths, *parts], 0)
 
 
-def _taken_apart(tensor: tf.Tensor, num_parts: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+def _split_parts(tensor: tf.Tensor, num_parts: int) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
     """Return the lengths (None for a single part) and the parts that `_end_to_end` has joined."""
     if num_parts == 1:
         return None, [tensor]

@@ -230,9 +230,9 @@ def _apply_update(update: DeviceUpdate, message: UpdateMessage, places: RowPlace
                 touched = _Rows(update.update.optimizer, [run], places)
             else:
                 _, begin = held_by(shard.storage)
-                own_places = places[run] - begin if begin else places[run]
+                shard_places = places[run] - begin if begin else places[run]
                 gradient = tf.math.unsorted_segment_sum(
-                    gradient, own_places, shard.storage.shape[0]
+                    gradient, shard_places, shard.storage.shape[0]
                 )
         if touched is None and shard in coupling:
             coupled, sent = coupling[shard]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from kerasps.variables import ParameterServerVariable, call_with
-from kerasps.variables.away import drawn
+from kerasps.variables.stand_ins import draw_seeds
 
 
 class SeedDraw:
     """Reads the seed generators of a step on a ps, and advances them there.
 
     Args:
-        seeds: the stand-ins of the generators' states, on one ps (see `variables.AwayStates`).
+        seeds: the stand-ins of the generators' states, on one ps (see `variables.StandIns`).
         draws: the number of seeds that a step draws from each.
         mutex: returns the lock of a device, by the device's name.
     """
@@ -30,7 +30,7 @@ class SeedDraw:
 
         def draw() -> list[tf.Tensor]:
             with tf.device(self._device):
-                return drawn(mutex(self._device), storages, draws)
+                return draw_seeds(mutex(self._device), storages, draws)
 
         with tf.init_scope():
             self._function = tf.function(draw, autograph=False).get_concrete_function()

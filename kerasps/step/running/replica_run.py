@@ -4,7 +4,7 @@ The step is the same as in `fit`: pull, compute, push. `fit` builds a graph arou
 the user's `tf.function` is the graph, and the operations of the step are added where the user calls
 `strategy.run`. A call also needs what `fit` sends with an execution. The lane of the worker comes
 with the call (`CallTicket`). Seeds come from a ps, which also adds up metrics
-(`variables.AwayStates`).
+(`variables.StandIns`).
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _add_step(
 def _step_outputs(
     plan: StepPlan, batch: object, lanes: Mapping[str, tf.Tensor], number: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    handles = plan.lookup()
+    handles = plan.find_handles()
     handles.update(plan.lookup_tables.handles())
     scratch = {
         key: anonymous_handle(spec.shape, spec.dtype)

@@ -34,7 +34,7 @@ class Overlap:
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
         # Separate handles: a graph makes operations on one handle wait for each other.
-        self._handles = plan.lookup()
+        self._handles = plan.find_handles()
         # The last steps in each graph; loops and branches have their own graphs.
         self._recent: dict[Any, deque[StepContext]] = {}
         self._loops: dict[Any, tf.Tensor] = {}

@@ -24,7 +24,7 @@ from kerasps.step.tracing.state import StepState
 from kerasps.step.tracing.traffic import StepTraffic, TableTraffic
 from kerasps.step.updates.fused import FusedVariables
 from kerasps.variables import LookupTables, ParameterServerVariable, Shard
-from kerasps.variables.named import Lookup
+from kerasps.variables.named import HandleFinder
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share,
 # and once what another block would send. Building the graph costs a worker some 0.1 ms an
@@ -67,10 +67,10 @@ class StepPlan:
         push: the third.
         names: the names of the inputs of the compute phase's graph, by replica.
         fused: the fused variables.
-        lookup: finds by name, in a step graph, the variables that the phases have captured.
+        find_handles: finds by name, in a step graph, the variables that the phases have captured.
         lookup_tables: the lookup tables that the compute phase has captured.
         draws: the number of seeds that a step takes from each generator.
-        draw: draws the seeds on a ps, if their states are there (see `variables.AwayStates`).
+        draw: draws the seeds on a ps, if their states are there (see `variables.StandIns`).
         log_names: the names of the logs that the step returned beside the metrics.
         outputs: the specs of the tensors that it predicted.
         joins_outputs: whether the outputs of several steps can be put end to end.
@@ -83,7 +83,7 @@ class StepPlan:
     push: PushPhase
     names: list[InputNames]
     fused: FusedVariables
-    lookup: Lookup
+    find_handles: HandleFinder
     lookup_tables: LookupTables
     draws: list[int]
     draw: SeedDraw | None

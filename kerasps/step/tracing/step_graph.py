@@ -262,7 +262,7 @@ class _Step:
         self._ticket = ticket
         num_seeds = len(plan.seeds)
         self._seeds = Header.from_tensor(header[0], num_seeds).seeds if header else []
-        self._handles = plan.lookup()
+        self._handles = plan.find_handles()
         self.overlap = Overlap(plan) if plan.overlaps else None
         if copies_tables:
             for step_plan in (plan, plan.single):

@@ -135,8 +135,8 @@ class CallSurroundings:
         # On a ps that the step pushes to anyway.
         variables = [*(v for update in updates for v in update.variables), *changed]
         ps = min((shard.device for shard in shards_in(variables)), default=ps_device(0))
-        metrics = [extended.away.state_of(v, ps) for v in inventory.metrics]
-        seeds = [extended.away.state_of(v, ps_device(0)) for v in inventory.seeds]
+        metrics = [extended.stand_ins.of(v, ps) for v in inventory.metrics]
+        seeds = [extended.stand_ins.of(v, ps_device(0)) for v in inventory.seeds]
         return metrics, SeedDraw(seeds, draws, extended.mutex) if seeds else None
 
     def update_rule(

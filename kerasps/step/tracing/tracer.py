@@ -37,7 +37,7 @@ from kerasps.variables import (
     ParameterServerVariable,
     entering,
 )
-from kerasps.variables.named import Lookup
+from kerasps.variables.named import HandleFinder
 from kerasps.variables.slots import move_slots
 
 # The most traces of a step; each trace can only add to the inventory, and two are usual.
@@ -341,7 +341,7 @@ class Tracer:
             push=push,
             names=[replica.inputs for replica in phases],
             fused=fused,
-            lookup=Lookup(captures, extended.mutex),
+            find_handles=HandleFinder(captures, extended.mutex),
             lookup_tables=LookupTables(function),
             draws=draws,
             draw=draw,

@@ -273,7 +273,7 @@ class TrafficMeter:
             name: (rows - before.get(name, 0), rows) for name, rows in counted.rows_by_table.items()
         }
 
-    def table_rows(self) -> dict[str, int]:
+    def table_sizes(self) -> dict[str, int]:
         """Return the number of rows of each table that the last training read."""
         rows: dict[str, int] = {}
         for table in self._counted.traffic.tables:

@@ -14,8 +14,8 @@ With one worker the result is the update of the whole variable. With several, th
 are based on the values that it pulled, as its gradients are. Operations that are not known to treat
 rows one by one count as coupling them: this is exact, but more is sent.
 
-A slot of another shape than its variable is whole on the ps of the first shard (its home). That ps
-updates it; the worker sends the inputs that do not depend on the slot.
+A slot of another shape than its variable is whole on the ps of the first shard. That ps updates it;
+the worker sends the inputs that do not depend on the slot.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ import tensorflow as tf
 
 from kerasps.step.records.packing import specs_of
 from kerasps.step.updates.traced_update import TracedUpdate
-from kerasps.step.updates.update_cut import Cut, Result, cut_home, cut_rows, is_sliced, is_uniform
+from kerasps.step.updates.update_cut import (
+    Cut,
+    Result,
+    cut_other_slots,
+    cut_rows,
+    is_sliced,
+    is_uniform,
+)
 from kerasps.step.updates.updating import Scalars
 from kerasps.variables import ParameterServerVariable, Shard
 
@@ -39,11 +46,12 @@ class Sent(NamedTuple):
 
     Attributes:
         rows: the values that each ps needs to update its rows.
-        home: the values that the ps of the first shard needs to update slots of other shapes.
+        other_slots: the values that the ps of the first shard needs to update slots of other
+            shapes.
     """
 
     rows: list[Any]
-    home: list[Any]
+    other_slots: list[Any]
 
 
 class CoupledUpdate:
@@ -52,19 +60,19 @@ class CoupledUpdate:
     def __init__(self, traced: TracedUpdate) -> None:
         self._traced = traced
         self._rows = cut_rows(traced)
-        self._home = cut_home(traced)
+        self._other_slots = cut_other_slots(traced)
         self._constants = [tensor.name for tensor in self._rows.constants]
 
     @property
     def couples_rows(self) -> bool:
         """True if updating one row needs others."""
-        tells_rows_apart = not all(is_uniform(tensor) for tensor in self._rows.constants)
-        return bool(self._rows.sent or self._home.results or tells_rows_apart)
+        varies_by_row = not all(is_uniform(tensor) for tensor in self._rows.constants)
+        return bool(self._rows.sent or self._other_slots.results or varies_by_row)
 
     @property
     def needs_whole(self) -> bool:
         """True if a push carries results that are computed from the whole variable."""
-        return bool(self._rows.sent or self._home.sent)
+        return bool(self._rows.sent or self._other_slots.sent)
 
     @property
     def is_reusable(self) -> bool:
@@ -80,7 +88,7 @@ class CoupledUpdate:
         traced = self._traced
         needed = {
             source
-            for name in [*self._rows.sent, *self._home.sent]
+            for name in [*self._rows.sent, *self._other_slots.sent]
             for source in traced.sources[name]
         }
         return [v for v in traced.state if traced.inputs[v] in needed]
@@ -95,26 +103,29 @@ class CoupledUpdate:
         traced = self._traced
         feeds = {traced.gradient: gradient, **traced.feeds_of(scalars), **traced.captured}
         feeds.update({traced.inputs[v]: values[v] for v in self.pulled})
-        wanted = [*self._rows.sent, *self._home.sent]
+        wanted = [*self._rows.sent, *self._other_slots.sent]
         found = dict(zip(wanted, traced.replay(feeds, wanted, in_order=True), strict=True))
         return Sent(
-            [found[name] for name in self._rows.sent], [found[name] for name in self._home.sent]
+            [found[name] for name in self._rows.sent],
+            [found[name] for name in self._other_slots.sent],
         )
 
     def sent_to(self, shard: Shard, sent: Sent) -> Sent:
         """Return the values of `sent` that the update of `shard` needs, cut to its rows."""
         rows = [shard.of(t) if is_sliced(self._traced, t) else t for t in sent.rows]
-        return Sent(rows, sent.home if shard.index == 0 else [])
+        return Sent(rows, sent.other_slots if shard.index == 0 else [])
 
     def specs_of(self, shard: Shard) -> Sent:
         """Return the specs of the result of `sent_to`."""
         num_rows = shard.storage.shape[0]
-        specs = specs_of(Sent(list(self._rows.sent.values()), list(self._home.sent.values())))
+        specs = specs_of(
+            Sent(list(self._rows.sent.values()), list(self._other_slots.sent.values()))
+        )
         rows = [
             tf.TensorSpec([num_rows, *s.shape[1:]], s.dtype) if is_sliced(self._traced, s) else s
             for s in specs.rows
         ]
-        return Sent(rows, specs.home if shard.index == 0 else [])
+        return Sent(rows, specs.other_slots if shard.index == 0 else [])
 
     def apply(self, shard: Shard, gradient: tf.Tensor, scalars: Scalars, sent: Sent) -> None:
         """Update `shard` on its ps, and with the first shard the slots of other shapes.
@@ -135,7 +146,7 @@ class CoupledUpdate:
         }
         new = self._worked_out(self._rows, shard.index, feeds, sent.rows)
         if shard.index == 0:
-            new += self._worked_out(self._home, 0, scalar_feeds, sent.home)
+            new += self._worked_out(self._other_slots, 0, scalar_feeds, sent.other_slots)
         # Assigned after both are computed: each starts from the old values.
         for result, storage, value in new:
             (storage.assign_add if result.adds else storage.assign)(value, read_value=False)

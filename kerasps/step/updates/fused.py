@@ -7,7 +7,7 @@ pulled and updated as one.
 
 Fused variables hold the values only between `FusedVariables.load` and `FusedVariables.store`. A
 `flights.Flight` calls both. Code that reads a variable while no step is in flight (see
-`variables.come_to_rest`) finds the value in the variable.
+`variables.wait_for_steps`) finds the value in the variable.
 """
 
 from __future__ import annotations

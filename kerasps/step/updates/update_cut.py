@@ -84,7 +84,7 @@ def cut_rows(traced: TracedUpdate) -> Cut:
     )
 
 
-def cut_home(traced: TracedUpdate) -> Cut:
+def cut_other_slots(traced: TracedUpdate) -> Cut:
     """Return the part for the ps of the first shard, which updates slots of other shapes.
 
     It has all operations that depend on them.

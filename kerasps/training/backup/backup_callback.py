@@ -247,7 +247,7 @@ class FitBackups:
         Raises:
             SystemExit: SIGTERM came and nobody handles it. The code is 143.
         """
-        self._make_due(self.epoch, loop, loop.rest)
+        self._make_due(self.epoch, loop, loop.drain)
 
     def at_epoch_end(self, loop: Loop) -> None:
         """Do the same as `at_turn`, between the end of an epoch and the begin of the next one."""
@@ -280,10 +280,10 @@ class FitBackups:
         is_notice = self._notice.is_given
         if not is_notice and not any(kept.is_due(loop.num_counted) for kept in self._kept):
             return
-        at_rest = loop_position()
+        position = loop_position()
         # Callbacks may have asked for backups while `loop_position` counted the last steps.
         due = [kept for kept in self._kept if is_notice or kept.is_due(loop.num_counted)]
-        record = self._position(epoch, at_rest).to_record()
+        record = self._position(epoch, position).to_record()
         for kept in due:
             kept.store.write(record, self._variables)
             kept.begin_interval(loop.num_counted)

@@ -84,8 +84,8 @@ class CoordinatorPort:
     def start(self, session: Callable[..., None], *args: object) -> None:
         """Run `session` in the thread of the next free worker, on that worker's device.
 
-        If it raises `WorkerAway`, it runs again when the worker is back, or another one is free. If
-        it raises `TryAgain`, it runs again at once.
+        If it raises `WorkerAbsent`, it runs again when the worker is back, or another one is free.
+        If it raises `TryAgain`, it runs again at once.
         """
         self._tf_cluster.schedule(session, args=args, kwargs=None)
 

@@ -31,7 +31,7 @@ from kerasps.runtime.devices import COORDINATOR_CPU, ps_device, ps_index
 from kerasps.runtime.errors import absent_ps_error
 from kerasps.runtime.supervision import tell_supervisor
 from kerasps.step.running.replica_run import CallTicket, PushCounts
-from kerasps.training.calls.worker_recovery import WorkerAway
+from kerasps.training.calls.worker_recovery import WorkerAbsent
 from kerasps.training.contract.host import HostOfWorkers
 from kerasps.variables import LookupTables, anonymous_handle
 from kerasps.variables.fences import OPEN_LANE
@@ -236,7 +236,7 @@ class ScheduledCalls:
     def begin(self, closure: Any, worker: int) -> None:
         """Note that this thread is about to make a call on a worker.
 
-        Raises WorkerAway if the worker was lost since, and TensorFlow must make it ready first.
+        Raises WorkerAbsent if the worker was lost since, and TensorFlow must make it ready first.
         """
         self._finish()
         if closure not in self._made_of:
@@ -248,12 +248,12 @@ class ScheduledCalls:
             self._generations[worker] = generation
             if worker in self._lanes:
                 self._give_back(self._lanes.pop(worker))
-            raise WorkerAway
+            raise WorkerAbsent
         nothing = (0,) * self._num_ps
         applied = self._applied.get(closure, nothing)
         pushes = self._pushes.get(closure._concrete_function.graph, nothing)
         if any(applied):
-            self._have_redone(closure)
+            self._use_twin(closure)
             pushes = nothing  # the twin does not push in the first lane
         lanes = self._lanes_of(worker)
         lanes.number += 1
@@ -371,7 +371,7 @@ class ScheduledCalls:
                     )
                 )
 
-    def _have_redone(self, closure: Any) -> None:
+    def _use_twin(self, closure: Any) -> None:
         """Make a closure call the twin of its function, which leaves out the applied pushes."""
         parts = self._made_of[closure]
         assert parts is not None

@@ -21,7 +21,7 @@ _NOT_READ = "Unable to parse request"
 class Verdict(enum.Enum):
     """The decision about a session that failed."""
 
-    WORKER_IS_AWAY = "it goes on when the worker is back"
+    WORKER_IS_ABSENT = "it goes on when the worker is back"
     TRY_AGAIN = "it is started again at once"
     FAIL = "its error is that of the flight"
 
@@ -49,10 +49,10 @@ class SessionFailures:
         """Return the decision about a session that failed. Thread: the session's."""
         if not self._membership.has_worker(worker):
             self.forget(worker)
-            return Verdict.WORKER_IS_AWAY
+            return Verdict.WORKER_IS_ABSENT
         if self._membership.give_up_leaving(worker, in_short(error)):
             self.forget(worker)
-            return Verdict.WORKER_IS_AWAY
+            return Verdict.WORKER_IS_ABSENT
         ps = lost_ps(error)
         if ps is not None:
             host = connected_host()
@@ -62,7 +62,7 @@ class SessionFailures:
         if not answers(f"/job:worker/replica:0/task:{worker}"):
             self.forget(worker)
             self._membership.lose(worker, in_short(error))
-            return Verdict.WORKER_IS_AWAY
+            return Verdict.WORKER_IS_ABSENT
         is_known = bool(_compat.is_worker_failure(error))
         did_not_arrive = isinstance(error, tf.errors.InternalError) and _NOT_READ in error.message
         cancelled = isinstance(error, tf.errors.CancelledError)

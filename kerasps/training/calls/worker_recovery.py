@@ -32,7 +32,7 @@ class FailingCalls(Protocol):
 _PAUSE_S = 0.5
 
 
-class WorkerAway(Exception):
+class WorkerAbsent(Exception):
     """Raised in a worker's thread: the worker is lost, and the thread must wait for it."""
 
 
@@ -83,7 +83,7 @@ class WorkerRecovery:
         except TryAgain:
             if on_transient_failure_fn is not None:
                 on_transient_failure_fn()
-        except WorkerAway as exc:
+        except WorkerAbsent as exc:
             self._calls.fail()
             self._recover(worker, exc, on_failure_fn, on_recovery_fn)
         except (

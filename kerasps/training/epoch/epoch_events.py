@@ -170,7 +170,7 @@ class SplitOpened:
 
 
 @dataclass(frozen=True)
-class WorkerJoined:
+class JoinedUpdates:
     """A worker takes part in synchronous updates: each update waits for it."""
 
     worker: int
@@ -205,7 +205,7 @@ class ResultCollected:
 
 
 @dataclass(frozen=True)
-class WorkersJoined:
+class ClusterGrew:
     """The cluster has grown to `num_workers` workers. The new ones have no session yet."""
 
     num_workers: int
@@ -233,12 +233,12 @@ Event = (
     | ResultsWanted
     | SessionBegan
     | SplitOpened
-    | WorkerJoined
+    | JoinedUpdates
     | ExecutionsDone
     | ResultReturned
     | ResultCollected
     | WorkerEnded
-    | WorkersJoined
+    | ClusterGrew
     | WorkerLeaves
     | SessionEnded
 )

@@ -25,11 +25,13 @@ from kerasps.training.epoch.admission import Admission, Free
 from kerasps.training.epoch.dealer import Dealer
 from kerasps.training.epoch.epoch_events import (
     AllAsked,
+    ClusterGrew,
     Collect,
     Command,
     EpochBegan,
     Event,
     ExecutionsDone,
+    JoinedUpdates,
     Open,
     PassBegan,
     Report,
@@ -42,9 +44,7 @@ from kerasps.training.epoch.epoch_events import (
     StepsAsked,
     WorkerEnd,
     WorkerEnded,
-    WorkerJoined,
     WorkerLeaves,
-    WorkersJoined,
 )
 from kerasps.training.epoch.epoch_log import EpochLog
 from kerasps.training.epoch.epoch_workers import EpochWorkers
@@ -172,7 +172,7 @@ class EpochState:
                 return self._begin_session(event)
             case SplitOpened():
                 return self._begin_reading(event)
-            case WorkerJoined():
+            case JoinedUpdates():
                 return self._begin_joint(event.worker)
             case PassBegan():
                 there = self.workers.begin_pass(event.num_splits, event.positions)
@@ -189,7 +189,7 @@ class EpochState:
                 return [c for i in range(len(self.workers)) for c in self._collect(i)]
             case WorkerEnded():
                 return self._end(event)
-            case WorkersJoined():
+            case ClusterGrew():
                 self.workers.grow(event.num_workers)
                 return []
             case WorkerLeaves():
@@ -281,7 +281,7 @@ class EpochState:
         worker.is_leaving = True
         self._admission.set_idle(index)
         if worker.status is WorkerStatus.DRY:
-            return self._let_go(index)
+            return self._end_leaving(index)
         return self._go_on(index)
 
     def _end(self, event: WorkerEnded) -> list[Command]:
@@ -294,7 +294,7 @@ class EpochState:
             case WorkerEnd.DIED if worker.status is not WorkerStatus.AWAITED:
                 return []  # its session is alive, or has reported the loss
             case WorkerEnd.LEFT if not worker.is_leaving or worker.status is WorkerStatus.LOST:
-                return []  # `_let_go` has noted it
+                return []  # `_end_leaving` has noted it
         leaves = self._admission.leave(index)
         self._take_back(index, event.applied)
         self.workers.lose(index)
@@ -326,13 +326,13 @@ class EpochState:
         if worker.uncollected:
             return self._collect(index)
         if worker.is_leaving:
-            return self._let_go(index)
+            return self._end_leaving(index)
         if worker.split is not None and not worker.shares:
             self.splits[worker.split].finish()
         self._admission.set_idle(index)
         return self._seek(index)
 
-    def _let_go(self, index: int) -> list[Command]:
+    def _end_leaving(self, index: int) -> list[Command]:
         """End a worker that is leaving and holds no executions or results any more."""
         return self._end(WorkerEnded(index, WorkerEnd.LEFT))
 
@@ -341,7 +341,7 @@ class EpochState:
         self.workers.assign(index, _MIN_EXECUTIONS * self._execution_steps)
         worker = self.workers[index]
         if worker.split is None and worker.is_leaving:
-            return self._let_go(index)
+            return self._end_leaving(index)
         if worker.split is None and len(self.splits):
             worker.status = WorkerStatus.DRY
             self.workers.note_alive(index)

@@ -54,7 +54,7 @@ class EpochWorkers:
         """Return whether a worker holds results."""
         return bool(self.states[index].uncollected)
 
-    def has_let_go(self, index: int) -> bool:
+    def is_drained(self, index: int) -> bool:
         """Return whether a leaving worker holds no executions or results any more."""
         worker = self.states[index]
         return worker.is_leaving and worker.status is WorkerStatus.LOST
@@ -121,7 +121,7 @@ class EpochWorkers:
             worker.shares = worker.is_exhausted = False
             if index in self._lost:
                 # Any worker may take its split, also this one if it comes back first.
-                self._release_own(index)
+                self._release_reserved(index)
         return [index for index in range(len(self.states)) if index not in self._lost]
 
     def grow(self, num_workers: int) -> None:
@@ -133,7 +133,7 @@ class EpochWorkers:
     def lose(self, index: int) -> None:
         """Note that a worker is lost, and release the split that is reserved for it."""
         self._lost.add(index)
-        self._release_own(index)
+        self._release_reserved(index)
         self.states[index].status = WorkerStatus.LOST
 
     def note_alive(self, index: int) -> None:
@@ -153,7 +153,7 @@ class EpochWorkers:
         if worker.is_leaving:
             return
         worker.split = self.splits.take(index)
-        if worker.split is None and not self.splits.has_own(index):
+        if worker.split is None and not self.splits.has_untaken_split(index):
             worker.split = self.splits.divide(min_batches)
             if worker.split is None:
                 worker.split = self.splits.share(index)
@@ -174,7 +174,7 @@ class EpochWorkers:
             self.splits[worker.split].release()
         worker.split, worker.shares = None, False
 
-    def _release_own(self, index: int) -> None:
+    def _release_reserved(self, index: int) -> None:
         """Release the split that is reserved for a worker, which may not have begun it."""
         if index < len(self.splits) and self.splits[index].status is SplitStatus.RESERVED:
             self.splits[index].release()

@@ -137,7 +137,7 @@ class SplitLedger:
     """
 
     def __init__(self, num_splits: int, positions: Sequence[SplitPosition] = ()) -> None:
-        self._num_own = num_splits
+        self._num_input_splits = num_splits
         self._splits = [
             Split(p.source, confirmed=p.confirmed, end=p.end)
             for p in positions or [SplitPosition(i) for i in range(num_splits)]
@@ -169,12 +169,14 @@ class SplitLedger:
 
     # Assignment
 
-    def has_own(self, worker: int) -> bool:
+    def has_untaken_split(self, worker: int) -> bool:
         """Return whether split `worker` of the input exists, and no other worker reads it.
 
         Call for a worker that reads nothing.
         """
-        return worker < self._num_own and self._splits[worker].status is not SplitStatus.TAKEN
+        return (
+            worker < self._num_input_splits and self._splits[worker].status is not SplitStatus.TAKEN
+        )
 
     def take(self, worker: int) -> int | None:
         """Give `worker` a split and return it; None if none is available.
@@ -187,8 +189,8 @@ class SplitLedger:
             key=lambda i: (not self._splits[i].unfinished, i != worker),
         ):
             status = self._splits[split].status
-            is_own = split == worker and status is SplitStatus.RESERVED
-            if is_own or status is SplitStatus.RELEASED:
+            is_reserved = split == worker and status is SplitStatus.RESERVED
+            if is_reserved or status is SplitStatus.RELEASED:
                 self._splits[split].status = SplitStatus.TAKEN
                 return split
         return None

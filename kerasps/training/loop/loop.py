@@ -40,7 +40,7 @@ class Loop:
         predictions: collects the outputs of `predict`. Each execution then returns its result.
 
     Attributes:
-        on_turn: called between two reports. It may call `rest`.
+        on_turn: called between two reports. It may call `drain`.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Loop:
         """Number steps from the optimizer's current iterations, which users may have set."""
         self._numbers.restart()
 
-    def rest(self) -> LoopPosition:
+    def drain(self) -> LoopPosition:
         """Wait for the steps in flight, count them, and return the loop's position.
 
         No step is in flight afterwards, and callbacks were called for all counted steps. Call from
@@ -256,7 +256,7 @@ class Loop:
                 self.on_turn()
             if self._predictions is not None:
                 self._predictions.end()
-                self._tell_predicted(self._predictions, callbacks, is_last=True)
+                self._report_predicted(self._predictions, callbacks, is_last=True)
             callbacks.flush()
         except BaseException:
             dispatcher.abandon()
@@ -270,9 +270,9 @@ class Loop:
         """Send executions while there is room; return False if the data have ended."""
         num_batches = self._inputs.num_batches if self._steps is None else self._steps
         while self._has_room(callbacks):
-            told = self._done if self._predictions is None else self._predictions.num_told
-            is_due = num_batches is None or told < num_batches
-            if is_due and callbacks.begin(told):
+            reported = self._done if self._predictions is None else self._predictions.num_reported
+            is_due = num_batches is None or reported < num_batches
+            if is_due and callbacks.begin(reported):
                 continue  # the callbacks may leave no room
             if not self._ask_for_steps():
                 return False
@@ -313,7 +313,7 @@ class Loop:
         self._num_counted += result.steps
         if self._predictions is not None:
             self._predictions.add(result.outputs, report.split, report.first_batch)
-            self._tell_predicted(self._predictions, callbacks)
+            self._report_predicted(self._predictions, callbacks)
             return
         if self._is_stopped and first and not callbacks.has_begun:
             return  # after a stop, callbacks are not called for steps that were in flight
@@ -325,13 +325,13 @@ class Loop:
             counted_until = max(counted_until, begin + self._whole)
         callbacks.add(first, counted_until - 1)
 
-    def _tell_predicted(
+    def _report_predicted(
         self, predictions: Predictions, callbacks: BatchCallbacks, *, is_last: bool = False
     ) -> None:
         """Call the callbacks for the next outputs in the order of the input."""
-        while callbacks.has_begun or not (self._is_stopped and predictions.num_told):
-            first = predictions.num_told
-            outputs = predictions.next_to_tell(self._whole, is_last=is_last)
+        while callbacks.has_begun or not (self._is_stopped and predictions.num_reported):
+            first = predictions.num_reported
+            outputs = predictions.next_to_report(self._whole, is_last=is_last)
             if not outputs:
                 return
             # As in Keras, the last execution counts as if it were whole.
@@ -346,7 +346,7 @@ class Loop:
     def _wants_more(self) -> bool:
         # As in Keras, a loop that is stopped before its first execution still does that one.
         predictions = self._predictions
-        has_begun = self._asked if predictions is None else predictions.num_told
+        has_begun = self._asked if predictions is None else predictions.num_reported
         goes_on = not (self._is_stopped and has_begun)
         return goes_on and (self._steps is None or self._asked < self._steps)
 

@@ -21,17 +21,17 @@ class Predictions:
         # Outputs that came before earlier ones of the input, by their place in the input.
         self._early: dict[int, Any] = {}
         self._in_order: list[Any] = []
-        self._num_told = 0
+        self._num_reported = 0
 
     @property
-    def num_told(self) -> int:
+    def num_reported(self) -> int:
         """The number of batches of which callbacks know."""
-        return self._num_told
+        return self._num_reported
 
     @property
-    def told(self) -> list[Any]:
+    def reported(self) -> list[Any]:
         """The outputs of which callbacks know, batch by batch."""
-        return self._in_order[: self._num_told]
+        return self._in_order[: self._num_reported]
 
     def add(self, outputs: Sequence[object], split: int | None, first: int) -> None:
         """Add the outputs of batches that follow each other in a split.
@@ -51,15 +51,15 @@ class Predictions:
         """Note that nothing more comes. Keep outputs behind gaps, if splits are inconsistent."""
         self._in_order += [self._early.pop(place) for place in sorted(self._early)]
 
-    def next_to_tell(self, num_batches: int, *, is_last: bool = False) -> list[Any]:
+    def next_to_report(self, num_batches: int, *, is_last: bool = False) -> list[Any]:
         """Return the outputs of the next batches, of which callbacks know from now on.
 
         Args:
             num_batches: the number of batches; returns none while there are fewer.
             is_last: True to return fewer too, since no more come.
         """
-        outputs = self._in_order[self._num_told : self._num_told + num_batches]
+        outputs = self._in_order[self._num_reported : self._num_reported + num_batches]
         if len(outputs) < num_batches and not is_last:
             return []
-        self._num_told += len(outputs)
+        self._num_reported += len(outputs)
         return outputs

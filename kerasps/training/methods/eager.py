@@ -22,12 +22,12 @@ from kerasps.errors import UnsupportedError
 from kerasps.inputs import DatasetCreator
 from kerasps.step import TracedStep
 from kerasps.training.contract.host import Host
-from kerasps.variables import come_to_rest
+from kerasps.variables import wait_for_steps
 from kerasps.variables.adoption import adopt_model, strategy_of
 from kerasps.variables.named import plain_variable
 from kerasps.variables.phase import creating_under
 
-_told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_warned: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 class _Running(threading.local):
@@ -57,13 +57,13 @@ def run_eagerly(
         args: the arguments of the method.
         kwargs: its keyword arguments.
     """
-    come_to_rest()
+    wait_for_steps()
     strategy = strategy_of(model)
     host: Host = strategy.extended.host
     if host.why_no_eager_steps is not None:
         raise UnsupportedError(host.why_no_eager_steps)
     adopt_model(strategy, model)
-    _tell(model)
+    _warn_once(model)
     for name in ("train_function", "test_function", "predict_function"):
         if isinstance(getattr(model, name), TracedStep):  # made when steps ran on workers
             setattr(model, name, None)
@@ -130,10 +130,10 @@ def without_current(strategy: tf.distribute.Strategy) -> Iterator[None]:
         _compat.pop_per_thread_mode()
 
 
-def _tell(model: keras.Model) -> None:
-    if model in _told:
+def _warn_once(model: keras.Model) -> None:
+    if model in _warned:
         return
-    _told.add(model)
+    _warned.add(model)
     warnings.warn(
         f"Steps of model '{model.name}' run eagerly: in this process, one batch at a time, and "
         "every read of a variable asks a ps. The workers are idle. This is exact but slow, and "

@@ -27,11 +27,11 @@ from kerasps.training.loop.step_numbers import StepNumbers
 from kerasps.training.methods.keras_rules import check_compiled, plain_logs
 from kerasps.training.methods.prepare import prepare
 from kerasps.training.methods.stateful import build_stateful
-from kerasps.variables import come_to_rest
+from kerasps.variables import wait_for_steps
 from kerasps.variables.flights import Flight
 
 _LOGGER = logging.getLogger("kerasps")
-_told: weakref.WeakSet[Host] = weakref.WeakSet()
+_warned: weakref.WeakSet[Host] = weakref.WeakSet()
 
 
 def train_on_batch(
@@ -90,14 +90,14 @@ def _run_on_batch(
 ) -> tuple[TracedStep, ExecutionResult]:
     x, y, sample_weight = batch
     check_arrays(is_batch=True, x=x, y=y, sample_weight=sample_weight)
-    come_to_rest()
+    wait_for_steps()
     prepare(model)
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
     build_stateful(model, lambda: keras.utils.unpack_x_y_sample_weight(packed)[0])
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     host = host_of(model)
-    _note_own_step(host, f"`{mode.name}_on_batch`")
+    _warn_of_local_step(host, f"`{mode.name}_on_batch`")
     with translated_errors(host):
         devices = host.own_devices
         with explaining(model, mode, spec):
@@ -124,7 +124,7 @@ def _as_tensor(value: object) -> Any:
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
 
-def _note_own_step(host: Host, what: str) -> None:
+def _warn_of_local_step(host: Host, what: str) -> None:
     """Log once that this process computes on its CPU, although workers have GPUs.
 
     Args:
@@ -132,8 +132,8 @@ def _note_own_step(host: Host, what: str) -> None:
         what: the method that the user has called.
     """
     has_gpu = any(devices[0] != FIRST_CPU for devices in host.devices_of_workers())
-    if has_gpu and host.own_devices == (FIRST_CPU,) and host not in _told:
-        _told.add(host)
+    if has_gpu and host.own_devices == (FIRST_CPU,) and host not in _warned:
+        _warned.add(host)
         _LOGGER.warning(
             f"{what} computes in the coordinator's process, on its CPU. The workers have GPUs: use "
             "`fit`, `evaluate` or `predict` to run steps there."

@@ -22,7 +22,7 @@ from kerasps.training.loop.predictions import Predictions
 from kerasps.training.methods.keras_rules import check_compiled, is_validated, plain_logs
 from kerasps.training.methods.prepare import prepare
 from kerasps.training.methods.stateful import build_stateful, first_batch_of
-from kerasps.variables import come_to_rest
+from kerasps.variables import wait_for_steps
 
 
 def fit(
@@ -46,7 +46,7 @@ def fit(
 ) -> keras.callbacks.History:
     """`keras.Model.fit` on the workers of the model's strategy; the arguments are Keras's."""
     check_compiled(model)
-    come_to_rest()
+    wait_for_steps()
     prepare(model)
     epochs = _capped("epochs", whole_number("epochs", epochs, least=0), keras.config.max_epochs())
     steps_per_epoch = _steps("steps_per_epoch", steps_per_epoch)
@@ -187,7 +187,7 @@ def evaluate(
     check_compiled(model)
     if kwargs:
         raise ValueError(f"Arguments not recognized: {kwargs}")
-    come_to_rest()
+    wait_for_steps()
     prepare(model)
     steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
     inputs = as_input(
@@ -276,7 +276,7 @@ def predict(
     callbacks: object = None,
 ) -> Any:
     """`keras.Model.predict` on the workers of the model's strategy; rows keep the input's order."""
-    come_to_rest()
+    wait_for_steps()
     prepare(model)
     host = host_of(model)
     steps, batch_size = _steps("steps", steps), whole_number("batch_size", batch_size)
@@ -299,9 +299,9 @@ def predict(
             predictions=predictions,
         ).run_epoch(0)
         callback_list.on_predict_end()
-    if not predictions.told:
+    if not predictions.reported:
         raise no_batches("predict")
-    return concatenated(predictions.told)
+    return concatenated(predictions.reported)
 
 
 def _steps(name: str, value: object) -> int | None:

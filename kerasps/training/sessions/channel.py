@@ -87,10 +87,10 @@ class EpochChannel:
             running = sum(len(worker.running) for worker in workers.states)
             return workers.activities(is_queued=in_flight > running)
 
-    def has_let_go(self, worker: int) -> bool:
+    def is_drained(self, worker: int) -> bool:
         """Return whether a leaving worker holds no executions or results any more."""
         with self.lock:
-            return self._state.workers.has_let_go(worker)
+            return self._state.workers.is_drained(worker)
 
     def awaits(self, worker: int) -> bool:
         """Return whether a worker has no session, and is not known to be lost."""

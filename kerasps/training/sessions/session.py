@@ -20,13 +20,13 @@ from kerasps.training.epoch.epoch_events import (
     Execution,
     ExecutionsDone,
     Join,
+    JoinedUpdates,
     Leave,
     Open,
     ResultCollected,
     ResultReturned,
     Send,
     SplitOpened,
-    WorkerJoined,
 )
 from kerasps.training.sessions.channel import Mailbox
 from kerasps.training.sessions.worker_lanes import WorkerLanes
@@ -162,7 +162,7 @@ class Session:
                     self._open(command)
                 case Join():
                     self._function.rule.join(self._lanes.lane(self._worker))
-                    self._post(WorkerJoined(self._worker))
+                    self._post(JoinedUpdates(self._worker))
                 case Leave():
                     self._leave()
                 case Send():

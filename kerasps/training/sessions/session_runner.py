@@ -16,7 +16,7 @@ from kerasps.runtime.errors import absent_ps_error, comes_from
 from kerasps.step import TracedStep
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.session_failures import SessionFailures, Verdict, in_short, may_be_loss
-from kerasps.training.calls.worker_recovery import TryAgain, WorkerAway
+from kerasps.training.calls.worker_recovery import TryAgain, WorkerAbsent
 from kerasps.training.contract.host import HostOfWorkers
 from kerasps.training.epoch.epoch_events import SessionBegan, SessionEnded, WorkerEnd, WorkerEnded
 from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
@@ -79,14 +79,14 @@ class SessionRunner:
             sessions: the sessions of the flight.
 
         Raises:
-            WorkerAway: the worker is lost, or has left.
+            WorkerAbsent: the worker is lost, or has left.
             TryAgain: the session failed, and the worker answers.
         """
         worker = CoordinatorPort.worker_index()
         if sessions.is_over:
             return
         if not self._membership.has_worker(worker):
-            raise WorkerAway
+            raise WorkerAbsent
         source = sources.setdefault(worker, WorkerSource())
         source.belongs_to(self._membership.generation(worker))
         ended: WorkerEnded | None = None
@@ -125,7 +125,7 @@ class SessionRunner:
             finally:
                 sessions.leave(mailbox)
             if not sessions.is_over:
-                raise WorkerAway  # the worker has left
+                raise WorkerAbsent  # the worker has left
 
     def _end_failed(
         self,
@@ -169,8 +169,8 @@ class SessionRunner:
                 )
                 if not sessions.is_over:  # else no session is needed
                     raise TryAgain from None
-            case Verdict.WORKER_IS_AWAY:
-                raise WorkerAway from None
+            case Verdict.WORKER_IS_ABSENT:
+                raise WorkerAbsent from None
 
     def _fail(self, worker: int, sessions: Sessions, error: BaseException) -> None:
         if self._membership.lost_ps is not None:

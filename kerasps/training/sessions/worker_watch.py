@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kerasps.cluster.members.membership import Membership
 from kerasps.training.calls.coordinator_port import CoordinatorPort
-from kerasps.training.epoch.epoch_events import WorkerEnd, WorkerEnded, WorkerLeaves, WorkersJoined
+from kerasps.training.epoch.epoch_events import ClusterGrew, WorkerEnd, WorkerEnded, WorkerLeaves
 from kerasps.training.sessions.channel import EpochChannel, Mailbox, Sessions
 from kerasps.training.sessions.worker_lanes import WorkerLanes
 
@@ -48,7 +48,7 @@ class WorkerWatch:
         self._num_started = 0
         # For each lost worker: its session, and the time at which it was first seen there.
         self._lost_since: dict[int, tuple[Mailbox, float]] = {}
-        self._told_to_leave: set[int] = set()
+        self._known_leaving: set[int] = set()
 
     def start_all(self) -> None:
         """Start a session for each worker."""
@@ -58,9 +58,9 @@ class WorkerWatch:
         """Handle all changes since the last call. Call repeatedly."""
         if not self._sessions.is_over:
             self._take_in()
-            self._do_without_the_lost()
+            self._report_absent()
         self._give_up()
-        self._let_go()
+        self._dismiss_leaving()
 
     def give_up_all(self) -> None:
         """Abandon all sessions, since their calls do not return."""
@@ -75,12 +75,12 @@ class WorkerWatch:
         self._port.add_workers(self._membership.num_workers)
         num_workers = self._port.num_workers
         if num_workers > self._channel.num_workers:
-            self._channel.post(WorkersJoined(num_workers))
+            self._channel.post(ClusterGrew(num_workers))
         while self._num_started < num_workers:
             self._start()
             self._num_started += 1
 
-    def _do_without_the_lost(self) -> None:
+    def _report_absent(self) -> None:
         """Tell the state of workers that were lost while they had no session."""
         for worker in self._membership.absent_workers:
             # Not a lane that a session may open meanwhile.
@@ -107,19 +107,19 @@ class WorkerWatch:
                     self._port.renew_worker(worker)
                     self._start()
 
-    def _let_go(self) -> None:
+    def _dismiss_leaving(self) -> None:
         """Dismiss leaving workers that hold no executions or results any more."""
         leaving = self._membership.leaving_workers
-        for worker in leaving - self._told_to_leave:
-            self._told_to_leave.add(worker)
+        for worker in leaving - self._known_leaving:
+            self._known_leaving.add(worker)
             if worker < self._channel.num_workers:
                 self._channel.post(WorkerLeaves(worker))
         for worker in leaving:
-            if worker < self._channel.num_workers and self._channel.has_let_go(worker):
+            if worker < self._channel.num_workers and self._channel.is_drained(worker):
                 self._channel.post(self._lanes.end(worker, WorkerEnd.LEFT))
                 self._sessions.end_one(worker)
                 self._membership.dismiss(worker)
-        self._told_to_leave &= leaving
+        self._known_leaving &= leaving
 
     def _drop(self, mailbox: Mailbox, ended: WorkerEnded) -> None:
         """Abandon a session whose call does not return."""

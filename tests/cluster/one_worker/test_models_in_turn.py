@@ -29,7 +29,7 @@ def test_a_model_like_one_that_is_gone_uses_its_step_graphs_and_says_its_own_nam
     strategy, monkeypatch
 ):
     # Some tables share storages.
-    monkeypatch.setattr(row_pools, "NUM_APART", 1)
+    monkeypatch.setattr(row_pools, "NUM_SEPARATE", 1)
     x, y = varied_data()
     graphs = []
     for number in range(3):

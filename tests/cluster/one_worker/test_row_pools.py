@@ -25,7 +25,7 @@ def sharing(strategy, monkeypatch):
     """All tables of the module share storages, from the first one on."""
     if strategy.sparse_updates != "lazy":
         pytest.skip("tables that are updated as a whole share no storage")
-    monkeypatch.setattr(row_pools, "NUM_APART", 0)
+    monkeypatch.setattr(row_pools, "NUM_SEPARATE", 0)
 
 
 def make_tables(strategy, heights=HEIGHTS, **options):
@@ -217,7 +217,7 @@ def test_a_storage_is_freed_with_its_last_table(strategy):
 
 
 def test_few_tables_and_large_ones_are_by_themselves(strategy, monkeypatch):
-    monkeypatch.setattr(row_pools, "NUM_APART", 3)
+    monkeypatch.setattr(row_pools, "NUM_SEPARATE", 3)
     monkeypatch.setattr(row_pools, "MAX_TABLE_BYTES", 400 * WIDTH * 4)
     width = WIDTH + 1  # of which there is no other table
     with strategy.scope():
@@ -228,12 +228,12 @@ def test_few_tables_and_large_ones_are_by_themselves(strategy, monkeypatch):
         layers[-1].build((None, 300))
     *small, large, kernel = (*(layer.embeddings for layer in layers[:-1]), layers[-1].kernel)
     # The first three on each ps are by themselves.
-    apart = Counter()
+    separate = Counter()
     for table in small:
         device = table.shards[0].device
-        assert isinstance(table.shards[0], PooledRows) == (apart[device] == 3)
-        apart[device] += not isinstance(table.shards[0], PooledRows)
-    assert sum(apart.values()) < 9
+        assert isinstance(table.shards[0], PooledRows) == (separate[device] == 3)
+        separate[device] += not isinstance(table.shards[0], PooledRows)
+    assert sum(separate.values()) < 9
     assert not isinstance(large.shards[0], PooledRows)
     assert not isinstance(kernel.shards[0], PooledRows)
 
@@ -255,7 +255,7 @@ def make_model(heights, optimizer, steps_per_execution):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "num_shards", "num_apart", "steps_per_execution"),
+    ("optimizer", "num_shards", "num_separate", "steps_per_execution"),
     with_matrix(
         [
             *(("sgd", 1, 0, 1), ("adagrad", 1, 1, 10), ("adagrad", 3, 1, 1)),
@@ -265,10 +265,10 @@ def make_model(heights, optimizer, steps_per_execution):
     ),
 )
 def test_tables_in_runs_equal_plain_keras(
-    strategy, sharded, monkeypatch, optimizer, num_shards, num_apart, steps_per_execution
+    strategy, sharded, monkeypatch, optimizer, num_shards, num_separate, steps_per_execution
 ):
     sharded(num_shards)
-    monkeypatch.setattr(row_pools, "NUM_APART", num_apart)
+    monkeypatch.setattr(row_pools, "NUM_SEPARATE", num_separate)
     # So small that they lie in several, whichever are by themselves.
     heights = HEIGHTS * 2
     monkeypatch.setattr(row_pools, "POOL_BYTES", 700 * WIDTH * 4)
@@ -321,7 +321,7 @@ def trained_model(strategy):
 @pytest.mark.parametrize("kind", ["keras", "checkpoint"])
 def test_what_was_saved_is_what_others_load(strategy, tmp_path, monkeypatch, kind):
     shared, _ = trained_model(strategy)
-    monkeypatch.setattr(row_pools, "NUM_APART", 100)
+    monkeypatch.setattr(row_pools, "NUM_SEPARATE", 100)
     with strategy.scope():
         by_itself = make_model(HEIGHTS, "adagrad", 2)
     models = [shared, by_itself, make_model(HEIGHTS, "adagrad", 2)]

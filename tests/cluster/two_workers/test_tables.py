@@ -71,7 +71,7 @@ def descending_group(optimizer, num_rows):
 
 
 def test_no_update_of_a_row_of_a_group_is_lost(strategy, monkeypatch):
-    monkeypatch.setattr(row_pools, "NUM_APART", 1)
+    monkeypatch.setattr(row_pools, "NUM_SEPARATE", 1)
     # Some in shards, some whole.
     num_rows, ids, steps = [150, 800, 160, 600, 140], [*range(0, 140, 2)], 500
     plain = descending_group(OPTIMIZERS["adagrad"](), num_rows)

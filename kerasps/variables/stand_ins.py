@@ -24,7 +24,7 @@ from kerasps.variables.phase import entering
 from kerasps.variables.variable import ParameterServerVariable
 
 
-class AwayStates:
+class StandIns:
     """The stand-ins of the states of metrics and seed generators.
 
     Args:
@@ -34,10 +34,10 @@ class AwayStates:
     def __init__(self, mutex: Callable[[str], tf.Tensor]) -> None:
         self._mutex = mutex
         self._lock = threading.RLock()
-        self._homes: dict[str, list[weakref.ref[ParameterServerVariable]]] = {}
+        self._originals: dict[str, list[weakref.ref[ParameterServerVariable]]] = {}
         self._functions: dict[tuple[str, tuple[int, ...]], OnPS] = {}
 
-    def state_of(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
+    def of(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
         """Return the stand-in of a metric's or a seed generator's state; make it if there is none.
 
         Args:
@@ -45,11 +45,11 @@ class AwayStates:
             device: the device of the ps on which a new stand-in is made.
         """
         with self._lock:
-            if variable.away is None:
-                variable.away = self._make(variable, device)
-                variable.bring_home = self.bring_home
-                self._homes.setdefault(device, []).append(weakref.ref(variable))
-            return variable.away
+            if variable.stand_in is None:
+                variable.stand_in = self._make(variable, device)
+                variable.fetch_stand_ins = self.fetch_stand_ins
+                self._originals.setdefault(device, []).append(weakref.ref(variable))
+            return variable.stand_in
 
     def _make(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
         value = variable.storage
@@ -57,36 +57,40 @@ class AwayStates:
         initial = value.read_value if is_seed_state(variable) else lambda: tf.zeros_like(value)
         with tf.init_scope(), entering(None), tf.device(device):
             storage = NamedVariable(
-                initial, shape=value.shape, dtype=value.dtype, trainable=False, name="away"
+                initial, shape=value.shape, dtype=value.dtype, trainable=False, name="stand_in"
             )
             return ParameterServerVariable(
-                storage, dtype=value.dtype.name, trainable=False, name=f"{variable.name}_away"
+                storage, dtype=value.dtype.name, trainable=False, name=f"{variable.name}_stand_in"
             )
 
-    def bring_home(self, variable: ParameterServerVariable) -> None:
+    def fetch_stand_ins(self, variable: ParameterServerVariable) -> None:
         """Fetch to the coordinator all states that are on the same ps as that of `variable`.
 
         All values of one ps are of the same instant, between two pushes. Thread: any.
         """
-        assert variable.away is not None
-        device = variable.away.device
+        assert variable.stand_in is not None
+        device = variable.stand_in.device
         with self._lock:
-            homes = [home for ref in self._homes[device] if (home := ref()) is not None]
-            self._homes[device] = [weakref.ref(home) for home in homes]
+            originals = [
+                original for ref in self._originals[device] if (original := ref()) is not None
+            ]
+            self._originals[device] = [weakref.ref(original) for original in originals]
             with tf.init_scope(), entering(None), naming_lost_ps:
-                values = self._exchange(device, homes).take()
-                for home, value in zip(homes, values, strict=True):
-                    if is_seed_state(home):
-                        home._value.assign(value)
+                values = self._exchange(device, originals).take()
+                for original, value in zip(originals, values, strict=True):
+                    if is_seed_state(original):
+                        original._value.assign(value)
                     else:
-                        home._value.assign_add(value)
+                        original._value.assign_add(value)
 
-    def _exchange(self, device: str, homes: Sequence[ParameterServerVariable]) -> OnPS:
+    def _exchange(self, device: str, originals: Sequence[ParameterServerVariable]) -> OnPS:
         """Return the function that reads the stand-ins on a ps and sets metrics' ones to zero."""
-        key = device, tuple(id(home.away) for home in homes)
+        key = device, tuple(id(original.stand_in) for original in originals)
         if key not in self._functions:
-            states = [home.away._value for home in homes if home.away is not None]
-            clears = [not is_seed_state(home) for home in homes]
+            states = [
+                original.stand_in._value for original in originals if original.stand_in is not None
+            ]
+            clears = [not is_seed_state(original) for original in originals]
             for stale in [known for known in self._functions if known[0] == device]:
                 del self._functions[stale]
             self._functions[key] = OnPS(
@@ -104,7 +108,9 @@ def _take(states: Sequence[tf.Variable], clears: Sequence[bool]) -> list[tf.Tens
     return values
 
 
-def drawn(mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int]) -> list[tf.Tensor]:
+def draw_seeds(
+    mutex: tf.Tensor, states: Sequence[tf.Variable], draws: Sequence[int]
+) -> list[tf.Tensor]:
     """Return the states of seed generators and advance them, in a graph that runs on their ps.
 
     Args:

@@ -20,7 +20,7 @@ from kerasps.worker_driven.fit_messages import FitMessages
 from kerasps.worker_driven.step_budget import StepBudget
 
 
-class OwnSteps:
+class InProcessDispatcher:
     """Runs executions in this process (see `training.Dispatching`).
 
     Args:
