@@ -121,7 +121,7 @@ print(json.dumps([
 print("trained", file=sys.stderr)
 """
     env = environment()
-    path = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
+    path = os.pathsep.join(filter(None, [str(tmp_path), env.get("PYTHONPATH")]))
     launched = Launch(
         tmp_path, body, options=("--num-workers=1",), variables=env | {"PYTHONPATH": path}
     )
