@@ -199,5 +199,6 @@ def test_pull_compute_and_push_of_a_large_model_overlap(strategy, tmp_path, monk
     pushes = [
         any(began < end for began, _ in sends) for (_, sends), end in zip(steps, ends, strict=True)
     ]
-    assert np.mean(pulls) > 0.5
-    assert np.mean(pushes) > 0.5
+    # Of a product that sends in another order none does. On a busy machine, half of the steps did.
+    assert np.mean(pulls) > 0.2
+    assert np.mean(pushes) > 0.2
