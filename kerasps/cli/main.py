@@ -13,6 +13,7 @@ from kerasps.cli.commands.options import (
     MODES,
     CommandParser,
     Commands,
+    add_command,
     add_mode,
     add_numbers,
     add_script,
@@ -168,32 +169,25 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=CommandParser
     )
-    raw = argparse.RawDescriptionHelpFormatter
     _add_launch(commands)
     plan.add_parser(commands)
     run.add_parser(commands)
     serve.add_parser(commands)
     top.add_parser(commands)
     trace.add_parser(commands)
-    commands.add_parser(
-        "env", help="print the facts for a bug report", description=_ENV_HELP, formatter_class=raw
-    )
+    add_command(commands, "env", summary="print the facts for a bug report", description=_ENV_HELP)
     return parser
 
 
 def _add_launch(commands: Commands) -> None:
-    launch: argparse.ArgumentParser = commands.add_parser(
+    launch = add_command(
+        commands,
         "launch",
-        help="run a script with a cluster around it, on this machine",
-        usage="kerasps launch [options] script.py [args ...]",
+        summary="run a script with a cluster around it, on this machine",
         description=_LAUNCH_HELP,
         epilog=_LAUNCH_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An unknown option belongs to the script, and must not count as an abbreviation of one of
-        # ours.
-        allow_abbrev=False,
+        runs_script=True,
     )
-    launch.set_defaults(parser=launch)
     add_numbers(launch)
     add_mode(launch, "the process that drives the steps")
     launch.add_argument(

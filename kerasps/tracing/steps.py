@@ -214,7 +214,7 @@ class _Execution:
             # those that need only the values while the step waited for the batch.
             data = self._data(number, len(computes))
             if data is not None and not number and max(arrivals, default=0) > self._reads[-1][0]:
-                data = min(begin for _, begin in self._reads), self._reads[-1][0]
+                data = self._data(0, 1)
             first = min(arrivals, default=compute.begin)
             if data is not None and data[1] < compute.end:
                 first = max(first, data[1])

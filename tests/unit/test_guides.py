@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from kerasps.cli.main import _parser
 from support.documentation import CHECKOUT, code_blocks
+from support.names import anchors
 
 PAGES = (
     "for_large_tables",
@@ -35,14 +36,6 @@ def read(page):
 
 def without_code(text):
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def anchors(path):
-    """The anchors of a page's headings, as GitHub makes them."""
-    text = without_code(path.read_text(encoding="utf-8"))
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    plain = [re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()) for heading in headings]
-    return {heading.replace(" ", "-") for heading in plain}
 
 
 def sentences(text):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.names import FENCED, missing_file, missing_name, quoted, variables_in_source
+from support.names import FENCED, anchors, missing_file, missing_name, quoted, variables_in_source
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
@@ -81,12 +81,6 @@ def test_files_public_names_and_variables_in_backticks_are_there(page):
     assert [name for name in ours if missing_name(name, {"strategy.run"})] == []
 
 
-def headings(page):
-    """The anchors of the headings of a page, as GitHub makes them."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in found}
-
-
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=page_id)
 def test_links_lead_to_files_and_headings_that_are_there(page):
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
@@ -96,7 +90,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
         file, _, anchor = target.partition("#")
         linked = page.parent / file if file else page
         assert linked.exists(), target
-        assert not anchor or anchor in headings(linked), target
+        assert not anchor or anchor in anchors(linked), target
 
 
 @pytest.mark.parametrize(

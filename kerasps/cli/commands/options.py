@@ -35,6 +35,40 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
 
+def add_command(
+    commands: Commands,
+    name: str,
+    *,
+    summary: str,
+    description: str,
+    epilog: str | None = None,
+    runs_script: bool = False,
+) -> argparse.ArgumentParser:
+    """Add a command, and return its parser, which the parsed arguments have as `parser`.
+
+    Args:
+        commands: receives the command.
+        name: its name.
+        summary: its line in the list of commands.
+        description: the text of its help before the options.
+        epilog: the text after them. Default None: no text.
+        runs_script: whether a script and its arguments follow the options.
+    """
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        usage=f"kerasps {name} [options] script.py [args ...]" if runs_script else None,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An unknown option belongs to the script, and must not count as an abbreviation of one of
+        # ours.
+        allow_abbrev=not runs_script,
+    )
+    command.set_defaults(parser=command)
+    return command
+
+
 def add_numbers(command: argparse.ArgumentParser) -> None:
     """Add the options for the numbers of tasks."""
     command.add_argument(

@@ -6,6 +6,7 @@ import argparse
 
 from kerasps.cli.commands.options import (
     Commands,
+    add_command,
     add_numbers,
     add_script,
     as_count_or_zero,
@@ -35,16 +36,14 @@ example:
 
 def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
-    plan = commands.add_parser(
+    plan = add_command(
+        commands,
         "plan",
-        help="print the needs of a training, without running it",
-        usage="kerasps plan [options] script.py [args ...]",
+        summary="print the needs of a training, without running it",
         description=_HELP,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        runs_script=True,
     )
-    plan.set_defaults(parser=plan)
     add_numbers(plan)
     plan.add_argument("--json", action="store_true", help="print JSON, and nothing else on stdout")
     plan.add_argument(

@@ -10,6 +10,7 @@ import sys
 from kerasps.cli.commands.options import (
     MODES,
     Commands,
+    add_command,
     add_mode,
     as_count,
     as_count_or_zero,
@@ -74,16 +75,14 @@ example:
 
 def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
-    run: argparse.ArgumentParser = commands.add_parser(
+    run = add_command(
+        commands,
         "run",
-        help="run one node of a training, the same command on every node",
-        usage="kerasps run [options] script.py [args ...]",
+        summary="run one node of a training, the same command on every node",
         description=_HELP,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        runs_script=True,
     )
-    run.set_defaults(parser=run)
     run.add_argument(
         "--role",
         choices=(*TASK_TYPES, EVALUATOR),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kerasps.cli.commands.options import MODES, Commands, add_mode, as_mode, setting
+from kerasps.cli.commands.options import MODES, Commands, add_command, add_mode, as_mode, setting
 from kerasps.cluster.description.tf_config import read_tf_config
 
 _HELP = """\
@@ -42,14 +42,13 @@ example:
 
 def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
-    serve = commands.add_parser(
+    serve = add_command(
+        commands,
         "serve",
-        help="run the server of the worker or ps task in TF_CONFIG",
+        summary="run the server of the worker or ps task in TF_CONFIG",
         description=_HELP,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    serve.set_defaults(parser=serve)
     add_mode(serve, "the process that drives the steps; with worker, the chief may restart")
     serve.add_argument(
         "--exit-with-chief",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kerasps.cli.commands.options import Commands, as_seconds
+from kerasps.cli.commands.options import Commands, add_command, as_seconds
 
 _HELP = """\
 Shows a run until it ends or you press Ctrl-C: steps per second, executions in flight,
@@ -18,13 +18,12 @@ kerasps.ClusterMonitor(port=...). docs/monitoring.md explains each column."""
 
 def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
-    top = commands.add_parser(
+    top = add_command(
+        commands,
         "top",
-        help="show a run in the terminal, live",
+        summary="show a run in the terminal, live",
         description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.set_defaults(parser=top)
     top.add_argument(
         "target",
         nargs="?",

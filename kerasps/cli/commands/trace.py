@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kerasps.cli.commands.options import Commands, as_count, as_seconds
+from kerasps.cli.commands.options import Commands, add_command, as_count, as_seconds
 
 _HELP = """\
 Records all tasks of a running training for some seconds, and prints a sentence about
@@ -18,13 +18,12 @@ recording."""
 
 def add_parser(commands: Commands) -> None:
     """Add the command to the parser."""
-    trace = commands.add_parser(
+    trace = add_command(
+        commands,
         "trace",
-        help="trace a running training",
+        summary="trace a running training",
         description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    trace.set_defaults(parser=trace)
     trace.add_argument(
         "pid",
         nargs="?",

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from kerasps.step.compute.returned import Returned, noting_results
 from kerasps.step.records.identity import IdentitySet
+from kerasps.step.updates.optimizers import is_keras_method
 from kerasps.variables import is_seed_state
 from kerasps.variables.slots import optimizers_of
 
@@ -103,7 +104,7 @@ class ModelMethod:
         if metrics is None or metrics.built or not isinstance(y, tf.TensorSpec):
             return
         output = _only_output(model)
-        if output is None or not all(_is_of_keras(model, name) for name in _MAKE_METRICS):
+        if output is None or not all(is_keras_method(type(model), name) for name in _MAKE_METRICS):
             return
         metrics.build(keras.KerasTensor(y.shape, y.dtype.name), output)
 
@@ -119,11 +120,6 @@ class ModelMethod:
 
 # Methods of a model on which it depends whether a step makes the metrics, and of which shapes.
 _MAKE_METRICS = ("train_step", "test_step", "compute_metrics", "call")
-
-
-def _is_of_keras(model: keras.Model, method: str) -> bool:
-    """Return whether no subclass of Keras's classes overrides the method."""
-    return str(getattr(type(model), method).__module__).startswith("keras.")
 
 
 def _only_output(model: keras.Model) -> keras.KerasTensor | None:

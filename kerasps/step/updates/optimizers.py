@@ -24,6 +24,11 @@ _ELEMENTWISE = (
 )
 
 
+def is_keras_method(kind: type, method: str) -> bool:
+    """Return whether a class has the method from Keras, and no subclass overrides it."""
+    return str(getattr(kind, method).__module__).startswith("keras.")
+
+
 def is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return True if an optimizer is known to update each element independently.
 
@@ -79,10 +84,7 @@ def may_update_rows(optimizer: keras.optimizers.Optimizer, sparse_updates: str) 
     """
     return (
         sparse_updates == "lazy"
-        and (
-            is_elementwise(optimizer)
-            or not str(type(optimizer).update_step.__module__).startswith("keras.")
-        )
+        and (is_elementwise(optimizer) or not is_keras_method(type(optimizer), "update_step"))
         and not optimizer.gradient_accumulation_steps
         and not (optimizer.use_ema and optimizer.ema_overwrite_frequency)
     )
