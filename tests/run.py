@@ -23,15 +23,15 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-SESSIONS = (
-    "unit",
-    "smoke",
-    "processes",
-    "cluster/one_worker",
-    "cluster/two_workers",
-    "cluster/scripts",
-    "chaos",
-)
+# The folders of each session.
+SESSIONS = {
+    "unit": ("unit",),
+    "smoke": ("smoke",),
+    "processes": ("processes", "chaos"),
+    "one_worker": ("cluster/one_worker",),
+    "two_workers": ("cluster/two_workers",),
+    "scripts": ("cluster/scripts",),
+}
 NOTHING_COLLECTED = 5
 ORDER_SEED = "--order-seed"
 
@@ -45,17 +45,18 @@ def sessions_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
         if argument.startswith("-") or not path.exists() or not path.is_relative_to(TESTS):
             options.append(argument)
             continue
-        for session in SESSIONS:
-            folder = TESTS / session
-            if path.is_relative_to(folder):
-                paths.setdefault(session, []).append(argument)
-            elif folder.is_relative_to(path):
-                paths.setdefault(session, []).append(str(folder))
+        for session, folders in SESSIONS.items():
+            for folder in (TESTS / name for name in folders):
+                if path.is_relative_to(folder):
+                    paths.setdefault(session, []).append(argument)
+                elif folder.is_relative_to(path):
+                    paths.setdefault(session, []).append(str(folder))
     if not any(option.startswith("-m") for option in options):
         options += ["-m", "not matrix"]
     if not any(option.startswith(ORDER_SEED) for option in options):
         options.append(f"{ORDER_SEED}={random.SystemRandom().randrange(1, 1_000_000)}")
-    return paths or {session: [str(TESTS / session)] for session in SESSIONS}, options
+    every = {name: [str(TESTS / f) for f in folders] for name, folders in SESSIONS.items()}
+    return paths or every, options
 
 
 def run(session: str, paths: list[str], options: list[str]) -> tuple[int, str]:
@@ -92,7 +93,7 @@ def main(arguments: list[str]) -> int:
     }
     print(f"\n{len(done)} sessions, {time.monotonic() - started:.0f} s")
     for session, (_, last) in done.items():
-        print(f"tests/{session}: {last.strip('= ')}")
+        print(f"{session}: {last.strip('= ')}")
     print(*[option for option in options if option.startswith(ORDER_SEED)])
     codes = {code for code, _ in done.values()}
     if codes == {NOTHING_COLLECTED}:

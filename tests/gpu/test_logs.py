@@ -73,7 +73,7 @@ def test_training_equals_plain_keras(report):
 def test_a_worker_uses_all_gpus():
     script = SCRIPT.parents[1] / "processes/several_devices.py"
     visible = ",".join(visible_gpus(os.environ)[:2])
-    report = run_and_report(script, "gpus", CUDA_VISIBLE_DEVICES=visible)
+    report = run_and_report(script, "gpus", forked=False, CUDA_VISIBLE_DEVICES=visible)
     assert report["devices"] == ["GPU:0", "GPU:1"]
     assert report["sgd"]["moved"] > 0.01
     assert report["sgd"]["weights"] < 1e-4

@@ -22,12 +22,14 @@ TOLERANCE = 64
 def report_of(scenario, *command, **environment):
     paths = [str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return run_and_report(*command, SCRIPT, scenario, timeout_s=110, **environment)
+    return run_and_report(*command, SCRIPT, scenario, forked=False, timeout_s=110, **environment)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "overlap"])
 def test_the_compute_phase_is_on_the_gpu_in_each_mode(mode, tmp_path):
-    report = run_and_report(PLACED, mode, tmp_path, timeout_s=110, KERASPS_TEST_ACCELERATOR=DEVICE)
+    report = run_and_report(
+        PLACED, mode, tmp_path, forked=False, timeout_s=110, KERASPS_TEST_ACCELERATOR=DEVICE
+    )
     assert report["devices"] == [DEVICE]
     training = report["graphs"]["steps"][0]
     assert {"MatMul", "TanhGrad"} <= set(training["compute"][DEVICE])

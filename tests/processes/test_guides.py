@@ -83,6 +83,7 @@ def test_large_tables_are_spread_read_by_rows_and_saved_whole(tmp_path):
     assert [1_000_000, 16] in saved.values()
 
 
+@pytest.mark.matrix
 def test_a_worker_that_is_told_to_go_costs_no_update(tmp_path):
     options = ("--num-workers=2", "--num-ps=1")
     with running(tmp_path, "for_preemptible_workers", "launch", *options) as process:

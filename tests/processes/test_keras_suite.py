@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+import pytest
+
 from support.keras_suite import load_runner
 
 run = load_runner()
 
 
+@pytest.mark.matrix
 def test_a_file_that_ends_its_process_keeps_what_was_done_under_the_strategy(tmp_path):
     file = tmp_path / "crashing_test.py"
     file.write_text(

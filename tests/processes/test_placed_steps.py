@@ -14,13 +14,21 @@ from support.process_checks import run_and_report
 pytestmark = pytest.mark.timeout(280)
 
 SCRIPT = Path(__file__).with_name("placed_steps.py")
-WRITING = {"TF_DUMP_GRAPH_NAME_FILTER": "*", "TF_DUMP_GRAPH_GROUPS": "main"}
 # Of a step of `wide_model`: three arrays, four weights, the rows that were looked up, and two
 # numbers for the dropout; five gradients.
 VALUES_IN, GRADIENTS_OUT = 10, 5
 # Of an execution: metric states, of which some begin as one tensor.
 STATES = 2
 STEPS = 4
+
+
+def written(folder):
+    """The environment in which TensorFlow writes its graphs there."""
+    return {
+        "TF_DUMP_GRAPH_PREFIX": str(folder),
+        "TF_DUMP_GRAPH_NAME_FILTER": "*",
+        "TF_DUMP_GRAPH_GROUPS": "main",
+    }
 
 
 def phases_of(report):
@@ -86,7 +94,7 @@ def test_steps_on_several_devices(tmp_path):
 def test_steps_of_a_worker_that_drives_them(tmp_path):
     cluster = ["--mode", "worker", "--num-workers", "1", "--num-ps", "2"]
     command = ["-m", "kerasps", "launch", *cluster, SCRIPT, "driven", tmp_path]
-    report = run_and_report(*command, TF_DUMP_GRAPH_PREFIX=str(tmp_path), **WRITING)
+    report = run_and_report(*command, forked=False, **written(tmp_path))
     phases = phases_of(report)
     assert_placed(phases)
     assert_crossings(phases["alone"][0])
@@ -94,8 +102,7 @@ def test_steps_of_a_worker_that_drives_them(tmp_path):
 
 
 def test_steps_of_central_storage(tmp_path):
-    written = {"TF_DUMP_GRAPH_PREFIX": str(tmp_path), **WRITING}
-    report = run_and_report(SCRIPT, "central", tmp_path, **written)
+    report = run_and_report(SCRIPT, "central", tmp_path, forked=False, **written(tmp_path))
     assert report["kinds"] == {
         "MatMul": [ACCELERATOR],
         "_FusedMatMul": [ACCELERATOR],

@@ -17,7 +17,6 @@ from support.process_checks import MARK, marked_environment, marked_processes
 pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = Path(__file__).with_name("planned_training.py")
-MODELS = ("dense", "tables", "many", "chained")
 
 HEAD = """
 import os, time
@@ -58,13 +57,18 @@ def script(tmp_path, body):
     return path
 
 
-def test_a_plan_is_what_a_run_does(tmp_path):
+@pytest.mark.parametrize(
+    "models",
+    [("tables", "chained"), pytest.param(("dense", "many"), marks=pytest.mark.matrix)],
+    ids=" and ".join,
+)
+def test_a_plan_is_what_a_run_does(tmp_path, models):
     report = tmp_path / "report.json"
     numbers = ("--num-workers", 1, "--num-ps", 2)
-    code, _, err = kerasps(tmp_path, "launch", *numbers, SCRIPT, report, *MODELS)
+    code, _, err = kerasps(tmp_path, "launch", *numbers, SCRIPT, report, *models)
     assert code == 0, err
     ran = json.loads(report.read_text())
-    for name in MODELS:
+    for name in models:
         planned = plan_of(tmp_path, *numbers, SCRIPT, tmp_path / "none", name)
         for key, of_run in ran[name].items():
             if key == "tables":
@@ -156,18 +160,25 @@ STRATEGY = "strategy = kerasps.ParameterServerStrategy()\nwith strategy.scope():
     ("body", "says", "last"),
     [
         ("def f(): raise ValueError('of the script')\nf()", "ValueError: of the script", "failed"),
-        ("import sys; sys.exit('no data')", "", "ended with exit code"),
-        ("make().fit(x, y)", "which no ParameterServerStrategy trains", "Make it in the scope."),
+        pytest.param(
+            "import sys; sys.exit('no data')", "", "ended with exit code", marks=pytest.mark.matrix
+        ),
+        pytest.param(
+            *("make().fit(x, y)", "which no ParameterServerStrategy trains"),
+            "Make it in the scope.",
+            marks=pytest.mark.matrix,
+        ),
         (STRATEGY, "Received: such a strategy, and no such call", "ended and ran no step"),
         (
             "try: kerasps.WorkerDrivenStrategy()\nexcept Exception: pass",
             "The script makes a WorkerDrivenStrategy",
             "Make the former",
         ),
-        (
+        pytest.param(
             f"{STRATEGY}tf.distribute.coordinator.ClusterCoordinator(strategy)",
             "has a custom training loop",
             "calls `fit`",
+            marks=pytest.mark.matrix,
         ),
     ],
 )

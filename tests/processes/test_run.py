@@ -273,7 +273,7 @@ def test_an_evaluator_ends_with_the_run(run):
         assert json.loads(report.removeprefix("REPORT "))
 
 
-@pytest.mark.parametrize("code", [0, 5])
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.matrix), 5])
 def test_workers_drive_and_the_first_ends_the_run(run, code):
     run.reserve(ps=1, worker=2)
     script = run.script(DRIVEN)

@@ -50,10 +50,18 @@ def test_the_devices_that_were_named_compute(report_of):
     ("scenario", "optimizer", "steps_per_execution"),
     cases(
         [
-            *(("sgd", 1), ("nadam", 1), ("global_clipnorm", 1), ("accumulation", 1)),
-            *(("averages", 1), ("loss_scale", 1), ("adam", 4)),
+            *(("nadam", 1), ("global_clipnorm", 1), ("accumulation", 1), ("loss_scale", 1)),
+            ("adam", 4),
         ],
-        [("momentum", 1), ("adam", 1), ("adagrad", 1), ("clipnorm", 1), ("accumulation", 4)],
+        [
+            ("sgd", 1),
+            ("averages", 1),
+            ("momentum", 1),
+            ("adam", 1),
+            ("adagrad", 1),
+            ("clipnorm", 1),
+            ("accumulation", 4),
+        ],
     ),
 )
 def test_two_replicas_of_16_equal_plain_keras_with_batches_of_32(
@@ -77,8 +85,8 @@ def test_rows_are_asked_for_once_per_worker(report_of):
 @pytest.mark.parametrize(
     ("scenario", "steps_per_execution", "data"),
     cases(
-        [(1, "unknown"), (3, "generator"), (25, "known")],
-        [(1, "known"), (3, "unknown"), (25, "unknown")],
+        [(3, "generator"), (25, "known")],
+        [(1, "unknown"), (1, "known"), (3, "unknown"), (25, "unknown")],
     ),
 )
 def test_data_that_end_within_a_step_are_counted_exactly(

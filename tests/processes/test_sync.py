@@ -22,7 +22,7 @@ REFUSED = {
 }
 
 
-SOME = ["sgd", "adam", "accumulated"]
+SOME = ["adam", "accumulated"]
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,15 @@ def test_so_do_two_workers_with_two_devices_each():
 
 
 @pytest.mark.parametrize(
-    ("kills", "seconds"), [(4, 4), pytest.param(12, 8, marks=pytest.mark.matrix)]
+    ("calls", "kills", "seconds"),
+    [(2, 3, 2), pytest.param(3, 12, 8, marks=pytest.mark.matrix)],
 )
 def test_nothing_is_lost_or_hangs_where_data_end_unevenly_and_workers_are_killed_at_random(
-    kills, seconds
+    calls, kills, seconds
 ):
     report = run_and_report(
         HERE / "synchronous_losses.py",
-        *("--calls", 3, "--kills", kills, "--seconds", seconds, "--seed", 9),
+        *("--calls", calls, "--kills", kills, "--seconds", seconds, "--seed", 9),
         timeout_s=500,
     )
     assert report["problems"] == []
@@ -80,11 +81,12 @@ def test_nothing_is_lost_or_hangs_where_data_end_unevenly_and_workers_are_killed
 
 
 def test_an_interrupt_ends_fit_and_leaves_whole_updates():
-    report = run_and_report(HERE / "synchronous_interrupts.py", 5, timeout_s=300)
+    report = run_and_report(HERE / "synchronous_interrupts.py", 3, timeout_s=300)
     assert report["problems"] == []
-    assert report["interrupts"] == 5
+    assert report["interrupts"] == 3
 
 
+@pytest.mark.matrix
 def test_without_backups_all_wait_for_a_slow_worker():
     report = run_and_report(HERE / "synchronous_backups.py", "--backups", 0)
     assert report["meanwhile"] == 0

@@ -1,9 +1,10 @@
 """Trainings with a TF_CONFIG in the forms of schedulers."""
 
-import subprocess
-import sys
+import os
 
 import pytest
+
+from support.process_checks import run_script
 
 SCRIPT = """
 import json, os
@@ -34,10 +35,9 @@ cluster.close()
 
 
 @pytest.mark.parametrize("form", ["master", "no_chief"])
-def test_a_form_trains(form):
-    script = f"FORM = {form!r}{SCRIPT}"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
-    )
+def test_a_form_trains(form, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"FORM = {form!r}{SCRIPT}")
+    done = run_script(script, env=os.environ, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert "trained on 1 worker" in done.stdout

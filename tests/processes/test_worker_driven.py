@@ -8,8 +8,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 
 from kerasps.cluster.local.local_ps import LocalPS
 from kerasps.cluster.processes.process import child_environment
+from support.forked_scripts import ForkedScript
 from support.launched import Launch
 from support.process_checks import wait_for
 
@@ -43,13 +42,7 @@ class Workers:
         env["TF_CONFIG"] = json.dumps(tf_config | {"task": {"type": task_type, "index": index}})
         log = self.here / f"{task_type}-{index}-{len(self.processes)}.log"
         with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), what, str(self.here)],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
+            process = ForkedScript([SCRIPT, what, self.here], env=env, stdout=stream, stderr=stream)
         process.log = log
         self.processes.append(process)
         return process

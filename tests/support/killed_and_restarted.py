@@ -7,11 +7,12 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+from support.forked_scripts import AT_IMPORT, ForkedScript
 
 # Kills a ps in place of the process itself, which then ends in an error.
 KILL_PS = "kill a ps"
@@ -55,19 +56,19 @@ def run_with_kills(
     chance, sent, codes, printed = random.Random(seed), {}, [], []
     deadline = time.monotonic() + limit_s
     while True:
-        process = subprocess.Popen(
-            [sys.executable, str(script), "--directory", str(directory), *map(str, arguments)],
-            env={**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        read, write = os.pipe()
+        with os.fdopen(write, "w") as output:
+            process = ForkedScript(
+                [script, "--directory", directory, *arguments],
+                env={**os.environ, **AT_IMPORT},
+                stdout=output,
+                stderr=output,
+            )
         end = threading.Timer(deadline - time.monotonic(), process.kill)
         end.start()
         ender = report = ps = None
-        with process:
-            for line in process.stdout:
+        with os.fdopen(read) as lines:
+            for line in lines:
                 printed.append(line)
                 word, _, rest = line.strip().partition(" ")
                 if word == "TRAINING" and sent.get(rest, 0) < len(signals):
@@ -85,8 +86,8 @@ def run_with_kills(
                     ender.is_over.set()
                 elif word == "REPORT":
                     report = json.loads(rest)
+        codes.append(process.wait())
         end.cancel()
-        codes.append(process.returncode)
         if ender is not None:
             ender.is_over.set()
             ender.join()

@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 
 from kerasps.cluster.processes.process import child_environment
 from kerasps.runtime.addresses import split_address
+from support.forked_scripts import AT_IMPORT, ForkedScript
 
 # Inherited by every process that a test starts, so that those which it left can be found whoever
 # their parent is by then.
@@ -144,23 +146,32 @@ def reserved_address():
     return holder, f"127.0.0.1:{holder.getsockname()[1]}"
 
 
-def run_and_report(script, *arguments, timeout_s=170, **environment):
-    """Runs a script as a process of its own and returns what it reported: the JSON behind `REPORT `
-    in a line it printed.
+def run_script(script, *arguments, env, timeout_s, forked=True):
+    """Runs a script as a process of its own; returns it, with its exit code and what it printed, as
+    `subprocess.run` does.
+
+    Args:
+        forked: whether to fork it from a process that has imported TensorFlow. `False` is for what
+            TensorFlow does when it is imported, and for GPUs.
     """
-    process = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        env={
-            **os.environ,
-            "KERAS_BACKEND": "tensorflow",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            **environment,
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("REPORT ")]
-    assert lines, process.stdout[-2000:] + process.stderr[-4000:]
+    start, program = (ForkedScript, []) if forked else (subprocess.Popen, [sys.executable])
+    command = [*program, str(script), *map(str, arguments)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = start(command, env=env, stdout=out, stderr=err)
+        try:
+            process.wait(timeout_s)
+        finally:
+            process.kill()
+        printed = [(file.seek(0), file.read())[1] for file in (out, err)]
+    return subprocess.CompletedProcess(command, process.returncode, *printed)
+
+
+def run_and_report(script, *arguments, timeout_s=170, forked=True, **environment):
+    """Runs a script as `run_script` does; returns what it reported, the JSON behind `REPORT ` in a
+    line that it printed.
+    """
+    env = {**os.environ, **AT_IMPORT, **environment}
+    done = run_script(script, *arguments, env=env, timeout_s=timeout_s, forked=forked)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads(lines[0].removeprefix("REPORT "))

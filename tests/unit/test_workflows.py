@@ -151,7 +151,7 @@ def test_every_folder_of_tests_runs_on_every_change():
         for word in command
         if word.startswith("tests/")
     }
-    assert named == {f"tests/{session}" for session in sessions}
+    assert named == {f"tests/{folder}" for folders in sessions.values() for folder in folders}
 
 
 def test_every_environment_that_tests_runs_somewhere():

@@ -69,7 +69,7 @@ def test_a_compiled_update_equals_plain_keras(strategy, traced, name):
 @pytest.mark.parametrize(
     "options",
     [
-        {"weight_decay": 0.01, "global_clipnorm": 0.05},
+        pytest.param({"weight_decay": 0.01, "global_clipnorm": 0.05}, marks=pytest.mark.matrix),
         {"gradient_accumulation_steps": 3, "weight_decay": 0.01},
         {"use_ema": True, "ema_momentum": 0.9},
     ],

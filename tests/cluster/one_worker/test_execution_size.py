@@ -56,7 +56,9 @@ def test_longer_executions_train_as_plain_keras_does(strategy, sent):
 
 @pytest.mark.parametrize(
     ("steps_per_execution", "sizes"),
-    with_matrix([(1, {1, 10}), (10, {1, 10}), (4, {1, 4, 8})], at_length=[(10, {1, 10})]),
+    with_matrix(
+        [(1, {1, 10}), (10, {1, 10}), (4, {1, 4, 8})], at_length=[(1, {1, 10}), (10, {1, 10})]
+    ),
 )
 def test_what_is_left_of_the_data_is_done_as_plain_keras_does_it(
     strategy, sent, monkeypatch, steps_per_execution, sizes
@@ -140,7 +142,11 @@ def make_recurrent(regularizer):
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("regularizer", [None, read_whole], ids=["by rows", "whole"])
+@pytest.mark.parametrize(
+    "regularizer",
+    [pytest.param(None, marks=pytest.mark.matrix), read_whole],
+    ids=["by rows", "whole"],
+)
 def test_a_step_with_loops_is_done_in_a_loop(strategy, sent, regularizer):
     def make():
         return make_recurrent(regularizer)

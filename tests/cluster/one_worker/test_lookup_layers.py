@@ -72,7 +72,7 @@ def data_for(lookup):
     ("lookup", "num_shards"),
     with_matrix(
         [*((lookup, 3) for lookup in LOOKUPS), (text_vectorization, 1)],
-        at_length=[(string_lookup, 3), (text_vectorization, 3)],
+        at_length=[(string_lookup, 3), (integer_lookup, 3), (text_vectorization, 3)],
     ),
 )
 def test_embedding_behind_a_lookup_equals_plain_keras(strategy, sharded, lookup, num_shards):

@@ -8,10 +8,11 @@ import pytest
 import tensorflow as tf
 
 from support.compare import assert_identical
+from support.matrix import with_matrix
 from support.rankers import NAMES, compiled_ranker, impressions
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 3], at_length=[1]))
 def test_metrics_equal_those_of_plain_keras_bit_for_bit(strategy, steps_per_execution):
     dataset = tf.data.Dataset.from_tensor_slices(impressions(355)).batch(8)
     histories, models = [], []

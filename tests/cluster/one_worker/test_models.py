@@ -109,7 +109,7 @@ def sequential(layers, steps_per_execution=5, **compile_arguments):
 
 
 @pytest.mark.parametrize(
-    "name", with_matrix(LAYERS, at_length=["dense", "conv", "layer_norm", "gru", "noise"])
+    "name", with_matrix(LAYERS, at_length=["dense", "conv", "layer_norm", "gru", "lstm", "noise"])
 )
 def test_layer_equals_plain_keras(strategy, name):
     plain, ours = train_both(strategy, lambda: sequential(LAYERS[name]), regression_data())

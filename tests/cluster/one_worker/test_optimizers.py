@@ -57,7 +57,7 @@ def model_with(optimizer, steps_per_execution=1, **second):
         [*((name, 7) for name in OPTIMIZERS), ("adam", 1), ("adafactor", 1), ("loss_scale", 1)],
         at_length=[
             # Options of others that stay.
-            *(("nesterov", 7), ("rmsprop", 7), ("amsgrad", 7), ("adamw", 7)),
+            *(("nesterov", 7), ("rmsprop", 7), ("amsgrad", 7), ("adamw", 7), ("momentum", 7)),
             *(("adafactor", 1), ("loss_scale", 1)),
         ],
     ),
@@ -81,11 +81,16 @@ OPTION_CASES = [
     for optimizer in OPTION_OPTIMIZERS
     if name.startswith("accumulation") or optimizer is OPTION_OPTIMIZERS[index % 2]
 ]
-# Accumulation without slots and with a scalar, and what else is with it once.
-ACCUMULATION = [
+# Of gradients, one that looks at a variable and one that looks at all; of variables, averages and
+# decay; accumulation without slots, and with a scalar and what else is with it.
+ORDINARY = [
+    ("clipnorm", keras.optimizers.SGD),
+    ("global_clipnorm", keras.optimizers.SGD),
+    ("weight_decay", keras.optimizers.Adam),
+    ("ema_overwrite", keras.optimizers.Adam),
+    ("schedule_decay", keras.optimizers.SGD),
+    ("callable_rate", keras.optimizers.Adam),
     ("accumulation", keras.optimizers.SGD),
-    ("accumulation", keras.optimizers.Nadam),
-    ("accumulation_clipnorm", keras.optimizers.Adam),
     ("accumulation_global_clipnorm", keras.optimizers.Nadam),
     ("accumulation_ema_decay", keras.optimizers.Adam),
 ]
@@ -93,14 +98,7 @@ ACCUMULATION = [
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    with_matrix(
-        OPTION_CASES,
-        at_length=[
-            case
-            for case in OPTION_CASES
-            if case[0].startswith("accumulation") and case not in ACCUMULATION
-        ],
-    ),
+    with_matrix(OPTION_CASES, at_length=[case for case in OPTION_CASES if case not in ORDINARY]),
 )
 def test_option_equals_plain_keras(strategy, name, optimizer):
     options = {"learning_rate": 0.02, **OPTIONS[name]}
@@ -269,7 +267,13 @@ if hasattr(keras.optimizers, "MultiOptimizer"):
 
 @pytest.mark.parametrize(
     "name",
-    with_matrix(COUPLED, at_length=["min_max_norm", "accumulation_clipnorm", "ema", "loss_scale"]),
+    with_matrix(
+        COUPLED,
+        at_length=[
+            *("min_max_norm", "unit_norm", "own_constraint", "accumulation", "ema", "loss_scale"),
+            "accumulation_clipnorm",
+        ],
+    ),
 )
 def test_what_couples_rows_equals_plain_keras_in_shards(strategy, sharded, name):
     sharded(3, SPLIT_FROM)

@@ -130,7 +130,7 @@ def driven(make, callbacks, **arguments):
         (every_kind, [], {}),
         (Subclassed, [Resets], {}),
         pytest.param(Subclassed, [], {"run_eagerly": True}, marks=pytest.mark.matrix),
-        (mixed, [], {"steps_per_execution": 2}),
+        pytest.param(mixed, [], {"steps_per_execution": 2}, marks=pytest.mark.matrix),
     ],
     ids=["every kind", "reset by a callback", "eager", "mixed precision, several steps at once"],
 )

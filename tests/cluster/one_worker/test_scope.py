@@ -118,7 +118,8 @@ CALLS = {
         itertools.product(CALLS, [False, True]),
         at_length=[
             *(("evaluate", False), ("predict", True)),
-            *(("test_on_batch", True), ("predict_on_batch", False)),
+            *(("test_on_batch", True), ("test_on_batch", False)),
+            *(("predict_on_batch", True), ("predict_on_batch", False)),
         ],
     ),
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+from support.matrix import with_matrix
 from support.tables import WIDTH
 
 NUM_ROWS = 70
@@ -93,7 +94,10 @@ def test_what_fit_has_found_out_is_traced_once_elsewhere(strategy, sharded):
     assert model.traced.count("test") == 2
 
 
-@pytest.mark.parametrize("reads", ["less", "more", "whole", "whole and by rows"])
+@pytest.mark.parametrize(
+    "reads",
+    with_matrix(["less", "more", "whole", "whole and by rows"], at_length=["less", "whole"]),
+)
 def test_a_method_may_read_otherwise_than_training(strategy, sharded, reads):
     sharded(2)
     # The dropout draws, so training is left out.

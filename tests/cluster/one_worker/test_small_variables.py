@@ -46,7 +46,9 @@ def model_of(layers, optimizer="adam"):
     ("layers", "optimizer"),
     with_matrix(
         [*((name, "adam") for name in MODELS), *(("dense", name) for name in OPTIMIZERS)],
-        at_length=[("dense", "adam")],
+        at_length=[
+            *(("dense", "adam"), ("dense", "ema"), ("dense", "nadam"), ("constraint", "adam")),
+        ],
     ),
 )
 def test_small_model_on_one_ps_equals_plain_keras(strategy, layers, optimizer):

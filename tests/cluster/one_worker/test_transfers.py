@@ -100,7 +100,11 @@ def profiled(strategy, work, log_dir, duration_ms):
 
 @pytest.mark.parametrize(
     ("make", "num_ps", "num_large"),
-    [(small_model, 1, 0), (large_model, 2, 1), (table_model, 2, 0)],
+    [
+        pytest.param(small_model, 1, 0, marks=pytest.mark.matrix),
+        (large_model, 2, 1),
+        (table_model, 2, 0),
+    ],
     ids=["small", "large", "table"],
 )
 def test_a_step_sends_each_ps_one_tensor_and_takes_one(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tensorflow as tf
 from kerasps.step.records import specs
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.wire import WireRule
+from support.matrix import with_matrix
 
 THIRD = np.float32(1 / 3)
 NUM_ROWS, STEPS = 64, 4
@@ -73,6 +76,7 @@ def rounded(value, dtype):
     return tf.cast(tf.cast(value, dtype), tf.float32).numpy()
 
 
+DTYPES = ("bfloat16", "float16")
 CASES = {
     "small": {},
     "large": {"large": True},
@@ -82,7 +86,7 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture
 def case(request, sharded, monkeypatch):
     """Returns the arguments of `model_of`, for values that travel in each way."""
     arguments = dict(CASES[request.param])
@@ -92,7 +96,15 @@ def case(request, sharded, monkeypatch):
     return arguments
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+# Each case with one type in turn.
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    with_matrix(
+        itertools.product(CASES, DTYPES),
+        at_length=[(case, DTYPES[index % 2]) for index, case in enumerate(CASES)],
+    ),
+    indirect=["case"],
+)
 def test_values_and_gradients_are_rounded_once_and_stored_in_full(model_of, case, dtype):
     model = model_of(("", dtype), **case)
     before = [value.copy() for value in model.get_weights()]

@@ -41,10 +41,13 @@ SHARDED = {
 # What kerasps says, and plain Keras has no reason to.
 EXPECTED_WARNINGS = {"metric_learning": {"x, of type AnchorPositivePairs, lives in"}}
 
-# Others are of the same kind: `two_towers`, `gan` and `wasserstein_gan`, and of the last two there
-# are examples.
+# Others are of the same kind, such as `two_towers`, `gan` and `transformer`; there are examples; or
+# tests of `one_worker` have what is special in them.
 AT_LENGTH = [
-    *("collaborative_filtering", "conditional_gan", "variational_autoencoder", "wide_and_deep"),
+    *("collaborative_filtering", "conditional_gan", "csv_files", "gradient_accumulation"),
+    *("hyperparameter_search", "low_level_train_step", "masked_language_model"),
+    *("mixed_precision", "siamese_network", "streamed_text", "variational_autoencoder"),
+    *("wasserstein_gan", "wide_and_deep"),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from support.matrix import with_matrix
 from support.models import counting_model, endless, ids_data
 
 
@@ -45,7 +46,10 @@ FINITE = {
 
 @pytest.mark.parametrize(
     ("name", "steps_per_execution"),
-    [*((name, 4) for name in FINITE), ("creator_of_unknown_length", 1)],
+    with_matrix(
+        [*((name, 4) for name in FINITE), ("creator_of_unknown_length", 1)],
+        at_length=[("arrays_in_order", 4), ("tensors", 4), ("creator_of_unknown_length", 1)],
+    ),
 )
 def test_an_epoch_is_one_pass(strategy, name, steps_per_execution):
     model = counting_model(strategy, steps_per_execution)

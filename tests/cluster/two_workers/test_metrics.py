@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from support.matrix import with_matrix
 from support.rankers import NAMES, compiled_ranker, impressions
 
 
@@ -15,8 +16,13 @@ def bits(logs):
 
 
 # 45 batches: of 3 steps in an execution, the workers have 8 and 7 executions.
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
-@pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.parametrize(
+    ("method", "steps_per_execution"),
+    with_matrix(
+        [("fit", 1), ("fit", 3), ("evaluate", 1), ("evaluate", 3)],
+        at_length=[("fit", 1), ("evaluate", 3)],
+    ),
+)
 def test_metrics_of_two_workers_are_those_of_all_examples(strategy, method, steps_per_execution):
     """Bit for bit: the sums have no rounding error, so the order of workers does not matter.
 
