@@ -71,7 +71,17 @@ _OWN_RESOURCES = ("SeedGenerator", "MemoryCache")
 _NO_RESOURCE = "kerasps: none"
 # The seeds of shuffles that have none and keep their order. They are the same in all datasets of
 # this process: if a dataset is shuffled and then split by `take` and `skip`, no example is in both.
-_process_seeds = (secrets.randbits(62) + 1, secrets.randbits(62) + 1)
+_process_seeds = (0, 0)
+
+
+def _draw_process_seeds() -> None:
+    global _process_seeds
+    _process_seeds = (secrets.randbits(62) + 1, secrets.randbits(62) + 1)
+
+
+_draw_process_seeds()
+# A fork shuffles as any other process does.
+os.register_at_fork(after_in_child=_draw_process_seeds)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 import uuid
 from collections.abc import Hashable
@@ -67,8 +68,17 @@ class Names:
             self._generation += 1
             self._free.clear()
 
+    def begin_in_fork(self) -> None:
+        """Give other names than the process that this one was forked from.
+
+        Both may connect to the same tasks.
+        """
+        self._lock = threading.RLock()  # a thread that the fork lacks may have held the other one
+        self.retire()
+
 
 NAMES = Names()
+os.register_at_fork(after_in_child=NAMES.begin_in_fork)
 
 
 class _Calls(threading.local):

@@ -10,6 +10,7 @@ one JSON line, of each scenario: History, iterations, seconds, and the error if 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -336,6 +337,8 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
     for argument in sys.argv[1:]:
         if reports:
             bring_workers_back()
+        # Variables of the model before are gone, so those of the next one are spread over both ps.
+        gc.collect()
         scenario, _, steps = argument.partition(":")
         reports[scenario] = report_of(scenario, int(steps))
         print(f"{scenario}: {reports[scenario]['seconds']:.1f} s", flush=True)
