@@ -1,7 +1,7 @@
 """Every example, as the process that a user would start.
 
-`tox -e examples` runs them all, each night. The ordinary run has the main job, record files,
-strings, and a custom loop.
+`tox -e examples` runs them all, each night. The ordinary run has the main job, record files
+and a custom loop.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def test_strings_in_csv_files_are_looked_up_on_the_workers() -> None:
     assert figure(RMSE, python("csv_files.py", "--epochs", "1")) < 1.0
 
 
+@pytest.mark.matrix
 def test_docstrings_are_told_apart() -> None:
     # Guessing the commonest library is right in 0.43 of the lines.
     assert figure(LINES, python("docstrings.py", "--epochs", "2")) > 0.7

@@ -106,6 +106,7 @@ def test_a_worker_that_is_told_to_go_costs_no_update(tmp_path):
     assert re.search(r"^kerasps launch: worker 1 .*started again", err, re.MULTILINE)
 
 
+@pytest.mark.matrix
 def test_a_script_for_gpus_says_where_it_computes(tmp_path):
     options = ("--num-workers=2", "--num-ps=1")
     with running(tmp_path, "for_gpu_workers", "launch", *options) as process:
