@@ -1,14 +1,18 @@
-"""The pages that list environment variables and options: all that there are, and no others."""
+"""The pages on environment variables, options, exit codes and TF_CONFIG agree with the code."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import shlex
 
 import pytest
 
 from kerasps.cli.main import _parser
-from support.documentation import CHECKOUT
+from kerasps.cluster.description.tf_config import read_tf_config
+from kerasps.cluster.serving.run_end import CODE_OF_LOST
+from support.documentation import CHECKOUT, code_blocks
 from support.names import variables_in_source
 
 VARIABLE = r"KERASPS_[A-Z_]*[A-Z]"
@@ -81,3 +85,32 @@ def test_every_option_is_listed_with_its_variable_and_default(command):
         assert (" " in usage.strip("`")) == (options[name].nargs != 0), name
         for number in re.findall(r"\(default: (\d+)", text):
             assert re.match(rf"{number}\b", default), (name, default, number)
+
+
+def test_the_example_of_tf_config_is_read_and_has_a_chief(monkeypatch):
+    text = (CHECKOUT / "docs" / "tf_config.md").read_text("utf-8")
+    (example,) = code_blocks(text, "json")
+    (commands,) = code_blocks(text, "bash")
+    assignment = shlex.split(commands.splitlines()[0])[1]
+    assert json.loads(assignment.removeprefix("TF_CONFIG=")) == json.loads(example)
+    monkeypatch.setenv("TF_CONFIG", example)
+    description = read_tf_config()
+    assert description.task == ("ps", 0)
+    assert {name: len(tasks) for name, tasks in description.jobs.items()} == {
+        "chief": 1,
+        "ps": 2,
+        "worker": 2,
+    }
+
+
+@pytest.mark.parametrize("page", ["deploy", "fault_tolerance", "errors"])
+def test_pages_list_the_exit_codes_to_try_again(page):
+    text = (CHECKOUT / "docs" / f"{page}.md").read_text("utf-8")
+    for code in (137, CODE_OF_LOST, 143):
+        assert re.search(rf"^\| {code}\b", text, re.MULTILINE), code
+
+
+def test_the_unit_of_systemd_restarts_the_exit_codes_to_try_again():
+    text = (CHECKOUT / "docs" / "fault_tolerance.md").read_text("utf-8")
+    (codes,) = re.findall(r"^RestartForceExitStatus=(.*)$", text, re.MULTILINE)
+    assert codes.split() == ["137", str(CODE_OF_LOST), "143"]
