@@ -18,6 +18,7 @@ from kerasps.base_strategy import BaseStrategy
 from kerasps.errors import KeraspsError
 from kerasps.monitoring.endpoint import Endpoint
 from kerasps.monitoring.metrics import METRICS
+from kerasps.monitoring.scalars import write_scalar
 from kerasps.monitoring.status import described
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.training.contract.host import host_of
@@ -398,7 +399,7 @@ class _MonitoredRun:
                     if len(labels) > 1 or (metric.labels == ("table",) and labels[0] not in tables):
                         continue
                     tag = "/".join([metric.name.removeprefix("kerasps_"), *labels])
-                    tf.summary.scalar(tag.replace(":", "_"), value, step=status.steps_total)
+                    write_scalar(tag.replace(":", "_"), value, status.steps_total)
             self._writer.flush()
 
     def close(self) -> None:

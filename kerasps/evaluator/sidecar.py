@@ -22,6 +22,7 @@ from kerasps.evaluator.watched import (
     load_checkpoint,
     newest_checkpoint,
 )
+from kerasps.monitoring.scalars import write_scalar
 
 # Short next to the time between two checkpoints, long next to reading a directory.
 POLL_INTERVAL_S = 0.5
@@ -32,7 +33,6 @@ READ_LIMIT_S = 30.0
 SAY_UNREADABLE_AFTER_S = 5.0
 # After this long without a checkpoint, the directory may be the wrong one.
 NOTICE_AFTER_S = 30.0
-_DATA_CLASS_SCALAR = 1
 
 
 @dataclass(frozen=True)
@@ -294,19 +294,9 @@ class _Reader:
 def _write_scalars(
     writer: tf.summary.SummaryWriter, metrics: Mapping[str, float], step: int
 ) -> None:
-    # `tf.summary.scalar` does the same, but is in the package `tensorboard`, which TensorFlow does
-    # not require.
-    metadata = tf.compat.v1.SummaryMetadata()
-    metadata.plugin_data.plugin_name = "scalars"
-    metadata.data_class = _DATA_CLASS_SCALAR
     with writer.as_default():
         for name, value in metrics.items():
-            tf.summary.write(
-                f"evaluation_{name}_vs_iterations",
-                tf.constant(value, tf.float32),
-                step=step,
-                metadata=metadata,
-            )
+            write_scalar(f"evaluation_{name}_vs_iterations", value, step)
     writer.flush()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from rich.console import Console
 
 import kerasps
@@ -21,6 +22,7 @@ from kerasps.cli import main as cli
 from kerasps.cli.live.top_view import view
 from kerasps.monitoring import sockets
 from kerasps.monitoring.metrics import METRICS
+from kerasps.monitoring.scalars import write_scalar
 from kerasps.monitoring.sockets import StatusSocket, ask_running, remove_stale_sockets
 from kerasps.monitoring.status import (
     ProcessUsage,
@@ -437,3 +439,30 @@ def test_the_page_names_every_metric():
         labels = ",".join(f"{label}=" for label in metric.labels)
         name = f"{metric.name}{{{labels}}}" if labels else metric.name
         assert f"| `{name}` |" in page, name
+
+
+def test_scalars_are_written_without_the_package_tensorboard(tmp_path, monkeypatch):
+    """TensorFlow 2.21 does not install it, and `tf.summary.scalar` is in it."""
+
+    def absent(*args, **kwargs):
+        raise ImportError("tensorboard")
+
+    for name in ("audio", "histogram", "image", "scalar", "text"):
+        monkeypatch.setattr(tf.summary, name, absent)
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default():
+        write_scalar("steps", 7, 3)
+    writer.close()
+    (file,) = tmp_path.iterdir()
+    (value,) = [
+        (value.tag, event.step, float(tf.make_ndarray(value.tensor)))
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    ]
+    assert value == ("steps", 3, 7.0)
+
+
+def test_no_module_writes_what_needs_the_package_tensorboard():
+    sources = Path(kerasps.__file__).parent.rglob("*.py")
+    calls = r"tf\.summary\.(audio|histogram|image|scalar|text)\("
+    assert [path.name for path in sources if re.search(calls, path.read_text())] == []
