@@ -208,6 +208,7 @@ def test_a_run_ends_when_the_host_of_a_ps_is_gone(make_run):
     assert codes == {"chief": CODE_OF_LOST_PS, "worker-0": CODE_OF_LOST_PS}, small.run.logs()
 
 
+@pytest.mark.matrix
 def test_a_worker_that_comes_at_another_address_takes_part(make_run):
     small = SmallRun(make_run, spare=1)
     small.run.wait_for_epoch(1)

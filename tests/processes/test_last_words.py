@@ -41,7 +41,11 @@ def stderr_of(way, tmp_path, *, launched=False):
 @pytest.mark.parametrize(
     ("way", "launched", "words", "last_lines"),
     [
-        ("step", False, "the values are too large", r"\nIn operation '.*checking.*'\.\n" + WORKER),
+        pytest.param(
+            *("step", False, "the values are too large"),
+            r"\nIn operation '.*checking.*'\.\n" + WORKER,
+            marks=pytest.mark.matrix,
+        ),
         ("data", True, "a bad row", r"\nIn operation '.*'\.\n" + WORKER),
         pytest.param("input", True, "The input never ends", "", marks=pytest.mark.matrix),
         pytest.param("script", True, "the script's own error", "", marks=pytest.mark.matrix),

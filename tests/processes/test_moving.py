@@ -160,6 +160,8 @@ print("REPORT " + json.dumps(evaluated))
 """
 
 
+# `tox -e moving` runs it too.
+@pytest.mark.matrix
 def test_after_estimator(tmp_path):
     _, (after,) = columns("moving_from_estimator").values()
     evaluator = f"--evaluator={tmp_path / 'after.py'}"
@@ -239,6 +241,8 @@ def from_addons(tmp_path_factory):
     return told, len(np.load(exported)["ids"])
 
 
+# `tox -e moving` runs it too.
+@pytest.mark.matrix
 def test_after_recommenders_addons(from_addons):
     told, _ = from_addons
     report = told["after"]["REPORT"]

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from support.matrix import with_matrix
+
 TESTS = Path(__file__).resolve().parents[1]
 
 OTHERS = {
@@ -44,7 +46,10 @@ AT_LENGTH = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name",
+    with_matrix(OTHERS, at_length=["dealt out in blocks over three ps", "three workers"]),
+)
 def test_the_same_holds_on_another_cluster(name):
     check(*OTHERS[name])
 

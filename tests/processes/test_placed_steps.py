@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.matrix import with_matrix
 from support.placed import ACCELERATOR, CPU, OF_SCALARS, conversions_on_accelerator
 from support.process_checks import run_and_report
 
@@ -56,7 +57,7 @@ def assert_crossings(training, *, overlaps=False):
     assert training["back"] <= num_steps * (GRADIENTS_OUT + counters) + STATES
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "overlap"])
+@pytest.mark.parametrize("mode", with_matrix(["async", "sync", "overlap"], at_length=["sync"]))
 def test_steps_of_a_coordinator(mode, tmp_path):
     phases = phases_of(run_and_report(SCRIPT, mode, tmp_path, timeout_s=270))
     assert_placed(phases)

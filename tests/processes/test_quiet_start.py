@@ -14,6 +14,7 @@ import pytest
 from kerasps.cluster.processes.process import child_environment
 from kerasps.start_filter import may_use_gpu
 from support.launched import Launch
+from support.matrix import with_matrix
 from support.process_checks import marked_environment, marked_processes, reserved_address, wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -84,7 +85,13 @@ def test_behind_an_import_that_came_before_kerasps_all_is_quiet():
     assert behind == "trained\n"
 
 
-@pytest.mark.parametrize("variable", ["KERASPS_VERBOSE_STARTUP=1", "TF_CPP_MIN_LOG_LEVEL=0"])
+@pytest.mark.parametrize(
+    "variable",
+    with_matrix(
+        ["KERASPS_VERBOSE_STARTUP=1", "TF_CPP_MIN_LOG_LEVEL=0"],
+        at_length=["TF_CPP_MIN_LOG_LEVEL=0"],
+    ),
+)
 def test_an_environment_variable_brings_the_lines_back(variable):
     name, _, value = variable.partition("=")
     script = "import kerasps, tensorflow as tf; tf.config.list_physical_devices()"
@@ -192,7 +199,13 @@ os.write(2, START)
     assert done.stderr.count("WARNING") == 1
 
 
-@pytest.mark.parametrize("end", ["os.abort()", "os.kill(os.getpid(), 9)", "os._exit(3)"])
+@pytest.mark.parametrize(
+    "end",
+    with_matrix(
+        ["os.abort()", "os.kill(os.getpid(), 9)", "os._exit(3)"],
+        at_length=["os.abort()", "os._exit(3)"],
+    ),
+)
 def test_what_a_process_says_before_it_crashes_is_there(end):
     done = run(
         f"{FILTER}\nwith quiet_start():\n    os.write(2, START + b'F0 last words')\n    {end}"

@@ -286,7 +286,7 @@ def test_workers_drive_and_the_first_ends_the_run(run, code):
     assert "the script died (signal SIGKILL): started again" in run.log("worker-1")
 
 
-@pytest.mark.parametrize("by_run", [True, False])
+@pytest.mark.parametrize("by_run", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_served_tasks_end_with_their_chief(run, by_run):
     """Whoever starts the script: its exit code is known where `kerasps run` does."""
     run.reserve(chief=1, ps=1, worker=1)
