@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import types
 
@@ -12,6 +13,8 @@ import kerasps
 from kerasps.runtime import errors as failures
 from kerasps.training.calls import session_failures
 from kerasps.training.calls.session_failures import Verdict
+from kerasps.training.calls.worker_recovery import TryAgain
+from kerasps.training.sessions.session_runner import SessionRunner
 
 
 class Members:
@@ -163,3 +166,27 @@ def test_a_ps_is_not_gone_for_being_named_in_the_error_of_a_lost_worker(monkeypa
         failures.naming_lost_ps,
     ):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("is_over", "has_failed"), [(False, False), (True, False), (False, True)], ids=str
+)
+def test_a_session_starts_again_and_says_so_while_the_flight_goes_on(caplog, is_over, has_failed):
+    """Else it would be the last line of a script that has failed: the error is printed by then."""
+    runner = SessionRunner.__new__(SessionRunner)
+    runner._lanes = types.SimpleNamespace(end=lambda worker, end: end)
+    runner._failures = types.SimpleNamespace(verdict=lambda error, worker: Verdict.TRY_AGAIN)
+    runner._membership = types.SimpleNamespace(name_of=lambda worker: f"worker {worker}")
+    sessions = types.SimpleNamespace(
+        is_over=is_over,
+        has_failed=has_failed,
+        post=lambda mailbox, event: None,
+        leave=lambda mailbox: None,
+    )
+    source = types.SimpleNamespace(close=lambda: None)
+    error = tf.errors.CancelledError(None, None, "cancelled")
+    goes_on = not (is_over or has_failed)
+    with pytest.raises(TryAgain) if goes_on else contextlib.nullcontext():
+        runner._end_failed(0, source, sessions, None, None, error)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["worker 0 failed but answers: its session starts again (CANCELLED)."] * goes_on

@@ -162,13 +162,13 @@ class SessionRunner:
         match self._failures.verdict(error, worker):
             case Verdict.FAIL:
                 self._fail(worker, sessions, error)
-            case Verdict.TRY_AGAIN:
+            # A flight that is over, or ends in an error, needs no session.
+            case Verdict.TRY_AGAIN if not (sessions.is_over or sessions.has_failed):
                 _LOGGER.warning(
                     f"{self._membership.name_of(worker)} failed but answers: its session starts "
                     f"again ({in_short(error)})."
                 )
-                if not sessions.is_over:  # else no session is needed
-                    raise TryAgain from None
+                raise TryAgain from None
             case Verdict.WORKER_IS_ABSENT:
                 raise WorkerAbsent from None
 
