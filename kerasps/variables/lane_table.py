@@ -1,9 +1,9 @@
 """The table of lanes of one ps: the applied pushes of each, their staleness, and the ps's clock.
 
-The *clock* of a ps is the number of pushes that it has counted: those that it has applied, and those
-that came too late for a synchronous update. A pull returns the clock, and the push that follows sends
-it back. The *staleness* of the push is the difference from the current clock: the number of other
-pushes that were counted since the pull.
+The *clock* of a ps is the number of pushes that it has counted: those that it has applied, and
+those that came too late for a synchronous update. A pull returns the clock, and the push that
+follows sends it back. The *staleness* of the push is the difference from the current clock: the
+number of other pushes that were counted since the pull.
 
 The table is one int64 vector, so that a push reads it once and adds to it once.
 """

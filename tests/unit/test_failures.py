@@ -189,4 +189,4 @@ def test_a_session_starts_again_and_says_so_while_the_flight_goes_on(caplog, is_
     with pytest.raises(TryAgain) if goes_on else contextlib.nullcontext():
         runner._end_failed(0, source, sessions, None, None, error)
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["worker 0 failed but answers: its session starts again (CANCELLED)."] * goes_on
+    assert said == ["worker 0 failed but answers: its session starts again (cancelled)."] * goes_on
