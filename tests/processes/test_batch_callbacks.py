@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(200)
 SCRIPT = Path(__file__).with_name("batch_callbacks.py")
 
 
+@pytest.mark.matrix
 def test_three_workers_use_each_rate_that_a_callback_sets():
     report = run_and_report(SCRIPT, "async")
     assert report["rates"] == [0, 0, *range(NUM_BATCHES - 2)]

@@ -99,6 +99,7 @@ def test_a_connected_process_is_told_how_another_cluster_differs(
     )
 
 
+@pytest.mark.matrix
 def test_a_cluster_can_be_closed_while_steps_are_in_flight_and_a_worker_is_stopped(tmp_path):
     report, _, stderr = run("in_flight", tmp_path)
     assert report["closed_after"] < 20

@@ -180,6 +180,7 @@ def test_hosts_run_what_the_jobset_starts(make_run, tmp_path):
     assert log.count("Epoch 1/2") == 1
 
 
+@pytest.mark.matrix
 def test_a_host_that_was_cut_off_takes_part_again(make_run):
     small = SmallRun(make_run)
     small.run.wait_for_epoch(1)
@@ -200,6 +201,7 @@ def test_the_others_go_on_without_a_host_that_is_gone(make_run):
     small.check_done()
 
 
+@pytest.mark.matrix
 def test_a_run_ends_when_the_host_of_a_ps_is_gone(make_run):
     small = SmallRun(make_run, options=["--start-timeout", "25"], epochs=1000)
     small.run.wait_for_epoch(1)

@@ -254,6 +254,7 @@ def test_a_chief_that_is_gone_is_waited_for(run):
     run.check_exact(starts=2)
 
 
+@pytest.mark.matrix
 def test_a_chief_that_stays_away_is_given_up(run):
     run.start_all(run.script(WAITING), options=["--start-timeout", "20"])
     run.wait_for_file("connected")
@@ -262,6 +263,7 @@ def test_a_chief_that_stays_away_is_given_up(run):
     assert "gives up" in run.log("ps-0")
 
 
+@pytest.mark.matrix
 def test_an_evaluator_ends_with_the_run(run):
     run.reserve(chief=1, ps=1, worker=1, evaluator=1)
     run.hosts, _, _ = run.hosts.rpartition(";evaluator")

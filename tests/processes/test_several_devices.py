@@ -181,6 +181,7 @@ def test_devices_that_a_worker_lacks_are_refused(report_of):
     assert report["iterations"] == 602
 
 
+@pytest.mark.matrix
 def test_a_worker_that_comes_back_with_other_devices_computes_on_those(report_of):
     report = report_of("changed")
     assert report["devices"] == [[["CPU:1"], ["CPU:1"]], [["CPU:1"], ["CPU:0"]]]

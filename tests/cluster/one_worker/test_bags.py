@@ -139,7 +139,7 @@ FORMS = {
         # Other combiners of the same look-ups, and forms of the same look-up.
         at_length=[
             *("ragged, gather", "ragged, safe", "sparse, mean", "sparse, safe, default_id"),
-            *("sparse, safe", "padded, take of the value"),
+            *("sparse, safe", "padded, take of the value", "ragged, weights"),
             *("ragged, keras.ops.sum", "ragged, segment mean", "ragged, segment sqrtn"),
             *("sparse, sum", "sparse, sqrtn", "sparse, safe, fast"),
             *("sparse, weights, sum", "sparse, weights, mean", "padded, einsum"),

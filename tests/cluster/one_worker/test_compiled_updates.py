@@ -70,7 +70,9 @@ def test_a_compiled_update_equals_plain_keras(strategy, traced, name):
     "options",
     [
         pytest.param({"weight_decay": 0.01, "global_clipnorm": 0.05}, marks=pytest.mark.matrix),
-        {"gradient_accumulation_steps": 3, "weight_decay": 0.01},
+        pytest.param(
+            {"gradient_accumulation_steps": 3, "weight_decay": 0.01}, marks=pytest.mark.matrix
+        ),
         {"use_ema": True, "ema_momentum": 0.9},
     ],
     ids=["decay", "accumulation", "ema"],

@@ -179,7 +179,7 @@ def test_one_worker_equals_a_plain_loop(strategy, sharded, name, kind, num_shard
     [
         pytest.param({"clipnorm": 0.05}, marks=pytest.mark.matrix),
         {"global_clipnorm": 0.05},
-        {"gradient_accumulation_steps": 4},
+        pytest.param({"gradient_accumulation_steps": 4}, marks=pytest.mark.matrix),
         pytest.param({"use_ema": True, "weight_decay": 0.01}, marks=pytest.mark.matrix),
     ],
     ids=lambda options: "-".join(options),

@@ -66,7 +66,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", with_matrix(OPTIMIZERS, at_length=["sgd", "muon", "loss_scale"]))
+@pytest.mark.parametrize(
+    "name", with_matrix(OPTIMIZERS, at_length=["sgd", "accumulating", "muon", "loss_scale"])
+)
 def test_eager_steps_equal_plain_keras_on_shards(strategy, sharded, name):
     x, y = regression_data()
     x, y, ids = x[:72], y[:72], IDS[:72]

@@ -387,7 +387,7 @@ def test_mixed_precision_equals_plain_keras(strategy, policy):
     "name",
     with_matrix(
         ["dense", "conv", "batch_norm", "lstm", "dropout"],
-        at_length=["dense", "conv", "batch_norm"],
+        at_length=["dense", "conv", "batch_norm", "lstm"],
     ),
 )
 def test_jit_compile_equals_plain_keras(strategy, name):

@@ -25,6 +25,7 @@ def step_graphs_of(model):
     return {id(graph) for step in steps for graph in step._step_graphs.values()}
 
 
+@pytest.mark.matrix
 def test_a_model_like_one_that_is_gone_uses_its_step_graphs_and_says_its_own_names(
     strategy, monkeypatch
 ):

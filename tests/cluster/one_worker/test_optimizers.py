@@ -134,7 +134,7 @@ IN_SHARDS = [
 
 @pytest.mark.parametrize(
     ("name", "num_shards", "steps_per_execution"),
-    [*IN_SHARDS[:-1], pytest.param(*IN_SHARDS[-1], marks=pytest.mark.matrix)],
+    with_matrix(IN_SHARDS, at_length=IN_SHARDS[2:]),
 )
 def test_optimizer_that_couples_rows_equals_plain_keras_in_shards(
     strategy, sharded, name, num_shards, steps_per_execution

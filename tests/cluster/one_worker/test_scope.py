@@ -117,7 +117,7 @@ CALLS = {
     with_matrix(
         itertools.product(CALLS, [False, True]),
         at_length=[
-            *(("evaluate", False), ("predict", True)),
+            *(("evaluate", False), ("evaluate", True), ("predict", True)),
             *(("test_on_batch", True), ("test_on_batch", False)),
             *(("predict_on_batch", True), ("predict_on_batch", False)),
         ],

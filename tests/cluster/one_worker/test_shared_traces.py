@@ -96,7 +96,10 @@ def test_what_fit_has_found_out_is_traced_once_elsewhere(strategy, sharded):
 
 @pytest.mark.parametrize(
     "reads",
-    with_matrix(["less", "more", "whole", "whole and by rows"], at_length=["less", "whole"]),
+    with_matrix(
+        ["less", "more", "whole", "whole and by rows"],
+        at_length=["less", "whole", "whole and by rows"],
+    ),
 )
 def test_a_method_may_read_otherwise_than_training(strategy, sharded, reads):
     sharded(2)

@@ -48,6 +48,7 @@ def model_of(layers, optimizer="adam"):
         [*((name, "adam") for name in MODELS), *(("dense", name) for name in OPTIMIZERS)],
         at_length=[
             *(("dense", "adam"), ("dense", "ema"), ("dense", "nadam"), ("constraint", "adam")),
+            ("dense", "accumulation"),
         ],
     ),
 )

@@ -240,7 +240,13 @@ CASES = [(kind, 1, 2) for kind in MODELS] + [
         CASES,
         at_length=[
             *(("clipped gan", 1, 2), ("gan, averages and decay", 1, 2), ("averaged, nadam", 1, 2)),
-            *(("gan", 1, 2), ("gan, accumulated", 4, 1), ("averaged", 1, 2), ("vae", 1, 2)),
+            *(
+                ("gan", 1, 2),
+                ("gan, accumulated", 1, 2),
+                ("gan, accumulated", 4, 1),
+                ("averaged", 1, 2),
+                ("vae", 1, 2),
+            ),
             *(("wgan", 4, 1), ("averaged, scaled", 4, 1)),
         ],
     ),

@@ -102,7 +102,7 @@ def profiled(strategy, work, log_dir, duration_ms):
     ("make", "num_ps", "num_large"),
     [
         pytest.param(small_model, 1, 0, marks=pytest.mark.matrix),
-        (large_model, 2, 1),
+        pytest.param(large_model, 2, 1, marks=pytest.mark.matrix),
         (table_model, 2, 0),
     ],
     ids=["small", "large", "table"],
@@ -165,6 +165,7 @@ NUM_LAYERS = 8
 NUM_PRODUCTS = 3 * NUM_LAYERS - 1
 
 
+@pytest.mark.matrix
 def test_pull_compute_and_push_of_a_large_model_overlap(strategy, tmp_path, monkeypatch):
     """The first layer computes before the last one is sent, and gradients leave before all are
     known.

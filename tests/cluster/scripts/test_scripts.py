@@ -44,10 +44,11 @@ EXPECTED_WARNINGS = {"metric_learning": {"x, of type AnchorPositivePairs, lives 
 # Others are of the same kind, such as `two_towers`, `gan` and `transformer`; there are examples; or
 # tests of `one_worker` have what is special in them.
 AT_LENGTH = [
-    *("collaborative_filtering", "conditional_gan", "csv_files", "gradient_accumulation"),
-    *("hyperparameter_search", "low_level_train_step", "masked_language_model"),
-    *("mixed_precision", "siamese_network", "streamed_text", "variational_autoencoder"),
-    *("wasserstein_gan", "wide_and_deep"),
+    *("autoencoder", "collaborative_filtering", "compiled_outside", "conditional_gan"),
+    *("csv_files", "distillation", "gradient_accumulation", "hyperparameter_search"),
+    *("low_level_train_step", "masked_language_model", "mixed_precision"),
+    *("saving_and_cloning", "siamese_network", "streamed_text", "structured_data"),
+    *("variational_autoencoder", "wasserstein_gan", "wide_and_deep"),
 ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kerasps
+from support.matrix import with_matrix
 from support.models import (
     TOUCHED,
     counting_model,
@@ -163,7 +164,7 @@ def test_model_checkpoint_of_the_best_and_early_stopping(strategy, tmp_path):
     )  # weights are restored, the optimizer's state is not: as in plain Keras
 
 
-@pytest.mark.parametrize("save_freq", ["epoch", 20])
+@pytest.mark.parametrize("save_freq", with_matrix(["epoch", 20], at_length=[20]))
 def test_backup_and_restore_goes_on_where_it_was(strategy, tmp_path, save_freq):
     class Interrupt(keras.callbacks.Callback):
         def __init__(self, epoch, batch):

@@ -42,7 +42,7 @@ def lookup_layer(vocabulary=WORDS):
     return keras.layers.StringLookup(vocabulary=vocabulary, num_oov_indices=0)
 
 
-@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 7, 50], at_length=[7]))
+@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 7, 50], at_length=[1, 7]))
 def test_data_of_unknown_length_with_a_lookup_are_counted_to_their_end(
     strategy, steps_per_execution
 ):

@@ -95,7 +95,7 @@ COUPLED = {
 }
 
 
-@pytest.mark.parametrize("name", list(COUPLED))
+@pytest.mark.parametrize("name", with_matrix(COUPLED, at_length=[*COUPLED][1:]))
 def test_updates_that_couple_rows_lose_nothing(strategy, name):
     def train(model, data):
         model.compile(COUPLED[name](0.01), loss=lambda y, out: out, steps_per_execution=5)

@@ -16,6 +16,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import kerasps
 from kerasps.tracing import Trace
+from support.matrix import with_matrix
 
 TASKS = ["chief-0", "ps-0", "ps-1", "ps-2", "worker-0", "worker-1"]
 
@@ -66,7 +67,7 @@ def times(events):
     }
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 5, 40])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 5, 40], at_length=[1, 40]))
 def test_a_trace_holds_every_task_and_each_step_in_order(
     strategy, tmp_path, capsys, steps_per_execution
 ):
