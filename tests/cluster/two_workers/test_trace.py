@@ -137,7 +137,8 @@ def test_waiting_for_data_is_what_limits_a_slow_dataset(
             model.compile("adam", "mse", steps_per_execution=steps_per_execution)
 
     def slow(context):
-        return table_data(context).apply(sleep(30_000))
+        # A single step also waits for the coordinator, the longer the busier the machine is.
+        return table_data(context).apply(sleep(100_000 if steps_per_execution == 1 else 30_000))
 
     trace = Trace(tmp_path, first_step=40, num_steps=40)
     data = kerasps.DatasetCreator(slow)
