@@ -71,7 +71,7 @@ _OWN_RESOURCES = ("SeedGenerator", "MemoryCache")
 _NO_RESOURCE = "kerasps: none"
 # The seeds of shuffles that have none and keep their order. They are the same in all datasets of
 # this process: if a dataset is shuffled and then split by `take` and `skip`, no example is in both.
-_process_seeds = (0, 0)
+_process_seeds: tuple[int, int]
 
 
 def _draw_process_seeds() -> None:

@@ -18,6 +18,7 @@ SCRIPT = Path(__file__).with_name("applied_once.py")
     ("kills", "num_shards"),
     [
         pytest.param(4, 2, id="on both ps"),
+        pytest.param(5, 2, marks=pytest.mark.matrix, id="on both ps, more kills"),
         pytest.param(3, 1, marks=pytest.mark.matrix, id="small variables on one"),
     ],
 )

@@ -80,10 +80,11 @@ def test_nothing_is_lost_or_hangs_where_data_end_unevenly_and_workers_are_killed
     assert report["kills"] >= kills
 
 
-def test_an_interrupt_ends_fit_and_leaves_whole_updates():
-    report = run_and_report(HERE / "synchronous_interrupts.py", 3, timeout_s=300)
+@pytest.mark.parametrize("interrupts", [3, pytest.param(5, marks=pytest.mark.matrix)])
+def test_an_interrupt_ends_fit_and_leaves_whole_updates(interrupts):
+    report = run_and_report(HERE / "synchronous_interrupts.py", interrupts, timeout_s=300)
     assert report["problems"] == []
-    assert report["interrupts"] == 3
+    assert report["interrupts"] == interrupts
 
 
 @pytest.mark.matrix

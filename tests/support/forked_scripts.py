@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import select
@@ -25,6 +26,10 @@ import sys
 import time
 import types
 from pathlib import Path
+
+import numpy as np
+
+import kerasps
 
 MOST_BYTES = 1 << 20
 # What TensorFlow and Keras read when they are imported.
@@ -44,7 +49,7 @@ class ForkedScript:
         self.args = [str(argument) for argument in arguments]
         self.returncode = None
         read, write = os.pipe()
-        # Who runs the script may end any time; its end of the pipe goes with it.
+        # The pipe ends when the process that runs the script does, however it ends.
         self._replies = os.fdopen(read, "rb", buffering=0)
         self._unread = b""
         try:
@@ -150,8 +155,6 @@ def _fork_and_tell(replies, *outputs):
 
 def _become(script, stdout, stderr):
     """Makes this process what `python script …` starts; returns the code, and where it runs."""
-    import numpy as np
-
     for number, descriptor in enumerate((stdout, stderr), 1):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -162,7 +165,7 @@ def _become(script, stdout, stderr):
     path = Path(sys.argv[0])
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:1] = [str(path.resolve().parent), *(f for f in folders if f not in sys.path)]
-    # Python's own source of chance is another in each fork.
+    # Python seeds its `random` anew in each fork.
     np.random.seed()
     module = types.ModuleType("__main__")
     module.__file__ = str(path)
@@ -171,18 +174,14 @@ def _become(script, stdout, stderr):
 
 
 def _import_all():
-    import keras
-    import tensorflow
-
-    import kerasps
-
+    for module in ("tensorflow", "keras"):
+        importlib.import_module(module)
     # They are imported when they are asked for.
     for name in kerasps.__all__:
         getattr(kerasps, name)
-    # What is there stays, and no fork has to look at it.
+    # No fork has to collect these objects, which stay.
     gc.collect()
     gc.freeze()
-    return tensorflow, keras
 
 
 if __name__ == "__main__":

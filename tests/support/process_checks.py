@@ -154,14 +154,19 @@ def run_script(script, *arguments, env, timeout_s, forked=True):
         forked: whether to fork it from a process that has imported TensorFlow. `False` is for what
             TensorFlow does when it is imported, and for GPUs.
     """
-    start, program = (ForkedScript, []) if forked else (subprocess.Popen, [sys.executable])
-    command = [*program, str(script), *map(str, arguments)]
+    command = [str(script), *map(str, arguments)]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = start(command, env=env, stdout=out, stderr=err)
+        outputs = {"stdout": out, "stderr": err}
+        if forked:
+            process = ForkedScript(command, env=env, **outputs)
+        else:
+            command = [sys.executable, *command]
+            process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, **outputs)
         try:
             process.wait(timeout_s)
         finally:
             process.kill()
+            process.wait()
         printed = [(file.seek(0), file.read())[1] for file in (out, err)]
     return subprocess.CompletedProcess(command, process.returncode, *printed)
 

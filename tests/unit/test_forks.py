@@ -12,34 +12,39 @@ import pytest
 from kerasps.inputs import dataset_order
 from kerasps.variables.names import NAMES
 
-
-def name_of_a_resource(connection):
-    connection.send(NAMES.claim("float32"))
-
-
-def seeds_of_shuffles(connection):
-    connection.send(dataset_order._process_seeds)
-
-
 # Python warns of forks of a process with threads: TensorFlow has made some.
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+def name_of_a_resource():
+    return NAMES.claim("float32")
+
+
+def seeds_of_shuffles():
+    return dataset_order._process_seeds
+
+
+def in_fork(function):
+    """What a function returns in a fork of this process, which must answer."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sending.send(function()))
+    process.start()
+    try:
+        assert receiving.poll(30), "the fork does not answer"
+        return receiving.recv()
+    finally:
+        process.kill()
+        process.join()
+        receiving.close()
+        sending.close()
+
+
 @pytest.mark.parametrize("made", [name_of_a_resource, seeds_of_shuffles])
 def test_two_forks_and_their_parent_share_nothing(made):
-    context = multiprocessing.get_context("fork")
-    found = set()
-    for _ in range(2):
-        receiving, sending = context.Pipe(duplex=False)
-        process = context.Process(target=made, args=[sending])
-        process.start()
-        found.add(receiving.recv())
-        process.join()
-    receiving, sending = context.Pipe(duplex=False)
-    made(sending)
-    found.add(receiving.recv())
-    assert len(found) == 3
+    assert len({in_fork(made), in_fork(made), made()}) == 3
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_gives_names_though_another_thread_held_the_lock():
     is_held, is_over = threading.Event(), threading.Event()
 
@@ -48,15 +53,11 @@ def test_a_fork_gives_names_though_another_thread_held_the_lock():
             is_held.set()
             is_over.wait()
 
-    threading.Thread(target=hold).start()
+    thread = threading.Thread(target=hold)
+    thread.start()
     is_held.wait()
-    context = multiprocessing.get_context("fork")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=name_of_a_resource, args=[sending])
-    process.start()
-    has_answered = receiving.poll(30)
-    process.kill()
-    is_over.set()
-    assert has_answered
-    assert receiving.recv().startswith("kerasps/")
-    process.join()
+    try:
+        assert in_fork(name_of_a_resource).startswith("kerasps/")
+    finally:
+        is_over.set()
+        thread.join()
