@@ -27,11 +27,12 @@ import numpy as np
 import tensorflow as tf
 
 import kerasps
-import kerasps.variables.chunks
+from kerasps.saving import checkpoints, keras_files
+from kerasps.variables import chunks, creation
 
-# Before `kerasps.saving` is imported, which takes it from there: a table of 50 kB then goes to
-# files in several chunks.
-kerasps.variables.chunks.CHUNK_BYTES = 8 << 10
+# A table of 50 kB then goes to files in several chunks.
+for module in (chunks, creation, checkpoints, keras_files):
+    module.CHUNK_BYTES = 8 << 10
 
 ROLE, DIRECTORY = sys.argv[1], Path(sys.argv[2])
 CLUSTERS = {"two_ps": (2, 2, "mod"), "three_ps": (3, 5, "div")}
@@ -182,9 +183,6 @@ class Halfway:
 
 def be_killed_while_saving(model, directory, report):
     """Saves, trains, and is killed half-way through saving again."""
-    from kerasps.saving import checkpoints
-    from kerasps.saving import keras_files as saving
-
     backup = keras.callbacks.BackupAndRestore(directory / "backup")
     backup.set_model(model)
     save(model, directory, KILLED)
@@ -196,10 +194,8 @@ def be_killed_while_saving(model, directory, report):
     halfway = Halfway(
         len(KILLED) + num_ps
     )  # each ps writes its part of a checkpoint, and the backup is one more
-    saving.read_rows, checkpoints.read_rows = (
-        halfway.stops(saving.read_rows),
-        halfway.stops(checkpoints.read_rows),
-    )
+    for module in (keras_files, checkpoints):
+        module.read_rows = halfway.stops(module.read_rows)
     save_weights = model.save_weights
 
     def stop_behind_the_weights(*args, **kwargs):

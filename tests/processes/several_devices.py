@@ -473,11 +473,10 @@ SCENARIOS = {
     "one worker": lambda: on_one_worker(
         devices=devices,
         equal_plain_keras=equal_plain_keras(
-            *(("nadam", 1), ("global_clipnorm", 1), ("accumulation", 1), ("loss_scale", 1)),
-            ("adam", 4),
+            *(("global_clipnorm", 1), ("accumulation", 1), ("adam", 4))
         ),
         rows_read=rows_read,
-        ends_of_data=ends_of_data((3, "generator"), (25, "known")),
+        ends_of_data=ends_of_data((3, "generator")),
         states=states,
         two_updates=two_updates,
         evaluated=evaluated,
@@ -486,9 +485,11 @@ SCENARIOS = {
     "one worker at length": lambda: on_one_worker(
         equal_plain_keras=equal_plain_keras(
             *(("sgd", 1), ("averages", 1), ("momentum", 1), ("adam", 1), ("adagrad", 1)),
-            *(("clipnorm", 1), ("accumulation", 4)),
+            *(("clipnorm", 1), ("accumulation", 4), ("nadam", 1), ("loss_scale", 1)),
         ),
-        ends_of_data=ends_of_data((1, "unknown"), (1, "known"), (3, "unknown"), (25, "unknown")),
+        ends_of_data=ends_of_data(
+            *((1, "unknown"), (1, "known"), (3, "unknown"), (25, "unknown"), (25, "known"))
+        ),
     ),
     "equal": lambda: two_workers((2, 2), worker_devices=DEVICES),
     "unequal": lambda: two_workers((1, 2)),

@@ -74,6 +74,7 @@ def test_training_equals_that_of_a_mirrored_strategy(group, tmp_path):
         }
 
 
+@pytest.mark.matrix
 def test_a_connected_cluster_changes_nothing(tmp_path):
     report = run_and_report(SCRIPT, "beside", tmp_path, timeout_s=LIMIT_S)
     assert report["hooks"] > 0

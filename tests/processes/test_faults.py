@@ -22,15 +22,14 @@ SCRIPT = Path(__file__).with_name("faulty_training.py")
 # One process has those of a group in turn: what each of them asserts is of its own model alone.
 GROUPS = [
     [
-        *("worker_restarted:1", "worker_gone:7", "evaluate_worker_gone:3"),
+        *("worker_gone:7", "evaluate_worker_gone:3"),
         *("holding_worker_restarted_finite:1", "worker_restarted_finite_whole:7", "ps_gone:5"),
     ],
     [
         *("lookup_worker_restarted_then_gone:7", "holding_worker_restarted:7"),
-        *("worker_gone_finite:7", "predict_worker_restarted:3"),
-        *("holding_all_workers_gone:5", "holding_ps_gone:5"),
+        *("worker_gone_finite:7", "predict_worker_restarted:3", "holding_all_workers_gone:5"),
     ],
-    ["holding_worker_gone:1"],
+    ["worker_restarted:1", "holding_worker_gone:1", "holding_ps_gone:5"],
 ]
 
 
@@ -50,7 +49,7 @@ def run(once):
 
 @pytest.mark.parametrize(
     ("scenario", "steps_per_execution"),
-    [("worker_restarted", 1), ("worker_gone", 7)],
+    [pytest.param("worker_restarted", 1, marks=pytest.mark.matrix), ("worker_gone", 7)],
 )
 def test_a_lost_worker_leaves_counts_exact(run, scenario, steps_per_execution):
     report = run(scenario, steps_per_execution)
@@ -136,7 +135,9 @@ def test_a_worker_that_is_lost_in_the_validation_is_not_waited_for_by_the_traini
     assert report["evaluated"] == sum(range(803))
 
 
-@pytest.mark.parametrize("scenario", ["ps_gone", "holding_ps_gone"])
+@pytest.mark.parametrize(
+    "scenario", ["ps_gone", pytest.param("holding_ps_gone", marks=pytest.mark.matrix)]
+)
 def test_a_lost_ps_ends_fit_with_an_error_that_names_it(run, scenario):
     report = run(scenario, 5)
     assert report["error"] == "PSLostError", report

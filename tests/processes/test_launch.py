@@ -117,7 +117,9 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(("end", "expected"), [("die", 130), ("1", 130), ("0", 0)])
+@pytest.mark.parametrize(
+    ("end", "expected"), [("die", 130), pytest.param("1", 130, marks=pytest.mark.matrix), ("0", 0)]
+)
 def test_ctrl_c_reaches_the_script_once_and_the_cluster_outlives_it(
     launch, tmp_path, end, expected
 ):
@@ -152,7 +154,9 @@ def test_sigint_for_the_launcher_alone_is_passed_on_in_the_end(launch):
     assert "KeyboardInterrupt" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.matrix)]
+)
 def test_a_signal_to_end_is_passed_on_to_the_script(launch, tmp_path, number):
     launched = launch("ready(); time.sleep(60)", options=SMALL)
     launched.wait_until_ready()
@@ -171,7 +175,10 @@ def test_a_script_may_handle_sigterm(launch):
     assert launched.result()[0] == 7
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix)],
+)
 def test_a_signal_while_the_cluster_starts_ends_it(launch, tmp_path, number, expected):
     launched = launch("time.sleep(60)", options=SMALL)
     # The script and two servers, which have started but do not serve yet.

@@ -57,7 +57,9 @@ def assert_crossings(training, *, overlaps=False):
     assert training["back"] <= num_steps * (GRADIENTS_OUT + counters) + STATES
 
 
-@pytest.mark.parametrize("mode", with_matrix(["async", "sync", "overlap"], at_length=["sync"]))
+@pytest.mark.parametrize(
+    "mode", with_matrix(["async", "sync", "overlap"], at_length=["sync", "overlap"])
+)
 def test_steps_of_a_coordinator(mode, tmp_path):
     phases = phases_of(run_and_report(SCRIPT, mode, tmp_path, timeout_s=270))
     assert_placed(phases)

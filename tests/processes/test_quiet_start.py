@@ -15,7 +15,13 @@ from kerasps.cluster.processes.process import child_environment
 from kerasps.start_filter import may_use_gpu
 from support.launched import Launch
 from support.matrix import with_matrix
-from support.process_checks import marked_environment, marked_processes, reserved_address, wait_for
+from support.process_checks import (
+    light_environment,
+    marked_environment,
+    marked_processes,
+    reserved_address,
+    wait_for,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -53,7 +59,7 @@ START = b"WARNING: All log messages before absl::InitializeLog() is called are w
 
 
 def environment(**variables):
-    env = child_environment(os.environ) | {"KERAS_BACKEND": "tensorflow"}
+    env = child_environment(light_environment(os.environ)) | {"KERAS_BACKEND": "tensorflow"}
     for name in ABSENT:
         env.pop(name, None)
     return env | variables
@@ -78,6 +84,7 @@ def test_a_coordinator_prints_what_its_script_prints():
     assert re.match(r"W\d{4} .*local_rendezvous.cc:\d+\] .*\n(?:.*\n)*refused\n$", later), later
 
 
+@pytest.mark.matrix
 def test_behind_an_import_that_came_before_kerasps_all_is_quiet():
     done = run(TRAINING.replace("FIRST", "import tensorflow"))
     assert done.returncode == 0
@@ -94,10 +101,11 @@ def test_behind_an_import_that_came_before_kerasps_all_is_quiet():
 )
 def test_an_environment_variable_brings_the_lines_back(variable):
     name, _, value = variable.partition("=")
-    script = "import kerasps, tensorflow as tf; tf.config.list_physical_devices()"
+    script = "import kerasps, tensorflow as tf; tf.ones(1)"
     done = run(script, **{name: value})
     assert done.returncode == 0
-    assert "oneDNN custom operations are on" in done.stderr
+    # Some are of some processors only.
+    assert re.search(r"^I\d{4} .*cpu_feature_guard.cc:\d+\] ", done.stderr, re.MULTILINE)
     assert may_use_gpu() or "failed call to cuInit" in done.stderr
 
 

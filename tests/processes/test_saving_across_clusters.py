@@ -23,8 +23,7 @@ def reports(once, tmp_path_factory):
     def run():
         directory = tmp_path_factory.mktemp("saved")
         roles = ("plain_first", "two_ps", "three_ps", "plain_last")
-        # The script sets the size of chunks before it imports what reads it.
-        return {role: run_and_report(SCRIPT, role, directory, forked=False) for role in roles}
+        return {role: run_and_report(SCRIPT, role, directory) for role in roles}
 
     return once("saving-across-clusters", run)
 

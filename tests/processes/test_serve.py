@@ -238,7 +238,7 @@ def test_a_task_whose_coordinator_ended_is_empty_and_never_leaves_its_port(
     assert coordinator.wait() == 0
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("bind", ["127.0.0.1", pytest.param("0.0.0.0", marks=pytest.mark.matrix)])
 def test_a_task_that_starts_anew_keeps_its_port_each_time(start, reserved, bind):
     holder, address = reserved[2]
     process = start("ps", program=[str(STARTING_ANEW), bind])

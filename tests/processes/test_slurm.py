@@ -115,7 +115,7 @@ def test_an_error_of_the_script_ends_the_job_for_good(sbatch, tmp_path):
     assert not (tmp_path / "scontrol").exists()
 
 
-@pytest.mark.parametrize("before", [0, 10])
+@pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.matrix), 10])
 def test_a_chief_that_was_told_to_end_is_tried_again_so_often(sbatch, tmp_path, before):
     process = sbatch("raise SystemExit(143)", SLURM_RESTART_COUNT=str(before))
     assert process.wait() == 143, (tmp_path / "log").read_text()

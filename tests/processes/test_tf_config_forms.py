@@ -34,7 +34,7 @@ cluster.close()
 """
 
 
-@pytest.mark.parametrize("form", ["master", "no_chief"])
+@pytest.mark.parametrize("form", ["master", pytest.param("no_chief", marks=pytest.mark.matrix)])
 def test_a_form_trains(form, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"FORM = {form!r}{SCRIPT}")

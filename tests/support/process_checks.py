@@ -29,6 +29,8 @@ MARK = "KERASPS_TEST_MARK"
 ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 # The kernel's number of the state, as its tables write it.
 LISTENING = "0A"
+# Modules with the names of packages, which cannot be imported.
+ABSENT = Path(__file__).with_name("absent")
 
 
 def wait_for(condition, timeout_s=60.0, what="the condition"):
@@ -72,11 +74,21 @@ def marked_processes(mark):
     return found
 
 
+def light_environment(base):
+    """Return an environment in which scripts find neither pandas nor scikit-learn.
+
+    kerasps needs neither, but Keras and TensorFlow import them where they are installed, which
+    takes two of five seconds of processor time.
+    """
+    path = os.pathsep.join(filter(None, (str(ABSENT), base.get("PYTHONPATH"))))
+    return {**base, "PYTHONPATH": path}
+
+
 def marked_environment(mark, tmp_path, **variables):
     """Return the environment of a process under test; it has a directory for temporary files."""
     temporary = tmp_path / "temporary"
     temporary.mkdir(exist_ok=True)
-    env = child_environment(os.environ)
+    env = child_environment(light_environment(os.environ))
     env.pop("TF_CONFIG", None)
     # TensorFlow imports code that it has written to TMPDIR; what Python keeps of that is not what
     # is looked for here.
@@ -160,7 +172,7 @@ def run_script(script, *arguments, env, timeout_s, forked=True):
         if forked:
             process = ForkedScript(command, env=env, **outputs)
         else:
-            command = [sys.executable, *command]
+            command, env = [sys.executable, *command], light_environment(env)
             process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, **outputs)
         try:
             process.wait(timeout_s)

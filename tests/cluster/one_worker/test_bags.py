@@ -143,6 +143,7 @@ FORMS = {
             *("ragged, keras.ops.sum", "ragged, segment mean", "ragged, segment sqrtn"),
             *("sparse, sum", "sparse, sqrtn", "sparse, safe, fast"),
             *("sparse, weights, sum", "sparse, weights, mean", "padded, einsum"),
+            *("ragged, embedding_lookup", "sparse, safe, max_norm"),
         ],
     ),
 )

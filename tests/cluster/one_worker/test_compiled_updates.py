@@ -89,7 +89,10 @@ def test_a_compiled_update_with_options_equals_plain_keras(strategy, sharded, tr
     assert_equal(plain, ours, relative=ROUNDED)
 
 
-@pytest.mark.parametrize("name", [*KERNELS, "lamb", "adafactor"])
+@pytest.mark.parametrize(
+    "name",
+    with_matrix([*KERNELS, "lamb", "adafactor"], at_length=["sgd", "nesterov", "adafactor"]),
+)
 def test_updates_with_a_kernel_or_other_operations_are_not_compiled(strategy, traced, name):
     plain, ours = train_both(
         strategy, lambda: model_with(OPTIMIZERS[name]()), regression_data(), steps=10

@@ -109,7 +109,13 @@ def sequential(layers, steps_per_execution=5, **compile_arguments):
 
 
 @pytest.mark.parametrize(
-    "name", with_matrix(LAYERS, at_length=["dense", "conv", "layer_norm", "gru", "lstm", "noise"])
+    "name",
+    with_matrix(
+        LAYERS,
+        at_length=[
+            *("dense", "conv", "layer_norm", "gru", "lstm", "noise", "frozen", "constrained"),
+        ],
+    ),
 )
 def test_layer_equals_plain_keras(strategy, name):
     plain, ours = train_both(strategy, lambda: sequential(LAYERS[name]), regression_data())
@@ -117,7 +123,7 @@ def test_layer_equals_plain_keras(strategy, name):
 
 
 # 50 steps in executions of 7 end with one of a single step; 23 are a loop of unrolled blocks.
-@pytest.mark.parametrize("steps_per_execution", [7, 23])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([7, 23], at_length=[7]))
 def test_steps_per_execution_equals_plain_keras(strategy, steps_per_execution):
     plain, ours = train_both(
         strategy, lambda: sequential(LAYERS["batch_norm"], steps_per_execution), regression_data()
@@ -125,7 +131,7 @@ def test_steps_per_execution_equals_plain_keras(strategy, steps_per_execution):
     assert_equal(plain, ours)
 
 
-@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("repeated", with_matrix([False, True], at_length=[False]))
 def test_embedding_equals_plain_keras(strategy, repeated):
     generator = np.random.default_rng(0)
     if repeated:

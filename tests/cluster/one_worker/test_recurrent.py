@@ -128,7 +128,7 @@ def driven(make, callbacks, **arguments):
     ("make", "callbacks", "arguments"),
     [
         (every_kind, [], {}),
-        (Subclassed, [Resets], {}),
+        pytest.param(Subclassed, [Resets], {}, marks=pytest.mark.matrix),
         pytest.param(Subclassed, [], {"run_eagerly": True}, marks=pytest.mark.matrix),
         pytest.param(mixed, [], {"steps_per_execution": 2}, marks=pytest.mark.matrix),
     ],

@@ -97,7 +97,7 @@ def test_a_loss_and_a_global_with_state_count_every_batch(strategy):
     ("built", "wrapped"),
     with_matrix(
         [(False, False), (False, True), (True, False), (True, True)],
-        at_length=[(False, False), (True, False)],
+        at_length=[(False, False), (False, True), (True, False)],
     ),
 )
 def test_an_optimizer_made_outside_is_adopted_with_its_slots(strategy, built, wrapped):

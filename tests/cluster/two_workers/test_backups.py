@@ -148,7 +148,10 @@ def record_of(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*lives in this process")
-@pytest.mark.parametrize("data", [arrays, of_unknown_length, endless, py_dataset])
+@pytest.mark.parametrize(
+    "data",
+    with_matrix([arrays, of_unknown_length, endless, py_dataset], at_length=[arrays, py_dataset]),
+)
 def test_an_epoch_goes_on_at_the_step_of_the_backup(pair, tmp_path, data):
     path, told = tmp_path / "backup", At()
     pair.interrupt(interrupt, data, path)
@@ -432,7 +435,10 @@ def values(model):
     return [np.asarray(v) for v in [*model.trainable_variables, *model.optimizer.variables]]
 
 
-@pytest.mark.parametrize(("layout", "part_bytes"), [("mod", 64 << 20), ("div", 20_000)])
+@pytest.mark.parametrize(
+    ("layout", "part_bytes"),
+    with_matrix([("mod", 64 << 20), ("div", 20_000)], at_length=[("mod", 64 << 20)]),
+)
 def test_a_table_in_shards_is_restored_bit_for_bit(
     strategy, tmp_path, monkeypatch, layout, part_bytes
 ):

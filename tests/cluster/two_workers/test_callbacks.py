@@ -121,7 +121,7 @@ def test_the_model_can_evaluate_predict_and_fit_in_a_callback(strategy):
     assert len(history.history["loss"]) == 1
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("weights_only", with_matrix([False, True], at_length=[True]))
 def test_model_checkpoint_in_batches(strategy, tmp_path, weights_only):
     model = descending(strategy)
     name = "at-{batch}.weights.h5" if weights_only else "at-{batch}.keras"

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from support.matrix import with_matrix
 from support.models import counting_model, ids_data
 
 NUM_EXAMPLES = 1003
@@ -117,7 +118,14 @@ def batches_of_epochs(strategy, *fits):
     return [sorted(np.diff([0, *epoch])) for epoch in epochs]
 
 
-@pytest.mark.parametrize("name", list(PIPELINES))
+@pytest.mark.parametrize(
+    "name",
+    with_matrix(
+        PIPELINES,
+        # Parts of "several", "nested" and "random map inside".
+        at_length=["shuffle", "small shuffle after batch", "interleave", "random map", "chosen"],
+    ),
+)
 def test_an_epoch_visits_each_example_once(model, name):
     assert seen(model.fit(PIPELINES[name](), epochs=3, verbose=0)) == [EACH_ONCE] * 3
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from support.matrix import with_matrix
 from support.models import counting_model, ids_data
 
 NUM_EXAMPLES = 203
@@ -21,7 +22,7 @@ class ReadsWeights(keras.callbacks.Callback):
         np.sum(self.model.get_weights()[0])
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 4], at_length=[1]))
 def test_a_callback_that_reads_weights_sees_a_finite_pass_to_its_end(strategy, steps_per_execution):
     model = counting_model(strategy, steps_per_execution)
     x, y = ids_data(NUM_EXAMPLES)
@@ -41,7 +42,7 @@ def uneven(context):
     return rest.shard(context.num_input_pipelines - 1, context.input_pipeline_id - 1)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 2], at_length=[1]))
 def test_an_epoch_goes_on_though_one_worker_has_read_its_data_before(strategy, steps_per_execution):
     model = counting_model(strategy, steps_per_execution)
     history = model.fit(

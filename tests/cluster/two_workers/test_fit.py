@@ -12,11 +12,12 @@ import kerasps.training.loop.batch_callbacks
 from kerasps.training.sessions.dispatcher import Dispatcher
 from kerasps.variables.placement import PlacementLedger
 from support.executions import sent_sizes
+from support.matrix import with_matrix
 from support.models import Batches, counting_model, endless, ids_data
 
 
 # 50 steps in executions of 7 end with one of a single step; 50 at once are a loop on the worker.
-@pytest.mark.parametrize("steps_per_execution", [7, 50])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([7, 50], at_length=[50]))
 def test_counts_are_exact_in_every_epoch(strategy, steps_per_execution):
     model = counting_model(strategy, steps_per_execution)
     history = model.fit(kerasps.DatasetCreator(endless), epochs=3, steps_per_epoch=50, verbose=0)
@@ -37,7 +38,7 @@ def test_several_workers_are_given_no_more_steps_than_were_asked_for(strategy, s
     assert set(sent) == {2}
 
 
-@pytest.mark.parametrize("knows_length", [True, False])
+@pytest.mark.parametrize("knows_length", with_matrix([True, False], at_length=[True]))
 def test_longer_executions_read_each_batch_once(strategy, sent, knows_length):
     model = counting_model(strategy, steps_per_execution=1)
     dataset = tf.data.Dataset.from_tensor_slices(ids_data(437 * 8)).batch(8)

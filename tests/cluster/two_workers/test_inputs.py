@@ -48,7 +48,10 @@ FINITE = {
     ("name", "steps_per_execution"),
     with_matrix(
         [*((name, 4) for name in FINITE), ("creator_of_unknown_length", 1)],
-        at_length=[("arrays_in_order", 4), ("tensors", 4), ("creator_of_unknown_length", 1)],
+        at_length=[
+            *(("arrays_in_order", 4), ("tensors", 4), ("creator", 4)),
+            ("creator_of_unknown_length", 1),
+        ],
     ),
 )
 def test_an_epoch_is_one_pass(strategy, name, steps_per_execution):

@@ -136,7 +136,7 @@ def warns_where_fed(name):
     return fed if name in FED else contextlib.nullcontext()
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", with_matrix(INPUTS, at_length=INPUTS[1::4]))
 def test_fit(pair, name):
     _, ours = pair
     with warns_where_fed(name):
@@ -167,7 +167,12 @@ def test_predict(pair, name):
     np.testing.assert_allclose(actual, plain.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["numpy", "dataset", "generator", "DatasetCreator"])
+@pytest.mark.parametrize(
+    "name",
+    with_matrix(
+        ["numpy", "dataset", "generator", "DatasetCreator"], at_length=["numpy", "generator"]
+    ),
+)
 def test_steps(pair, name):
     plain, ours = pair
     with warns_where_fed(name):

@@ -7,6 +7,7 @@ import contextlib
 import keras
 import pytest
 
+from support.matrix import with_matrix
 from support.predicted_rows import (
     BATCH_SIZE,
     INPUTS,
@@ -31,7 +32,10 @@ def warns_where_fed(name):
 
 @pytest.mark.parametrize(
     ("name", "steps_per_execution"),
-    [*((name, 3) for name in INPUTS), ("arrays", 1), ("DatasetCreator", 1)],
+    with_matrix(
+        [*((name, 3) for name in INPUTS), ("arrays", 1), ("DatasetCreator", 1)],
+        at_length=[("arrays", 3), ("DatasetCreator", 1)],
+    ),
 )
 def test_each_row_is_predicted_once_and_in_order(model, name, steps_per_execution):
     model.steps_per_execution = steps_per_execution
@@ -40,7 +44,7 @@ def test_each_row_is_predicted_once_and_in_order(model, name, steps_per_executio
         check_predict(model, name, steps=11)
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("steps_per_execution", with_matrix([1, 3], at_length=[1]))
 def test_who_stops_predict_gets_what_callbacks_have_seen(model, steps_per_execution):
     model.steps_per_execution = steps_per_execution
     check_predict(model, "dataset", stop_after=7)

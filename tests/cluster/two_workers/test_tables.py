@@ -32,7 +32,7 @@ OPTIMIZERS = {
     ("name", "steps_per_execution"),
     with_matrix(
         [*((name, 10) for name in OPTIMIZERS), ("adagrad", 1)],
-        at_length=[("momentum", 10), ("adagrad", 10)],
+        at_length=[("momentum", 10), ("adagrad", 10), ("sgd", 10)],
     ),
 )
 def test_no_update_of_a_row_is_lost(strategy, name, steps_per_execution):

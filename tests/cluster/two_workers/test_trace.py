@@ -121,7 +121,10 @@ def test_the_profile_page_of_tensorboard_finds_every_task(strategy, tmp_path):
         assert "/host:CPU" in [plane.name for plane in space.planes]
 
 
-@pytest.mark.parametrize(("make_model", "steps_per_execution"), [("table", 10), ("dense", 1)])
+@pytest.mark.parametrize(
+    ("make_model", "steps_per_execution"),
+    with_matrix([("table", 10), ("dense", 1)], at_length=[("dense", 1)]),
+)
 def test_waiting_for_data_is_what_limits_a_slow_dataset(
     strategy, tmp_path, make_model, steps_per_execution
 ):
