@@ -45,6 +45,7 @@ EXPECTED_WARNINGS = {"metric_learning": {"x, of type AnchorPositivePairs, lives 
 # tests of `one_worker` have what is special in them.
 AT_LENGTH = [
     *("autoencoder", "collaborative_filtering", "compiled_outside", "conditional_gan"),
+    *("contrastive_pretraining", "diffusion", "many_inputs_and_outputs"),
     *("csv_files", "distillation", "gradient_accumulation", "hyperparameter_search"),
     *("low_level_train_step", "masked_language_model", "mixed_precision"),
     *("saving_and_cloning", "siamese_network", "streamed_text", "structured_data"),
