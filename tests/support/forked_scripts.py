@@ -1,12 +1,14 @@
-"""Runs scripts in forks of a process that has imported TensorFlow, Keras and kerasps.
+"""Runs scripts in forks of a process that has imported TensorFlow, Keras and kerasps, and the tasks
+of their clusters.
 
-The imports take three seconds of a processor, and the tests run more than a hundred scripts. A fork
-is a process like any other: it has its own arguments, environment, output and exit code. What
-differs is that its `/proc/PID/environ` is that of the process it was forked from, and so is what
-TensorFlow reads from the environment when it is imported.
+The imports take three seconds of a processor, those of a task half a second, and the tests run more
+than a hundred scripts. A fork is a process like any other: it has its own arguments, environment,
+output and exit code. What differs is that its `/proc/PID/environ` is that of the process it was
+forked from, and so is what TensorFlow reads from the environment when it is imported. So the tasks
+of a script whose processes are found by a mark in their environment start as they do for users.
 
-The process that is forked runs this file. It receives one message for each script and replies on
-the pipe that comes with the message: first the pid, then the exit code.
+The process that is forked runs this file. It receives one message for each script or task and
+replies on the pipe that comes with the message: first the pid, then the exit code.
 """
 
 from __future__ import annotations
@@ -23,38 +25,45 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
+import uuid
 from pathlib import Path
 
 import numpy as np
 
 import kerasps
+from kerasps.cluster import server
+from kerasps.cluster.processes import process as task_process
 
 MOST_BYTES = 1 << 20
+# Inherited by every process that a test starts, so that those which it left can be found whoever
+# their parent is by then.
+MARK = "KERASPS_TEST_MARK"
 # What TensorFlow and Keras read when they are imported.
 AT_IMPORT = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-class ForkedScript:
-    """A script that runs. Has what is needed of `subprocess.Popen`.
+class _Fork:
+    """A process that was forked. Has what is needed of `subprocess.Popen`.
 
     Args:
-        arguments: the path of the script, and its arguments.
-        env: its whole environment.
-        stdout, stderr: files with a descriptor, which the script gets.
+        send: sends a message and the descriptors that go with it to the process that forks.
+        message: what is to run.
+        descriptors: its files.
     """
 
-    def __init__(self, arguments, *, env, stdout, stderr):
-        self.args = [str(argument) for argument in arguments]
+    def __init__(self, send, message, descriptors):
+        self.args = message["arguments"]
         self.returncode = None
+        self._reading = threading.Lock()
         read, write = os.pipe()
         # The pipe ends when the process that runs the script does, however it ends.
         self._replies = os.fdopen(read, "rb", buffering=0)
         self._unread = b""
         try:
-            message = json.dumps({"arguments": self.args, "env": dict(env), "cwd": os.getcwd()})
-            _template().send(message.encode(), [write, stdout.fileno(), stderr.fileno()])
+            send(json.dumps({**message, "cwd": os.getcwd()}).encode(), [write, *descriptors])
         finally:
             os.close(write)
         self.pid = int(self._reply(60))
@@ -73,15 +82,24 @@ class ForkedScript:
 
     def poll(self):
         """The exit code, negative for a signal; None while it runs."""
+        # Of a process that has ended, the reply may come a moment later.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0)
+            self.wait(0 if self._runs() else 5)
         return self.returncode
+
+    def _runs(self):
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return state not in "ZX"
 
     def wait(self, timeout=1e6):
         """The exit code, once it has ended."""
-        if self.returncode is None:
-            self.returncode = int(self._reply(timeout))
-            self._replies.close()
+        with self._reading:
+            if self.returncode is None:
+                self.returncode = int(self._reply(timeout))
+                self._replies.close()
         return self.returncode
 
     def send_signal(self, number):
@@ -90,6 +108,50 @@ class ForkedScript:
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
+
+
+class ForkedScript(_Fork):
+    """A script that runs.
+
+    Args:
+        arguments: the path of the script, and its arguments.
+        env: its whole environment.
+        stdout, stderr: files with a descriptor, which the script gets.
+    """
+
+    def __init__(self, arguments, *, env, stdout, stderr):
+        message = {"arguments": [str(argument) for argument in arguments], "env": dict(env)}
+        super().__init__(_template().send, message, [stdout.fileno(), stderr.fileno()])
+
+
+class _ForkedTask(_Fork):
+    """A task of the cluster of a forked script; takes what `TaskProcess` gives to `Popen`."""
+
+    def __init__(self, command, *, stdin, stdout, stderr, env, pass_fds, start_new_session):
+        assert command[:3] == [sys.executable, "-m", server.__name__]
+        assert (stdin, stderr, start_new_session) == (subprocess.PIPE, subprocess.STDOUT, True)
+        (report,) = pass_fds
+        # The number that it has in this process is of another file there.
+        arguments = [server.REPORT_FD_FLAG, server.WATCH_PARENT_FLAG]
+        assert command[3:] == [arguments[0], str(report), arguments[1]]
+        read, write = os.pipe()
+        self.stdin = os.fdopen(write, "wb", buffering=0)
+        try:
+            message = {"arguments": arguments, "env": dict(env)}
+            super().__init__(self._send, message, [stdout.fileno(), read, report])
+        finally:
+            os.close(read)
+
+    @staticmethod
+    def _send(message, descriptors):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(_TASKS_AT)
+            socket.send_fds(connection, [message], descriptors)
+
+
+def _popen_of_tasks(command, *, env, **arguments):
+    start = subprocess.Popen if MARK in env else _ForkedTask
+    return start(command, env=env, **arguments)
 
 
 class _Template:
@@ -121,19 +183,27 @@ def _template():
     return _Template()
 
 
-def _next_script(connection):
+def _next_fork(connection):
     """Forks for each message, and returns it in the fork; None when there will be no more."""
     # So the kernel collects the forks.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    tasks = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    tasks.bind(_TASKS_AT)
+    tasks.listen(64)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, MOST_BYTES, 3)
-        if not message:
-            return None
-        if os.fork() == 0:
-            connection.close()
-            return json.loads(message), *descriptors
-        for descriptor in descriptors:
-            os.close(descriptor)
+        for ready in select.select([connection, tasks], [], [])[0]:
+            sender = ready if ready is connection else tasks.accept()[0]
+            message, descriptors, _, _ = socket.recv_fds(sender, MOST_BYTES, 4)
+            if ready is connection and not message:
+                return None
+            if message and os.fork() == 0:
+                for each in (connection, tasks, sender):
+                    each.close()
+                return json.loads(message), *descriptors
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if ready is tasks:
+                sender.close()
 
 
 def _fork_and_tell(replies, *outputs):
@@ -153,14 +223,31 @@ def _fork_and_tell(replies, *outputs):
     os._exit(0)
 
 
+def _take(message, **descriptors):
+    """Take over the directory, the environment and these files of the standard ones."""
+    for name, descriptor in descriptors.items():
+        os.dup2(descriptor, ("stdin", "stdout", "stderr").index(name))
+    for descriptor in {*descriptors.values()}:
+        os.close(descriptor)
+    os.chdir(message["cwd"])
+    os.environ.clear()
+    os.environ.update(message["env"])
+
+
+def _serve(task, log, stdin, report):
+    """Be the task that `TaskProcess` starts."""
+    os.setsid()
+    _take(task, stdin=stdin, stdout=log, stderr=log)
+    flag, *others = task["arguments"]
+    server.main([flag, str(report), *others])
+
+
 def _become(script, stdout, stderr):
     """Makes this process what `python script …` starts; returns the code, and where it runs."""
-    for number, descriptor in enumerate((stdout, stderr), 1):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    os.chdir(script["cwd"])
-    os.environ.clear()
-    os.environ.update(script["env"])
+    _take(script, stdout=stdout, stderr=stderr)
+    task_process.subprocess = types.SimpleNamespace(
+        **{**vars(subprocess), "Popen": _popen_of_tasks}
+    )
     sys.argv = script["arguments"]
     path = Path(sys.argv[0])
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
@@ -185,7 +272,13 @@ def _import_all():
 
 
 if __name__ == "__main__":
+    _TASKS_AT = f"\0kerasps-tests-{uuid.uuid4()}"
     _import_all()
-    if (received := _next_script(socket.socket(fileno=int(sys.argv[1])))) is not None:
-        _fork_and_tell(*received[1:])
-        exec(*_become(received[0], *received[2:]))
+    received = _next_fork(socket.socket(fileno=int(sys.argv[1])))
+    if received is not None:
+        message, *descriptors = received
+        _fork_and_tell(*descriptors)
+        if len(descriptors) == 4:
+            _serve(message, *descriptors[1:])
+        else:
+            exec(*_become(message, *descriptors[1:]))

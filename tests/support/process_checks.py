@@ -20,11 +20,8 @@ import pytest
 
 from kerasps.cluster.processes.process import child_environment
 from kerasps.runtime.addresses import split_address
-from support.forked_scripts import AT_IMPORT, ForkedScript
+from support.forked_scripts import AT_IMPORT, MARK, ForkedScript
 
-# Inherited by every process that a test starts, so that those which it left can be found whoever
-# their parent is by then.
-MARK = "KERASPS_TEST_MARK"
 # A network namespace of its own, as docs/security.md has it for a machine that is shared.
 ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 # The kernel's number of the state, as its tables write it.
