@@ -4,8 +4,9 @@ of their clusters.
 The imports take three seconds of a processor, those of a task half a second, and the tests run more
 than a hundred scripts. A fork is a process like any other: it has its own arguments, environment,
 output and exit code. What differs is that its `/proc/PID/environ` is that of the process it was
-forked from, and so is what TensorFlow reads from the environment when it is imported. So the tasks
-of a script whose processes are found by a mark in their environment start as they do for users.
+forked from, and so is what TensorFlow reads from the environment when it is imported. So tasks start
+as they do for users where a test finds them by a mark in their environment, or has TensorFlow log
+otherwise.
 
 The process that is forked runs this file. It receives one message for each script or task and
 replies on the pipe that comes with the message: first the pid, then the exit code.
@@ -150,8 +151,10 @@ class _ForkedTask(_Fork):
 
 
 def _popen_of_tasks(command, *, env, **arguments):
-    start = subprocess.Popen if MARK in env else _ForkedTask
-    return start(command, env=env, **arguments)
+    """Start a task: as for users where tests see in its environment, or TensorFlow in its own."""
+    read_at_import = {name: env[name] for name in env if name.startswith("TF_CPP_")}
+    is_forked = MARK not in env and read_at_import.items() <= AT_IMPORT.items()
+    return (_ForkedTask if is_forked else subprocess.Popen)(command, env=env, **arguments)
 
 
 class _Template:
