@@ -4,9 +4,9 @@ of their clusters.
 The imports take three seconds of a processor, those of a task half a second, and the tests run more
 than a hundred scripts. A fork is a process like any other: it has its own arguments, environment,
 output and exit code. What differs is that its `/proc/PID/environ` is that of the process it was
-forked from, and so is what TensorFlow reads from the environment when it is imported. So tasks start
-as they do for users where a test finds them by a mark in their environment, or has TensorFlow log
-otherwise.
+forked from, and so is what TensorFlow reads from the environment when it is imported. So tasks
+start as they do for users where a test finds them by a mark in their environment, or has TensorFlow
+log otherwise.
 
 The process that is forked runs this file. It receives one message for each script or task and
 replies on the pipe that comes with the message: first the pid, then the exit code.
