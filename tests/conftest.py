@@ -5,7 +5,6 @@ draws by the seed of another, and what several tests look at is made once.
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import os
 import random
@@ -51,14 +50,6 @@ def pytest_collection_modifyitems(config, items):
     for tests in in_order:
         shuffled.shuffle(tests)
     items[:] = [item for tests in in_order for item in tests]
-
-
-def pytest_collection_finish():
-    """Leave what is imported by now out of all later collections: it stays, and has a million
-    objects.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

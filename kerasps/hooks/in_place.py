@@ -9,13 +9,14 @@ keeps the original code, and the hook calls this copy.
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from kerasps.runtime.live_objects import live_objects
 
 # A function of Keras or TensorFlow that a hook gets; Keras or TensorFlow defines its signature.
 Original = Callable[..., Any]
@@ -124,7 +125,7 @@ def _functions_called(name: str) -> list[types.FunctionType]:
     """Return all functions of this process with this name."""
     return [
         each
-        for each in gc.get_objects()
+        for each in live_objects()
         if type(each) is types.FunctionType and each.__name__ == name
     ]
 

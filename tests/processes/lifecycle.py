@@ -387,6 +387,8 @@ def fail_to_connect():
 
 
 def main():
+    # As a program does that is about to fork; the collector lists nothing of what there is then.
+    gc.freeze()
     fail_to_connect()
     strategy = kerasps.ParameterServerStrategy(
         kerasps.LocalCluster(1, 1).cluster_resolver, kerasps.MinSizePartitioner(1 << 12)

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import itertools
 import sys
-import types
 from unittest import mock
 
 import pytest
@@ -228,6 +227,17 @@ def test_a_mock_that_ends_after_the_installation_leaves_the_hook(library):
     assert library.Base().fit(1) == "hook"
 
 
+def test_a_function_that_was_frozen_calls_the_hook(library):
+    before = library.Base.value
+    library.Base.value = property(lambda self: [before.fget(self)])
+    gc.freeze()
+    try:
+        install(library.Base, "value", hook=lambda original, self: original(self) + 1)
+    finally:
+        gc.unfreeze()
+    assert library.Base().value == [2]
+
+
 def test_a_wrapper_around_a_getter_calls_the_hook(library):
     before = library.Base.value
     library.Base.value = property(lambda self: [before.fget(self)])
@@ -265,7 +275,7 @@ def test_a_function_with_more_free_variables_is_replaced(library):
 @pytest.fixture(scope="module")
 def all_objects():
     """What the collector knows of: asked once for all of the table, since that takes a while."""
-    return types.SimpleNamespace(get_objects=list(gc.get_objects()).copy)
+    return gc.get_objects()
 
 
 def test_each_function_of_the_table_is_defined_once_and_can_be_hooked():
@@ -289,7 +299,7 @@ def test_who_holds_a_function_of_the_table_calls_its_hook(patch, monkeypatch, al
     signature = inspect.signature(function)
     states = [(each.__code__, each.__kwdefaults__, dict(vars(each))) for each in chain]
     is_property = isinstance(inspect.getattr_static(patch.owner, patch.name), property)
-    monkeypatch.setattr(in_place, "gc", all_objects)
+    monkeypatch.setattr(in_place, "live_objects", lambda: all_objects)
     monkeypatch.setattr(patch.owner, patch.name, property(repr) if is_property else repr)
     found = in_place.defined_function(patch.owner, patch.name)
     assert found is function

@@ -14,7 +14,6 @@ with the old handle, and the datasets whose functions use it (`earlier_datasets.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster.connection.earlier_datasets import EarlierDatasets
+from kerasps.runtime.live_objects import live_objects
 
 # The container of resources without a name: they belong to the holders of their handles.
 _ANONYMOUS = "Anonymous"
@@ -187,7 +187,7 @@ def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[An
     """
     handles, owners, writers, variables, functions, datasets = [], [], [], [], [], []
     # No other list has them all: those of a dataset or a layer are in no list.
-    for thing in gc.get_objects():
+    for thing in live_objects():
         # Not isinstance: it may run code of an object that imitates another class.
         kind = type(thing)
         if kind is _compat.EagerTensor:
