@@ -113,8 +113,14 @@ class Failing(keras.callbacks.Callback):
 
 def look():
     """Look at the training while it runs, and lose a worker."""
-    wait_for(lambda: strategy.status().state == "training" and strategy.status().steps > STEPS)
-    SEEN["during"] = strategy.status().as_dict()
+
+    def all_work():
+        """A worker may have nothing between two executions, or at the end of an epoch."""
+        during = SEEN["during"] = strategy.status().as_dict()
+        has_work = [each["executions_in_flight"] or each["waits_for"] for each in during["workers"]]
+        return during["state"] == "training" and during["steps"] > STEPS and all(has_work)
+
+    wait_for(all_work)
     SEEN["top"] = top("--json", str(os.getpid()))
     SEEN["top_at_address"] = top("--once", str(monitor.address))
     SEEN["metrics"] = metrics_at(monitor.address)

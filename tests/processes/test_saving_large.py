@@ -1,4 +1,4 @@
-"""A table of 256 MB on 2 ps, saved and loaded: the coordinator's memory grows by a few pieces of
+"""A table of 512 MB on 2 ps, saved and loaded: the coordinator's memory grows by a few pieces of
 it, not by the table.
 """
 
@@ -13,7 +13,7 @@ from support.process_checks import run_and_report
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).with_name("saving_large_table.py")
-NUM_ROWS = 1_000_000
+NUM_ROWS = 2_000_000
 STEPS = [
     *(f"{what} {name}" for name in ("weights.h5", "keras") for what in ("save", "load")),
     *(
@@ -32,7 +32,7 @@ def report(once):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_coordinator_never_holds_the_table(report, step):
-    # Up to 120 MB were measured, with 1 GB as well; holding the table would take 256, and
+    # Up to 120 MB were measured, with 1 GB as well; holding the table would take 512, and
     # TensorFlow's copy as much again.
     assert report["grew_by"]["coordinator"][step] < 180e6
 
@@ -44,7 +44,8 @@ def test_what_the_ps_write_and_read_does_not_pass_through_the_coordinator(report
 
 @pytest.mark.parametrize("step", ["save checkpoint", "load checkpoint", "export"])
 def test_a_ps_needs_a_few_pieces_beside_its_shard(report, step):
-    assert report["grew_by"]["ps"][step] < 128e6  # a shard has 128 MB
+    # Up to 160 MB were measured beside other work, with 1 GB as well; a shard has 256.
+    assert report["grew_by"]["ps"][step] < 220e6
 
 
 def test_the_values_come_back(report):
