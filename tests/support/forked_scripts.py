@@ -46,6 +46,15 @@ MARK = "KERASPS_TEST_MARK"
 AT_IMPORT = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
+def is_alive(pid):
+    """Whether a process runs; one that only waits for its parent to collect it does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
 class _Fork:
     """A process that was forked. Has what is needed of `subprocess.Popen`.
 
@@ -85,15 +94,8 @@ class _Fork:
         """The exit code, negative for a signal; None while it runs."""
         # Of a process that has ended, the reply may come a moment later.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0 if self._runs() else 5)
+            self.wait(0 if is_alive(self.pid) else 5)
         return self.returncode
-
-    def _runs(self):
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        return state not in "ZX"
 
     def wait(self, timeout=1e6):
         """The exit code, once it has ended."""

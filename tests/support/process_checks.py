@@ -20,7 +20,7 @@ import pytest
 
 from kerasps.cluster.processes.process import child_environment
 from kerasps.runtime.addresses import split_address
-from support.forked_scripts import AT_IMPORT, MARK, ForkedScript
+from support.forked_scripts import AT_IMPORT, MARK, ForkedScript, is_alive
 
 # A network namespace of its own, as docs/security.md has it for a machine that is shared.
 ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
@@ -38,15 +38,6 @@ def wait_for(condition, timeout_s=60.0, what="the condition"):
             pytest.fail(f"{what} did not come true within {timeout_s} s")
         time.sleep(0.02)
     return result
-
-
-def is_alive(pid):
-    """Whether a process runs; one that only waits for its parent to collect it does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def environment_of(pid):
