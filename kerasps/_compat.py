@@ -9,6 +9,7 @@ list the names, and `kerasps.hooks.PATCHES` the methods that kerasps replaces.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -51,10 +52,24 @@ def resolve(name: str) -> Any:
     """
     private = PRIVATE_NAMES[name]
     try:
-        module = importlib.import_module(private.module)
-        return getattr(module, private.attribute)
+        return _attribute(private.module, private.attribute)
     except (ImportError, AttributeError) as exc:
+        if private.later_module:
+            with contextlib.suppress(ImportError, AttributeError):
+                return _attribute(private.later_module, private.attribute)
         raise moved(f"{private.module}.{private.attribute}", private.why) from exc
+
+
+def trainer_that_defines(method: str) -> Any:
+    """Return the class among the bases of `keras.Model` that defines a method of the training.
+
+    Keras has two, which have other names in 3.16: one for all backends, with `compile`, and one for
+    TensorFlow, with `make_train_function`.
+
+    Raises:
+        ImportError: no base defines it; the message names the versions that were tested.
+    """
+    return _definer(importlib.import_module("keras").Model, method)
 
 
 def moved(name: str, why: str) -> ImportError:
@@ -222,7 +237,21 @@ def missing_attributes(owner: str) -> list[str]:
 
 def _class_of(owner: str) -> Any:
     module, _, name = owner.partition(":")
-    return getattr(importlib.import_module(module), name)
+    name, _, method = name.partition("/")
+    cls = _attribute(module, name)
+    return _definer(cls, method) if method else cls
+
+
+def _attribute(module: str, attribute: str) -> Any:
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _definer(cls: type, method: str) -> type:
+    """Return the first class in the order of resolution that defines a method itself."""
+    for base in cls.__mro__:
+        if method in vars(base):
+            return base
+    raise moved(f"{cls.__module__}.{cls.__qualname__}.{method}", "`fit` and its siblings")
 
 
 def _assigns(cls: type, attribute: str) -> bool:

@@ -29,8 +29,9 @@ class PrivateAttribute:
         return self.why.startswith("overridden")
 
 
-# By "module:class". The methods that kerasps patches or overrides are here too: if one is renamed,
-# nothing calls ours, without an error.
+# By "module:class"; "keras:Model/make_train_function" is the base of `keras.Model` that defines the
+# method, since versions of Keras name it differently. The methods that kerasps patches or overrides
+# are here too: if one is renamed, nothing calls ours, without an error.
 PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
     "keras.src.optimizers.base_optimizer:BaseOptimizer": (
         PrivateAttribute(
@@ -68,7 +69,7 @@ PRIVATE_ATTRIBUTES: dict[str, tuple[PrivateAttribute, ...]] = {
             "makes slots; set for an optimizer that was made outside of the scope",
         ),
     ),
-    "keras.src.backend.tensorflow.trainer:TensorFlowTrainer": (
+    "keras:Model/make_train_function": (
         PrivateAttribute(
             "_distribute_strategy", "tells a model of ours from others; adopted ones get it"
         ),

@@ -17,12 +17,14 @@ class PrivateName:
         attribute: its name there.
         why: what kerasps needs it for.
         parameters: the names of the parameters that kerasps passes.
+        later_module: the module that holds it in later versions, if it has moved.
     """
 
     module: str
     attribute: str
     why: str
     parameters: tuple[str, ...] = ()
+    later_module: str = ""
 
 
 PRIVATE_NAMES: dict[str, PrivateName] = {
@@ -35,17 +37,6 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "keras.src.backend.tensorflow.optimizer",
         "TFOptimizer",
         "its update loop calls `_backend_update_step` and `_var_key`",
-    ),
-    "TensorFlowTrainer": PrivateName(
-        "keras.src.backend.tensorflow.trainer",
-        "TensorFlowTrainer",
-        "`fit`, `evaluate` and `predict` of a model whose strategy is ours go to our trainer",
-    ),
-    "BaseTrainer": PrivateName(
-        "keras.src.trainers.trainer",
-        "Trainer",
-        "`compile` of a model whose strategy is ours makes its variables in the strategy's scope, "
-        "and adopts others",
     ),
     "train_validation_split": PrivateName(
         "keras.src.trainers.data_adapters.array_slicing",
@@ -187,6 +178,7 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "keras.src.backend.tensorflow",
         "numpy",
         "`keras.layers.Embedding` reads its table by `take`",
+        later_module="keras.src.backend.tensorflow.ops",
     ),
     "get_default_replica_mode": PrivateName(
         "tensorflow.python.distribute.distribute_lib",

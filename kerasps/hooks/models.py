@@ -97,13 +97,13 @@ def _check_needs_no_workers(
 
 
 def symbolic_build(original: Original, self: keras.Model, *args: object, **kwargs: object) -> None:
-    """`TensorFlowTrainer._maybe_symbolic_build`: let the first step build a model that is eager."""
+    """`Trainer._maybe_symbolic_build`: let the first step build a model that is eager."""
     if not training.is_running_eagerly(self):
         original(self, *args, **kwargs)
 
 
 def distribute_strategy(original: Original, self: keras.Model) -> Any:
-    """`TensorFlowTrainer.distribute_strategy`: for eager steps, return one that runs them here."""
+    """`Trainer.distribute_strategy`: for eager steps, return one that runs them here."""
     strategy = original(self)
     return training.StrategyOfLoop(strategy) if training.is_running_eagerly(self) else strategy
 

@@ -21,7 +21,10 @@ from kerasps.hooks import (
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 
 _BASE, _OPTIMIZER = _compat.BaseOptimizer, _compat.TFOptimizer
-_TRAINER, _SAVER = _compat.TensorFlowTrainer, _compat.MultiDeviceSaver
+_TRAINER = _compat.trainer_that_defines("make_train_function")
+# The trainers have other names in Keras 3.16.
+_MODEL = "keras.Model"
+_SAVER = _compat.MultiDeviceSaver
 _SAVING, _STORE = _compat.saving_lib, _compat.H5IOStore
 _COORDINATOR = tf.distribute.coordinator.ClusterCoordinator
 _BACKUP = keras.callbacks.BackupAndRestore
@@ -66,8 +69,9 @@ PATCHES: tuple[Patch, ...] = (
           "`tf.gradients` sees each shard of a variable as a variable", TENSORFLOW,
           "tf.gradients"),
     # Building.
-    Patch(_compat.BaseTrainer, "compile", models.compile_model,
-          "makes the metrics and the optimizer's state of a model of ours in the scope", KERAS),
+    Patch(_compat.trainer_that_defines("compile"), "compile", models.compile_model,
+          "makes the metrics and the optimizer's state of a model of ours in the scope", KERAS,
+          _MODEL),
     Patch(keras.layers.Layer, "_open_name_scope", models.open_name_scope,
           "builds a model of ours in the scope, also when called outside of it", KERAS),
     Patch(_OPTIMIZER, "add_variable", optimizers.add_variable,
@@ -93,17 +97,21 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_OPTIMIZER, "assign_add", optimizers.assigning("assign_add"), _IN_STEP, KERAS),
     Patch(_OPTIMIZER, "assign_sub", optimizers.assigning("assign_sub"), _IN_STEP, KERAS),
     # Training.
-    Patch(_TRAINER, "fit", models.on_workers(training.fit), _STEPS, KERAS),
-    Patch(_TRAINER, "evaluate", models.on_workers(training.evaluate), _STEPS, KERAS),
-    Patch(_TRAINER, "predict", models.on_workers(training.predict), _STEPS, KERAS),
-    Patch(_TRAINER, "train_on_batch", models.on_workers(training.train_on_batch), _BATCH, KERAS),
-    Patch(_TRAINER, "test_on_batch", models.on_workers(training.test_on_batch), _BATCH, KERAS),
+    Patch(_TRAINER, "fit", models.on_workers(training.fit), _STEPS, KERAS, _MODEL),
+    Patch(_TRAINER, "evaluate", models.on_workers(training.evaluate), _STEPS, KERAS, _MODEL),
+    Patch(_TRAINER, "predict", models.on_workers(training.predict), _STEPS, KERAS, _MODEL),
+    Patch(_TRAINER, "train_on_batch", models.on_workers(training.train_on_batch), _BATCH,
+          KERAS, _MODEL),
+    Patch(_TRAINER, "test_on_batch", models.on_workers(training.test_on_batch), _BATCH, KERAS,
+          _MODEL),
     Patch(_TRAINER, "predict_on_batch", models.on_workers(training.predict_on_batch),
-          _BATCH, KERAS),
+          _BATCH, KERAS, _MODEL),
     Patch(_TRAINER, "_maybe_symbolic_build", models.symbolic_build,
-          "the first step of a model that runs eagerly builds it, as without a strategy", KERAS),
+          "the first step of a model that runs eagerly builds it, as without a strategy", KERAS,
+          _MODEL),
     Patch(_TRAINER, "distribute_strategy", models.distribute_strategy,
-          "Keras's loop runs eager steps, with a strategy that runs them in this process", KERAS),
+          "Keras's loop runs eager steps, with a strategy that runs them in this process", KERAS,
+          _MODEL),
     Patch(_compat.TracedFunction, "__call__", functions.call,
           "traces a `tf.function` that a step calls as a part of the step", TENSORFLOW,
           "tf.function"),

@@ -76,7 +76,7 @@ def _has_no_value(variable: object) -> bool:
 def make_function(
     original: Original, self: keras.Model, *args: object, **kwargs: object
 ) -> NoReturn:
-    """`TensorFlowTrainer.make_train_function` and its siblings: refuse steps of plain Keras."""
+    """`Trainer.make_train_function` and its siblings: refuse steps of plain Keras."""
     raise PlanError(
         f"The script runs steps of model '{self.name}', which no ParameterServerStrategy trains; "
         f"they would run in this process. {_FIT_ONLY} Expected: a model that is made and compiled "
@@ -118,16 +118,17 @@ def make_other(original: Original, self: object, *args: object, **kwargs: object
     )
 
 
+_TRAINER = _compat.trainer_that_defines("make_train_function")
 # Only `kerasps plan` installs them.
 # fmt: off
 PATCHES: tuple[Patch, ...] = (
     Patch(_compat.Context, "device", device, "a dry run has no tasks", TENSORFLOW),
-    Patch(_compat.TensorFlowTrainer, "make_train_function", make_function,
-          "a dry run runs no steps", KERAS),
-    Patch(_compat.TensorFlowTrainer, "make_test_function", make_function,
-          "a dry run runs no steps", KERAS),
-    Patch(_compat.TensorFlowTrainer, "make_predict_function", make_function,
-          "a dry run runs no steps", KERAS),
+    Patch(_TRAINER, "make_train_function", make_function,
+          "a dry run runs no steps", KERAS, "keras.Model"),
+    Patch(_TRAINER, "make_test_function", make_function,
+          "a dry run runs no steps", KERAS, "keras.Model"),
+    Patch(_TRAINER, "make_predict_function", make_function,
+          "a dry run runs no steps", KERAS, "keras.Model"),
     Patch(tf.distribute.coordinator.ClusterCoordinator, "__new__", make_coordinator,
           "a dry run runs no steps", TENSORFLOW),
     Patch(keras.Model, "save", save, "large values are left out", KERAS),
