@@ -43,7 +43,7 @@ def explaining(
     """
     try:
         yield
-    except (TypeError, ValueError) as exc:
+    except (AttributeError, TypeError, ValueError) as exc:
         text = _differing(differences) or _unbatched(model, element_spec)
         text = text or _without_y(model, mode, element_spec)
         if text is None or isinstance(exc, KeraspsError):
