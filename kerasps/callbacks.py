@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +15,10 @@ import tensorflow as tf
 
 from kerasps import checks
 from kerasps.base_strategy import BaseStrategy
-from kerasps.errors import KeraspsError
 from kerasps.monitoring.endpoint import Endpoint
 from kerasps.monitoring.metrics import METRICS
-from kerasps.monitoring.scalars import write_scalar
+from kerasps.monitoring.scalars import EventFile, write_scalar
 from kerasps.monitoring.status import described
-from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.training.contract.host import host_of
 
 _LOGGER = logging.getLogger("kerasps")
@@ -115,7 +113,7 @@ class StalenessLogger(keras.callbacks.Callback):
     def __init__(self, log_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
         self._log_dir = None if log_dir is None else checks.path("log_dir", log_dir)
-        self._writer: Any = None
+        self._file: EventFile | None = None
         self._before: dict[int, tuple[np.ndarray, float]] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -144,17 +142,16 @@ class StalenessLogger(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Close the file of histograms."""
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = None
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
     def _write(self, tag: str, counts: np.ndarray, epoch: int) -> None:
         """Write a histogram that has a bar for each staleness."""
         if self._log_dir is None:
             return
-        if self._writer is None:
-            directory = str(self._log_dir / "staleness")
-            self._writer = tf.summary.create_file_writer(directory)
+        if self._file is None:
+            self._file = EventFile(self._log_dir / "staleness", "StalenessLogger")
         # TensorBoard's format of a histogram: the two edges of each bar and its height.
         edges = np.arange(len(counts))
         bars = np.stack([edges - 0.5, edges + 0.5, counts], axis=1)[
@@ -163,8 +160,9 @@ class StalenessLogger(keras.callbacks.Callback):
         metadata = tf.compat.v1.SummaryMetadata(
             plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="histograms")
         )
-        with self._writer.as_default():
-            tf.summary.write(tag, tf.constant(bars), step=epoch, metadata=metadata)
+        self._file.write(
+            lambda: tf.summary.write(tag, tf.constant(bars), step=epoch, metadata=metadata)
+        )
 
 
 class ClusterMonitor(keras.callbacks.Callback):
@@ -254,7 +252,7 @@ class ClusterMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs: object = None) -> None:
         """Open the port and the file.
 
-        Raises KeraspsError if the port is in use, or this process cannot listen on it.
+        Warns if the port is in use, or this process cannot listen on it.
         """
         self._close()
         strategy = self.model._distribute_strategy
@@ -335,8 +333,7 @@ class _MonitoredRun:
         self._worker: int | None = host.own_worker
         self._meter = host.run_meter
         self._endpoint: Endpoint | None = None
-        self._writer: Any = None
-        self._writing = threading.Lock()
+        self._file: EventFile | None = None
         self._is_over = threading.Event()
 
     @property
@@ -358,20 +355,22 @@ class _MonitoredRun:
                     repr(strategy), strategy.status(), strategy.description.jobs
                 ),
             )
-        except (OSError, OverflowError) as exc:
-            raise KeraspsError(
-                f"The ClusterMonitor cannot listen at {host}:{port}. Expected: an address of this "
-                f"machine, and a port that is not in use. Received: {exc}. Give another port, 0 "
-                "for a free one, or another host."
-            ) from exc
+        except (OSError, OverflowError, RuntimeError) as exc:  # RuntimeError: no thread can start
+            warnings.warn(
+                f"The ClusterMonitor does not listen at {host}:{port}; the training goes on. "
+                "Expected: an address of this machine, and a port that is not in use. Received: "
+                f"{exc}. Give another port, 0 for a free one, or another host.",
+                UserWarning,
+                stacklevel=3,
+            )
+            return
         _LOGGER.info("http://%s/metrics has the numbers of this training.", self.address)
 
     def write_to(self, log_dir: Path) -> None:
         """Open the file."""
         if self._worker is not None:
             log_dir /= f"worker_{self._worker}"
-        with tf.device(COORDINATOR_CPU):
-            self._writer = tf.summary.create_file_writer(str(log_dir / "cluster"))
+        self._file = EventFile(log_dir / "cluster", "ClusterMonitor")
 
     def write_every(self, steps: int) -> None:
         """Start a thread that writes scalars each time this number of steps has passed."""
@@ -381,33 +380,35 @@ class _MonitoredRun:
             while not self._is_over.wait(_LOOK_S):
                 if self._meter.total - last >= steps:
                     last = self._meter.total
-                    # The cluster may be closing, which also ends this thread.
-                    with contextlib.suppress(KeraspsError, tf.errors.OpError):
-                        self.write()
+                    self.write()
 
         threading.Thread(target=write_when_due, name="kerasps-scalars", daemon=True).start()
 
     def write(self) -> None:
         """Write the current scalars."""
-        if self._writer is None:
+        if self._file is None:
             return
-        status = self._strategy.status()
+        try:
+            status = self._strategy.status()
+        except Exception:  # while the cluster closes, or a ps is lost, which `fit` reports
+            _LOGGER.debug("There is no status to write.", exc_info=True)
+            return
         tables = {table.name for table in status.tables[:_MOST_TABLES]}
-        with self._writing, tf.device(COORDINATOR_CPU), self._writer.as_default():
+
+        def write_scalars() -> None:
             for metric in METRICS:
                 for labels, value in metric.samples(status):
                     if len(labels) > 1 or (metric.labels == ("table",) and labels[0] not in tables):
                         continue
                     tag = "/".join([metric.name.removeprefix("kerasps_"), *labels])
                     write_scalar(tag.replace(":", "_"), value, status.steps_total)
-            self._writer.flush()
+
+        self._file.write(write_scalars)
 
     def close(self) -> None:
         """Close the port and the file."""
         self._is_over.set()
         if self._endpoint is not None:
             self._endpoint.close()
-        if self._writer is not None:
-            with self._writing:
-                self._writer.close()
-                self._writer = None
+        if self._file is not None:
+            self._file.close()

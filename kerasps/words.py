@@ -1,7 +1,9 @@
-"""Formats numbers and tables for reports on a training."""
+"""Formats numbers and tables for reports on a training, and prints lines about it."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Sequence
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -30,6 +32,15 @@ def count(number: float | None) -> str:
 def times(number: int, what: str) -> str:
     """Return a number and a noun, with an "s" unless the number is 1."""
     return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
+def say(line: str) -> None:
+    """Print a line on stderr.
+
+    A line that cannot be written is dropped: a full disk behind stderr must not end a run.
+    """
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
+        print(line, file=sys.stderr, flush=True)
 
 
 def text_table(

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from kerasps.cluster.description.cluster_description import EVALUATOR, ClusterDe
 from kerasps.cluster.processes.logs import open_log
 from kerasps.cluster.processes.process import child_environment, describe_exit_code, end_with_parent
 from kerasps.script_start import with_quiet_start
+from kerasps.words import say
 
 # Set to 1 for a process whose stdin ends when the training does; nothing is ever written to it. A
 # pipe leaves no files and ends with the launcher, even if that is killed.
@@ -157,10 +157,20 @@ class EvaluatorProcess:
         with contextlib.suppress(BlockingIOError):
             # Read everything, since a full pipe would block the process.
             while chunk := os.read(self._output.fileno(), 64 * 1024):
-                if self._log is not None:
-                    self._log.write(chunk)
+                self._write_log(chunk)
                 *lines, self._line = (self._line + chunk).split(b"\n")
                 _print_lines(lines)
+
+    def _write_log(self, chunk: bytes) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(chunk)
+        except OSError as exc:
+            # A log must not end the training: its lines are on stderr too.
+            log, self._log = self._log, None
+            _report(f"the log of the evaluator goes no further: {exc} ({log.name}).")
+            log.close()
 
     @property
     def _output(self) -> IO[bytes]:
@@ -169,8 +179,8 @@ class EvaluatorProcess:
 
 def _print_lines(lines: Sequence[bytes]) -> None:
     for line in lines:
-        print(f"{_PREFIX}{line.decode(errors='replace')}", file=sys.stderr, flush=True)
+        say(f"{_PREFIX}{line.decode(errors='replace')}")
 
 
 def _report(what: str) -> None:
-    print(f"kerasps launch: {what}", file=sys.stderr, flush=True)
+    say(f"kerasps launch: {what}")

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import keras
-import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.checks import count, path, seconds
@@ -22,7 +21,7 @@ from kerasps.evaluator.watched import (
     load_checkpoint,
     newest_checkpoint,
 )
-from kerasps.monitoring.scalars import write_scalar
+from kerasps.monitoring.scalars import EventFile, write_scalar
 
 # Short next to the time between two checkpoints, long next to reading a directory.
 POLL_INTERVAL_S = 0.5
@@ -141,10 +140,10 @@ class SidecarEvaluator:
             export.set_model(model)
         if any(not export.save_weights_only for export in self._exports):
             _build_optimizer(model)
-        self._writer = (
+        self._file = (
             None
             if log_dir is None
-            else tf.summary.create_file_writer(os.path.join(log_dir, "validation"))
+            else EventFile(os.path.join(log_dir, "validation"), "SidecarEvaluator")
         )
 
     def start(self, timeout: float | None = None) -> list[Evaluation]:
@@ -217,8 +216,9 @@ class SidecarEvaluator:
         step = "" if iterations is None else f" at iteration {iterations}"
         values = ", ".join(f"{name} {value:.5g}" for name, value in metrics.items())
         _say(f"{checkpoint.path.name}{step}: {values}")
-        if self._writer is not None:
-            _write_scalars(self._writer, metrics, number if iterations is None else iterations)
+        if self._file is not None:
+            place = number if iterations is None else iterations
+            self._file.write(lambda: _write_scalars(metrics, place))
         # Not in `on_test_end`, where a callback does not know the checkpoint, and workers may still
         # be busy.
         for export in self._exports:
@@ -291,13 +291,9 @@ class _Reader:
         return True
 
 
-def _write_scalars(
-    writer: tf.summary.SummaryWriter, metrics: Mapping[str, float], step: int
-) -> None:
-    with writer.as_default():
-        for name, value in metrics.items():
-            write_scalar(f"evaluation_{name}_vs_iterations", value, step)
-    writer.flush()
+def _write_scalars(metrics: Mapping[str, float], step: int) -> None:
+    for name, value in metrics.items():
+        write_scalar(f"evaluation_{name}_vs_iterations", value, step)
 
 
 def _build_optimizer(model: keras.Model) -> None:

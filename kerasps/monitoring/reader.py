@@ -123,7 +123,12 @@ class StatusReader:
         """
         if self._has_advised or seconds < _WORTH_ADVICE_S:
             return
-        for advice in self.read().advice:
+        try:
+            found = self.read().advice
+        except Exception:  # advice must not end a `fit`
+            _LOGGER.debug("There is no status for advice.", exc_info=True)
+            return
+        for advice in found:
             self._has_advised = True
             _LOGGER.warning("This training could be faster. %s", advice)
 

@@ -36,7 +36,9 @@ def directories() -> list[Path]:
     user = os.getuid()
     runtime = [os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"]
     found = [Path(path) / "kerasps" for path in runtime if path and os.access(path, os.W_OK)]
-    found += [Path(path) / f"kerasps-{user}" for path in (tempfile.gettempdir(), "/tmp")]
+    with contextlib.suppress(FileNotFoundError):  # no directory has room for a file
+        found.append(Path(tempfile.gettempdir()) / f"kerasps-{user}")
+    found.append(Path("/tmp") / f"kerasps-{user}")
     return list(dict.fromkeys(found))
 
 
@@ -84,8 +86,8 @@ class StatusSocket:
         errors = []
         # Try each twice: the last process to leave a directory removes it, perhaps just now.
         for directory in [place for place in directories() for _ in range(2)]:
-            _remove_stale(directory)
             try:
+                _remove_stale(directory)
                 self._listen(directory)
             except OSError as exc:
                 errors.append(f"{directory}: {exc}")
@@ -139,8 +141,8 @@ class StatusSocket:
         self._listener = self._path = None
         if listener is None or path is None or self._owner != os.getpid():
             return  # a fork leaves the socket to its parent
-        path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
             path.parent.rmdir()  # fails if other sockets are in it
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -126,7 +127,7 @@ class Trace(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Stop, write the files, and print what limits the training."""
-        if self._recording is None:
+        if self._recording is None and self._error is None:
             warnings.warn(
                 "Nothing was traced: `fit` ended before the first step to trace. Expected: more "
                 f"than first_step={self._first_step} steps. Received: {self._done}. Trace "
@@ -139,7 +140,8 @@ class Trace(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.join()
         if self.report is not None:
-            print(self.report, flush=True)
+            with contextlib.suppress(OSError):  # a full disk behind stdout
+                print(self.report, flush=True)
             return
         # Only warn: the training is done, and its model is worth more than its trace.
         warnings.warn(
@@ -161,9 +163,13 @@ class Trace(keras.callbacks.Callback):
         return number
 
     def _start(self) -> None:
-        self._run = new_run(self._log_dir)
-        self._recording = Recording(self._addresses, f"kerasps-{self._run}-{os.getpid()}")
-        self._recording.start()
+        try:
+            self._run = new_run(self._log_dir)
+            recording = Recording(self._addresses, f"kerasps-{self._run}-{os.getpid()}")
+            self._recording = recording
+            recording.start()
+        except Exception as exc:
+            self._error, self._has_stopped = exc, True
         self._started_at = time.monotonic()
 
     def _stop(self) -> None:

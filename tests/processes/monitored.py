@@ -184,20 +184,12 @@ SEEN["scalars_by_steps"] = scalars(logs / "by_steps")
 model.evaluate(**data, callbacks=[monitor])
 SEEN["address_after_evaluate"] = monitor.address
 
-# A `fit` that fails, and a port that is in use.
+# A `fit` that fails.
 try:
     model.fit(**data, epochs=2, callbacks=[monitor, Failing()])
 except RuntimeError as exc:
     SEEN["failed"] = str(exc)
 SEEN["open_after_failure"] = is_open(SEEN["address_in_failing"])
-with socket.socket() as taken:
-    taken.bind(("127.0.0.1", 0))
-    taken.listen()
-    port = taken.getsockname()[1]
-    try:
-        model.fit(**data, callbacks=[kerasps.ClusterMonitor(port=port)])
-    except kerasps.KeraspsError as exc:
-        SEEN["taken"] = str(exc)
 
 # The loss of a ps, and the end of the cluster.
 cluster.kill("ps", 1)

@@ -137,11 +137,6 @@ def test_the_port_is_closed_when_fit_fails(seen):
     assert not seen["open_after_failure"]
 
 
-def test_a_port_that_is_in_use_is_an_error(seen):
-    assert "cannot listen at 127.0.0.1:" in seen["taken"]
-    assert "Give another port" in seen["taken"]
-
-
 def test_after_the_loss_of_a_ps_and_the_end_of_the_cluster_there_is_a_status(seen):
     assert "ps_lost" in seen
     assert states_of(seen["after_ps_loss"], "ps") == ["connected", "lost"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from typing import NoReturn
@@ -16,6 +15,7 @@ from kerasps.cluster.serving.run_end import RunEndWatch, wait_for_run_end
 from kerasps.errors import ClusterConfigError
 from kerasps.quiet_start import quiet_start
 from kerasps.runtime.addresses import split_address
+from kerasps.words import say
 
 # The time that a ps serves workers that are still training when the chief has ended.
 _LINGER_S = 600.0
@@ -26,7 +26,7 @@ _CHIEF = ("chief", 0)
 
 def say_as(name: str, text: str) -> None:
     """Print a line of the command that has this name."""
-    print(f"{name}: {text}", file=sys.stderr, flush=True)
+    say(f"{name}: {text}")
 
 
 def chief_of(description: ClusterDescription) -> tuple[tuple[str, int], str] | None:

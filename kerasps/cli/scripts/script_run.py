@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -36,6 +35,7 @@ from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.supervision import Notice
 from kerasps.script_start import with_quiet_start
+from kerasps.words import say
 
 # The interval at which the launcher polls tasks and script: too short for a person to notice, and
 # long enough to cost no processor time.
@@ -176,7 +176,7 @@ class ScriptRun:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Say(text):
-                print(f"{self._name}: {text}", file=sys.stderr, flush=True)
+                say(f"{self._name}: {text}")
             case EndScript(number):
                 self._signal_script(number)
             case EndHungWorker(notice):

@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.script_start import with_quiet_start
+from kerasps.words import say
 
 # The interval at which the launcher polls the workers: too short for a person to notice, and long
 # enough to cost no processor time.
@@ -183,4 +183,4 @@ class WorkerRun:
 
 
 def _say(what: str) -> None:
-    print(f"kerasps launch: {what}", file=sys.stderr, flush=True)
+    say(f"kerasps launch: {what}")

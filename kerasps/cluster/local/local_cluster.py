@@ -6,7 +6,6 @@ import atexit
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import time
 import warnings
@@ -36,6 +35,7 @@ from kerasps.cluster.serving.ports import address_of, reserve_port
 from kerasps.errors import ClusterClosedError, TaskStartError
 from kerasps.runtime.connected import closed_error
 from kerasps.runtime.supervision import supervise_here, supervise_no_more
+from kerasps.words import say
 
 # Short compared to the half second that a server takes to start.
 _POLL_INTERVAL_S = 0.02
@@ -527,4 +527,4 @@ def task_watch_of(cluster: LocalCluster) -> TaskWatch:
 
 
 def _print_death(death: Death) -> None:
-    print(f"kerasps: {death}", file=sys.stderr, flush=True)
+    say(f"kerasps: {death}")
