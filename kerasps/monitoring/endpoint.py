@@ -46,9 +46,8 @@ class Endpoint:
                 "/": lambda accept: ("text/plain; charset=utf-8", _PAGE),
             }
 
-        class Server(ThreadingHTTPServer):
+        class Server(_Server):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = True
 
         self._server = Server((host, port), Handler)
         self._host = host
@@ -77,6 +76,13 @@ class Endpoint:
             self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing about a client that breaks off, since stderr belongs to the script."""
 
 
 class _Handler(BaseHTTPRequestHandler):

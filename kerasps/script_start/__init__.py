@@ -19,5 +19,6 @@ def with_quiet_start(environment: Mapping[str, str]) -> dict[str, str]:
     Args:
         environment: the script's environment without the quiet start.
     """
-    paths = [_HERE, environment["PYTHONPATH"]] if "PYTHONPATH" in environment else [_HERE]
+    # An empty path in the variable would stand for the working directory.
+    paths = filter(None, (_HERE, environment.get("PYTHONPATH")))
     return {**environment, "PYTHONPATH": os.pathsep.join(paths)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_scripts import is_alive
 from support.process_checks import (
+    is_listening,
     marked_environment,
     marked_processes,
     reserved_address,
@@ -58,6 +61,33 @@ sys.exit(int(sys.argv[1]) if strategy.is_chief else 0)
 """
 
 
+FORKING = """
+import json, os, pathlib, signal, socket, subprocess, sys, time
+host, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["chief"][0].split(":")
+server = socket.socket()
+# As TensorFlow's does.
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind((host, int(port)))
+server.listen()
+if not os.path.exists("children"):
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    # It serves where no other does, and inherits no socket.
+    listens = [sys.executable, "-m", "http.server", port, "--bind", "127.0.0.8"]
+    program = subprocess.Popen(listens, start_new_session=True, **silent)
+    ends = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:  # a daemon, whose parent is soon another
+            os.write(ends[1], str(os.getpid()).encode())
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+    pathlib.Path("children").write_text(f"{program.pid} {os.read(ends[0], 99).decode()}")
+    os.kill(os.getpid(), signal.SIGKILL)
+print("listens")
+"""
+
+
 class Run:
     """The nodes of a run, each a process on this machine."""
 
@@ -66,6 +96,7 @@ class Run:
         self.mark = str(uuid.uuid4())
         self.holders = []
         self.nodes = {}
+        self.stranger = None
 
     def reserve(self, **numbers):
         """Take a port for each task, which nothing else can have."""
@@ -74,6 +105,28 @@ class Run:
             held = [reserved_address() for _ in range(number)]
             self.holders += [holder for holder, _ in held]
             jobs[job] = [address for _, address in held]
+        self.hosts = ";".join(f"{job}={','.join(tasks)}" for job, tasks in jobs.items())
+
+    def reserve_one_port(self, hosts):
+        """Take one port at several addresses, and listen on it at another as a stranger."""
+        port, self.stranger, address = 0, socket.socket(), "127.0.0.9"
+        self.stranger.bind((address, port))
+        port = self.stranger.getsockname()[1]
+        for host in hosts.values():
+            held = socket.socket()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((host, port))
+            self.holders.append(held)
+        self.stranger.close()
+        self.stranger = subprocess.Popen(
+            [sys.executable, "-m", "http.server", str(port), "--bind", address],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for(lambda: is_listening(f"{address}:{port}"), what="the stranger")
+        jobs = {}
+        for (job, _), host in hosts.items():
+            jobs.setdefault(job, []).append(f"{host}:{port}")
         self.hosts = ";".join(f"{job}={','.join(tasks)}" for job, tasks in jobs.items())
 
     def start(self, role, index, script, *args, options=(), **variables):
@@ -158,7 +211,7 @@ class Run:
         )
 
     def close(self):
-        for process in self.nodes.values():
+        for process in (*self.nodes.values(), *([self.stranger] if self.stranger else [])):
             process.kill()
             process.wait()
         # A script ends with the command that started it.
@@ -313,3 +366,58 @@ def test_served_tasks_end_with_their_chief(run, by_run):
     (run.here / "end").write_text("6")
     assert run.nodes["chief-0"].wait(timeout=60) == 6
     run.check_codes(6 if by_run else 0, "ps-0", "worker-0")
+
+
+def test_one_port_everywhere_and_the_command_given_twice(run):
+    """Strangers and other tasks listen on the chief's port, at other addresses."""
+    run.reserve_one_port(
+        {
+            ("chief", 0): "127.0.0.1",
+            ("ps", 0): "127.0.0.2",
+            ("worker", 0): "127.0.0.3",
+            ("worker", 1): "127.0.0.4",
+        }
+    )
+    script = run.script(WAITING)
+    for role, index in (("ps", 0), ("worker", 0), ("worker", 1), ("chief", 0)):
+        run.start(role, index, script)
+    run.wait_for_file("connected")
+    place = ["--hosts", run.hosts, "--role", "chief"]
+    run.start_command("twice", ["run", *place, script])
+    assert run.nodes.pop("twice").wait(timeout=60) == 1
+    told = run.log("twice")
+    address = run.hosts.partition("=")[2].partition(";")[0]
+    assert f"The port of the chief, {address}, is in use by another process" in told
+    # It has told nobody that the run has ended.
+    assert all(process.poll() is None for process in run.nodes.values()), run.logs()
+    (run.here / "end").write_text("0")
+    run.check_codes(0)
+    assert "did not ask for the end" not in run.log("chief-0")
+    assert run.stranger.poll() is None
+
+
+def test_a_fork_that_keeps_the_port_is_ended_and_a_program_is_not(run):
+    run.reserve_one_port(
+        {("chief", 0): "127.0.0.1", ("ps", 0): "127.0.0.2", ("worker", 0): "127.0.0.3"}
+    )
+    script = run.script(FORKING)
+    for role in ("ps", "worker", "chief"):
+        run.start(role, 0, script)
+    run.check_codes(0)
+    program, daemon = map(int, (run.here / "children").read_text().split())
+    try:
+        assert "listens\n" in run.log("chief-0")
+        assert f"processes {daemon}, which the script had forked, held its port" in run.logs()
+        assert not is_alive(daemon)
+        assert is_alive(program)
+        assert run.stranger.poll() is None
+    finally:
+        os.kill(program, signal.SIGKILL)
+
+
+def test_a_missing_script_ends_the_run(run):
+    run.start_all("missing.py")
+    run.check_codes(2)
+    assert "There is no such script" in run.log("chief-0")
+    for name in ("ps-0", "worker-0"):
+        assert "the run has ended with exit code 2" in run.log(name)

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import keras
@@ -21,6 +23,7 @@ import kerasps
 from kerasps.cli import main as cli
 from kerasps.cli.live.top_view import view
 from kerasps.monitoring import sockets
+from kerasps.monitoring.endpoint import Endpoint
 from kerasps.monitoring.metrics import METRICS
 from kerasps.monitoring.scalars import write_scalar
 from kerasps.monitoring.sockets import StatusSocket, ask_running, remove_stale_sockets
@@ -466,3 +469,28 @@ def test_no_module_writes_what_needs_the_package_tensorboard():
     sources = Path(kerasps.__file__).parent.rglob("*.py")
     calls = r"tf\.summary\.(audio|histogram|image|scalar|text)\("
     assert [path.name for path in sources if re.search(calls, path.read_text())] == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HT", b"GET /metrics HTTP/1.1\r\n\r\n"])
+def test_clients_of_the_endpoint_that_break_off_print_nothing(capfd, sent):
+    before = set(threading.enumerate())
+    is_broken_off = threading.Event()
+
+    def metrics(accept):
+        is_broken_off.wait()
+        return "text/plain", bytes(2**25)  # more than the system takes without a reader
+
+    endpoint = Endpoint("127.0.0.1", 0, metrics=metrics, status=dict)
+    for _ in range(4):
+        client = socket.create_connection(("127.0.0.1", endpoint.port))
+        client.sendall(sent)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # resets the connection
+    is_broken_off.set()
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
+        client.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.0 200")
+    endpoint.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert capfd.readouterr() == ("", "")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kerasps import quiet_start, start_filter
+from kerasps.script_start import with_quiet_start
 from kerasps.start_lines import LineFilter
 
 ABSL = "I0000 00:00:1795775537.766145   32111 "
@@ -178,3 +179,11 @@ def test_the_file_of_the_filter_imports_nothing_of_kerasps():
     text = Path(start_filter.__file__).with_name("start_lines.py").read_text()
     assert "import kerasps" not in text
     assert "from kerasps" not in text
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": "/mine:/other"}])
+def test_a_script_finds_what_the_user_gives_and_not_the_working_directory(given):
+    paths = with_quiet_start(given)["PYTHONPATH"].split(os.pathsep)
+    assert paths[0].endswith("script_start")
+    # An empty path would be the working directory, before the standard library.
+    assert paths[1:] == [path for path in given.get("PYTHONPATH", "").split(":") if path]

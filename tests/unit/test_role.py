@@ -167,7 +167,7 @@ def test_options_that_give_no_role_are_refused(options, words):
         (["--role", "boss"], "invalid choice"),
         (["--hots", "x"], "Did you mean --hosts?"),
         (["--num-ps", "0"], "Not a count"),
-        (["--hosts", "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "--role", "chief"], "no such script"),
+        (["--hosts", "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "--role", "evaluator"], "no such scri"),
     ],
 )
 def test_the_command_says_what_is_wrong(options, words, tmp_path):

@@ -20,7 +20,11 @@ from kerasps.cli.commands.options import (
     setting,
 )
 from kerasps.cli.nodes.role import DEFAULT_PORT, RoleOptions, find_role, this_hostname
-from kerasps.cluster.description.cluster_description import EVALUATOR, TASK_TYPES
+from kerasps.cluster.description.cluster_description import (
+    EVALUATOR,
+    TASK_TYPES,
+    ClusterDescription,
+)
 from kerasps.cluster.description.platforms import Sizes
 from kerasps.cluster.description.tf_config import CHIEF_VARIABLE
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
@@ -211,14 +215,23 @@ def run(args: argparse.Namespace) -> int:
     drives = description.task_type == "worker" and mode == "worker"
     if description.task_type in ("ps", "worker") and not drives:
         node.serve(description, options)
-    evaluator = setting(parser, args.evaluator, "KERASPS_EVALUATOR", str, None)
-    command = [args.script, *args.args]
-    if description.task_type == EVALUATOR and evaluator:
-        command = shlex.split(evaluator)
-    check_script(parser, command[0], command[1:])
-    command = [sys.executable, *command]
+    try:
+        command = _command(args, description)
+    except SystemExit:
+        node.end_without_script(description, options, 2)
+        raise
     if description.task_type == EVALUATOR:
         return node.evaluate(command, description, options)
     if mode == "worker":
         return node.drive(command, description, options)
     return node.train(command, description, options)
+
+
+def _command(args: argparse.Namespace, description: ClusterDescription) -> list[str]:
+    """Return the command line of this node's script; end the process with 2 if there is none."""
+    evaluator = setting(args.parser, args.evaluator, "KERASPS_EVALUATOR", str, None)
+    command = [args.script, *args.args]
+    if description.task_type == EVALUATOR and evaluator:
+        command = shlex.split(evaluator)
+    check_script(args.parser, command[0], command[1:])
+    return [sys.executable, *command]

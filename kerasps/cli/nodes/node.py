@@ -22,15 +22,17 @@ from kerasps.cluster.processes.process import end_with_parent
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS
 from kerasps.cluster.serving.listen_address import (
     BIND_VARIABLE,
+    coordinator_listen_address,
     leads_here,
     listen_address,
 )
+from kerasps.cluster.serving.ports import check_port
 from kerasps.cluster.serving.run_end import (
     CODE_OF_LOST,
     RunEndAnnouncer,
     RunEndWatch,
 )
-from kerasps.errors import ClusterConfigError
+from kerasps.errors import ClusterConfigError, TaskStartError
 from kerasps.evaluator.process import END_OF_TRAINING_ON_STDIN
 from kerasps.runtime.addresses import split_address
 
@@ -42,6 +44,8 @@ _POLL_INTERVAL_S = 0.05
 _RENAME_S = 60.0
 _RESOLVE_INTERVAL_S = 0.5
 _SAY_AFTER_S = 2.0
+# The system frees the port of a killed script within a second or two, also of one with much memory.
+_PORT_S = 10.0
 NAME = "kerasps run"
 
 
@@ -96,6 +100,7 @@ def train(command: Sequence[str], description: ClusterDescription, options: Node
     received: list[signal.Signals] = []
     with signal_handlers(lambda number, frame: received.append(signal.Signals(number))):
         wait_for_name(description, options)
+        wait_for_port(description, options, received)
         # No grace period: tasks that hear nothing from the chief restart.
         state = RunState(options.max_restarts, code_of_lost=CODE_OF_LOST, death_grace_s=0.0)
         with ScriptRun(command, description, state, NAME, _script_variables(options)) as run:
@@ -104,6 +109,23 @@ def train(command: Sequence[str], description: ClusterDescription, options: Node
                 code = 128 + signal.SIGINT
             run.end_forks_of_script()
         return _announce(description, options, code, received)
+
+
+def end_without_script(description: ClusterDescription, options: NodeOptions, code: int) -> None:
+    """Announce to the tasks that the run has ended, if this node is its chief and has no script.
+
+    Args:
+        description: the cluster, as this node sees it.
+        options: the settings of this node.
+        code: the exit code.
+    """
+    chief = chief_of(description)
+    if chief is None or chief[0] != description.task:
+        return
+    say(f"the run ends with exit code {code}; telling the tasks")
+    received: list[signal.Signals] = []
+    with signal_handlers(lambda number, frame: received.append(signal.Signals(number))):
+        _announce(description, options, code, received)
 
 
 def _script_variables(options: NodeOptions) -> dict[str, str]:
@@ -160,6 +182,7 @@ def drive(command: Sequence[str], description: ClusterDescription, options: Node
     received: list[signal.Signals] = []
     with signal_handlers(lambda number, frame: received.append(signal.Signals(number))):
         wait_for_name(description, options)
+        wait_for_port(description, options, received)
         env = script_environment(description, {**os.environ, **_script_variables(options)})
         watch = None if is_chief else _watch(description, options)
         with DrivenScript(command, env, options.max_restarts, say) as script:
@@ -248,4 +271,39 @@ def wait_for_name(description: ClusterDescription, options: NodeOptions) -> None
             is_said = True
             what = "has no address yet" if is_here is None else "resolves to another machine"
             say(f"the name {host!r} {what}; waiting")
+        time.sleep(_RESOLVE_INTERVAL_S)
+
+
+def wait_for_port(
+    description: ClusterDescription, options: NodeOptions, received: Sequence[signal.Signals]
+) -> None:
+    """Wait until the port of this task is free, for a few seconds.
+
+    The script of the same task may have ended just now. If it runs on, such as where the command
+    was given twice, this script must not start beside it.
+
+    Raises:
+        TaskStartError: the port is in use.
+    """
+    address = str(description.address)
+    try:
+        listens_on = coordinator_listen_address(
+            description, {**os.environ, **_script_variables(options)}
+        )
+    except ClusterConfigError:
+        return  # the strategy raises it
+    began = time.monotonic()
+    is_said = False
+    while True:
+        try:
+            check_port(address, listens_on, description.task)
+        except TaskStartError:
+            waited = time.monotonic() - began
+            if waited > _PORT_S or received:
+                raise
+            if not is_said and waited > _SAY_AFTER_S:
+                is_said = True
+                say(f"the port of {address} is in use by another process; waiting")
+        else:
+            return
         time.sleep(_RESOLVE_INTERVAL_S)

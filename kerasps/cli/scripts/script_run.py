@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -26,11 +25,13 @@ from kerasps.cli.scripts.run_state import (
     SignalReceived,
     TimePassed,
 )
+from kerasps.cli.scripts.script_forks import ScriptForks
 from kerasps.cli.scripts.script_process import ScriptProcess
 from kerasps.cli.scripts.signals import Signals
 from kerasps.cluster.description.cluster_description import ClusterDescription
-from kerasps.cluster.members.listeners import processes_listening_on
 from kerasps.cluster.processes.process import child_environment
+from kerasps.cluster.serving.listen_address import coordinator_listen_address
+from kerasps.errors import ClusterConfigError
 from kerasps.evaluator.process import EvaluatorProcess
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.supervision import Notice
@@ -83,10 +84,14 @@ class ScriptRun:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._command = command
-        self._port = split_address(description.jobs["chief"][0])[1]
+        self._description = description
         self._state = state
         self._name = name
-        self._env = script_environment(description, {**os.environ, **(variables or {})})
+        self._forks = ScriptForks(split_address(description.jobs["chief"][0])[1])
+        self._env = {
+            **script_environment(description, {**os.environ, **(variables or {})}),
+            **self._forks.variables,
+        }
         self._script: ScriptProcess | None = None
         # The exit code of the launcher, None while it runs.
         self._code: int | None = None
@@ -134,13 +139,16 @@ class ScriptRun:
         self.close()
 
     def end_forks_of_script(self) -> None:
-        """Kill forks of the ended script, which keep its port from the next one.
-
-        They cannot reach the cluster, and no process waits for the data that they load.
-        """
-        for pid in processes_listening_on(self._port):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill forks of the ended script that keep its port from the next one, and say so."""
+        try:
+            address = coordinator_listen_address(self._description, self._env)
+        except ClusterConfigError:
+            return  # the script could not listen there either
+        if ended := self._forks.end(address):
+            self._say(
+                f"processes {', '.join(map(str, ended))}, which the script had forked, held its "
+                "port and are killed"
+            )
 
     def _look_at_start(self) -> None:
         """Continue the start of the tasks, if they start beside the script."""
@@ -176,7 +184,7 @@ class ScriptRun:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Say(text):
-                say(f"{self._name}: {text}")
+                self._say(text)
             case EndScript(number):
                 self._signal_script(number)
             case EndHungWorker(notice):
@@ -187,6 +195,9 @@ class ScriptRun:
                 self._script = ScriptProcess(self._command, self._env)
             case End(code):
                 self._code = code
+
+    def _say(self, text: str) -> None:
+        say(f"{self._name}: {text}")
 
     def _signal_script(self, number: int) -> None:
         if self._script is not None:

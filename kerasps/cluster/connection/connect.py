@@ -11,11 +11,9 @@ existing functions.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +26,8 @@ from kerasps.cluster.connection.earlier_resources import EarlierResources
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.serving.bind import listening_on
 from kerasps.cluster.serving.listen_address import coordinator_listen_address
-from kerasps.errors import TaskStartError, TaskUnreachableError
+from kerasps.cluster.serving.ports import check_port, no_server
+from kerasps.errors import TaskUnreachableError
 from kerasps.quiet_start import quiet_server_start
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.devices import COORDINATOR_JOB
@@ -218,14 +217,14 @@ def _start_own_server(
 ) -> None:
     global _serving_at
     address = server_def.cluster.job[0].tasks[0]
-    _check_port(address, listens_on, own_task)
+    check_port(address, listens_on, own_task)
     try:
         with quiet_server_start(), listening_on(listens_on, split_address(address)[1]):
             context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except tf.errors.OpError as exc:
         # TensorFlow has recorded a server that did not start, and would not try again.
         context._server_def = None
-        raise _no_server(address, exc.message, own_task) from exc
+        raise no_server(address, exc.message, own_task) from exc
     _serving_at = address
 
 
@@ -294,49 +293,3 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
                 f"that answers at each address. Received: {names}. Restart `kerasps serve` in "
                 "these tasks, and make the strategy again."
             )
-
-
-def _check_port(address: str, listens_on: str | None, own_task: tuple[str, int]) -> None:
-    """Raise `TaskStartError` if no server can listen at the port of `address`.
-
-    TensorFlow's error names neither the port nor the reason.
-    """
-    # The address where the server will listen. It is numeric, so this makes no query.
-    family, kind, _, _, place = socket.getaddrinfo(
-        listens_on or "0.0.0.0", split_address(address)[1], type=socket.SOCK_STREAM
-    )[0]
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(place)
-        except OSError as exc:
-            raise _no_server(
-                address,
-                exc.strerror or str(exc),
-                own_task,
-                in_use=exc.errno == errno.EADDRINUSE,
-            ) from exc
-
-
-def _no_server(
-    address: str, reason: str, own_task: tuple[str, int], *, in_use: bool = False
-) -> TaskStartError:
-    port = split_address(address)[1]
-    task_type, task_index = own_task
-    name = "the chief" if task_type == "chief" else f"{task_type} {task_index}"
-    if in_use:
-        what = f"The port of {name}, {address}, is in use by another process"
-        fix = (
-            f"`ss -ltnp 'sport = :{port}'` or `lsof -i :{port}` shows which process uses it, such "
-            "as an earlier run of this script or another notebook. End that process, or give "
-            f"{name} another port in the cluster's description; then make the strategy again."
-        )
-    else:
-        what = f"The server of {name}, at {address}, could not start"
-        fix = f"Give {name} another port in the cluster's description, and make the strategy again."
-    return TaskStartError(
-        f"{what}. Expected: a port on which this process can listen: it serves the workers and ps. "
-        f"Received: {reason}. {fix}",
-        task_type=task_type,
-        task_index=task_index,
-    )

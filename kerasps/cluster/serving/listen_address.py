@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from kerasps.cluster.description.cluster_description import ClusterDescription, is_loopback
@@ -89,7 +90,9 @@ def may_listen_on_all() -> bool:
     return _is_all(os.environ.get(BIND_VARIABLE, ""))
 
 
-def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
+def coordinator_listen_address(
+    cluster: ClusterDescription, environ: Mapping[str, str] = os.environ
+) -> str | None:
     """Return the IP address that the coordinator's server must listen on, None for all.
 
     Like `listen_address`, with the environment variable KERASPS_BIND as the argument `bind`. If the
@@ -98,6 +101,7 @@ def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
 
     Args:
         cluster: the cluster, seen from its chief.
+        environ: the environment of the coordinator's process. Default: that of this process.
 
     Raises:
         ClusterConfigError: KERASPS_BIND is not an address of this machine; or it is not set, and
@@ -105,7 +109,7 @@ def coordinator_listen_address(cluster: ClusterDescription) -> str | None:
     """
     host, _ = split_address(str(cluster.address))
     is_local = cluster.is_on_one_machine and is_loopback(host)
-    return listen_address(cluster, None if is_local else os.environ.get(BIND_VARIABLE) or None)
+    return listen_address(cluster, None if is_local else environ.get(BIND_VARIABLE) or None)
 
 
 def _asked_for(bind: str) -> str | None:

@@ -1,8 +1,12 @@
-"""Reserves free ports of the loopback for servers of TensorFlow."""
+"""Reserves free ports of the loopback for servers of TensorFlow, and checks given ones."""
 
 from __future__ import annotations
 
+import errno
 import socket
+
+from kerasps.errors import TaskStartError
+from kerasps.runtime.addresses import split_address
 
 HOST = "127.0.0.1"
 
@@ -31,3 +35,62 @@ def reserve_port() -> socket.socket:
 def address_of(port: socket.socket) -> str:
     """Return the `"host:port"` of a reserved port."""
     return f"{HOST}:{port.getsockname()[1]}"
+
+
+def check_port(address: str, listens_on: str | None, task: tuple[str, int]) -> None:
+    """Raise `TaskStartError` if no server can listen at the port of `address`.
+
+    TensorFlow's error names neither the port nor the reason.
+
+    Args:
+        address: the `"host:port"` of the server.
+        listens_on: the IP address where it will listen; None for all addresses.
+        task: the type and index of the server's task.
+    """
+    # The address is numeric, so this makes no query.
+    family, kind, _, _, place = socket.getaddrinfo(
+        listens_on or "0.0.0.0", split_address(address)[1], type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(place)
+        except OSError as exc:
+            raise no_server(
+                address,
+                exc.strerror or str(exc),
+                task,
+                in_use=exc.errno == errno.EADDRINUSE,
+            ) from exc
+
+
+def no_server(
+    address: str, reason: str, task: tuple[str, int], *, in_use: bool = False
+) -> TaskStartError:
+    """Return the error for a server that cannot start in the process of a script.
+
+    Args:
+        address: the `"host:port"` of the server.
+        reason: the system's or TensorFlow's text.
+        task: the type and index of the server's task.
+        in_use: True if another process has the port.
+    """
+    port = split_address(address)[1]
+    task_type, task_index = task
+    name = "the chief" if task_type == "chief" else f"{task_type} {task_index}"
+    if in_use:
+        what = f"The port of {name}, {address}, is in use by another process"
+        fix = (
+            f"`ss -ltnp 'sport = :{port}'` or `lsof -i :{port}` shows which process uses it, such "
+            "as an earlier run of this script or another notebook. End that process, or give "
+            f"{name} another port in the cluster's description; then make the strategy again."
+        )
+    else:
+        what = f"The server of {name}, at {address}, could not start"
+        fix = f"Give {name} another port in the cluster's description, and make the strategy again."
+    return TaskStartError(
+        f"{what}. Expected: a port on which this process can listen: it serves the workers and ps. "
+        f"Received: {reason}. {fix}",
+        task_type=task_type,
+        task_index=task_index,
+    )
