@@ -79,12 +79,15 @@ class BackupDirectory:
             stacklevel=2,
         )
 
+    def last_manifest(self) -> str | None:
+        """Return the path of the last manifest; None if there is none."""
+        numbers = self._numbers(manifests=True)
+        return self._manifest(max(numbers)) if numbers else None
+
     def modified_at(self) -> float | None:
         """Return the time of the last manifest, in seconds since 1970; None if there is none."""
-        numbers = self._numbers(manifests=True)
-        if not numbers:
-            return None
-        return float(tf.io.gfile.stat(self._manifest(max(numbers))).mtime_nsec / 1e9)
+        path = self.last_manifest()
+        return None if path is None else float(tf.io.gfile.stat(path).mtime_nsec / 1e9)
 
     def begin(self) -> tuple[int, str]:
         """Make the directory of a new backup; return the number and the path."""

@@ -117,6 +117,14 @@ class BackupStore:
         found, self._problems = self._problems, []
         return found
 
+    def last(self) -> str:
+        """Return a sentence about the last complete backup. Asks no ps."""
+        path, at = self._directory.last_manifest(), self.modified_at
+        if path is None or at is None:
+            return f"There is no backup in {self._directory.path}: the next run begins anew."
+        when = time.strftime("%H:%M:%S", time.localtime(at))
+        return f"The last backup is {path}, of {when}: the next run resumes there."
+
     def _write(
         self, copies: VariableCopies, record: dict[str, Any], specs: dict[str, dict[str, Any]]
     ) -> None:

@@ -165,6 +165,33 @@ def test_a_signal_to_end_is_passed_on_to_the_script(launch, tmp_path, number):
     assert temporary_files(tmp_path) == []
 
 
+BACKED_UP = """
+import keras, kerasps, numpy as np
+strategy = kerasps.ParameterServerStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+class Ready(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if (here / "backups/backup-000001.json").exists():
+            ready()
+backups = keras.callbacks.BackupAndRestore(str(here / "backups"))
+model.fit(np.ones((64, 8)), np.ones(64), epochs=10**6, verbose=0, callbacks=[backups, Ready()])
+"""
+
+
+def test_a_signal_to_end_while_a_ps_is_silent_says_which_backup_is_there(launch, tmp_path):
+    launched = launch(BACKED_UP, options=SMALL, variables={"KERASPS_HANG_TIMEOUT": "3"})
+    ps = launched.wait_until_ready()["ps-0"]
+    os.kill(ps, signal.SIGSTOP)
+    launched.process.send_signal(signal.SIGTERM)
+    code, _, err = launched.result()
+    assert code == 143, err
+    assert "SIGTERM came, and no further backup can be made: ps 0 at " in err
+    assert f"The last backup is {tmp_path}/backups/backup-0" in err
+    assert "Traceback" not in err
+
+
 def test_a_script_may_handle_sigterm(launch):
     launched = launch(
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); ready(); time.sleep(60)",

@@ -294,6 +294,16 @@ def test_a_chief_told_to_end_ends_all(run, number, code):
     run.check_codes(code)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("silent", ["ps-0", "worker-0"])
+def test_a_chief_told_to_end_while_a_task_is_silent_ends_within_the_grace(run, silent):
+    run.start_all(RESTARTED, run.here, 1000, STEPS, num_workers=1)
+    run.wait_for_epoch(2)
+    run.nodes[silent].send_signal(signal.SIGSTOP)
+    run.nodes["chief-0"].terminate()
+    run.check_codes(143, *(name for name in run.nodes if name != silent))
+
+
 def test_a_chief_that_is_gone_is_waited_for(run):
     run.start_all(RESTARTED, run.here, EPOCHS, STEPS, options=["--start-timeout", "60"])
     run.wait_for_epoch(2)

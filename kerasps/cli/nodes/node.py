@@ -39,6 +39,9 @@ from kerasps.runtime.addresses import split_address
 # The time that the chief waits for tasks to ask for the end of the run. A task that is restarting
 # takes a few seconds to ask; a lost one never does.
 _ANNOUNCE_S = 15.0
+# A scheduler kills 30 s after SIGTERM, of which a script that meets a silent ps needs 15 to 20.
+# Each task asks once a second.
+_ANNOUNCE_AFTER_SIGNAL_S = 5.0
 _POLL_INTERVAL_S = 0.05
 # A scheduler's name service gets a task's name, or new address, some time after the task's start.
 _RENAME_S = 60.0
@@ -165,7 +168,8 @@ def _announce(
         say(f"cannot tell the tasks that the run has ended: {exc}")
         return code
     with announcer:
-        missing = announcer.finish(_ANNOUNCE_S, is_hurried=lambda: len(received) > before)
+        limit = _ANNOUNCE_AFTER_SIGNAL_S if received else _ANNOUNCE_S
+        missing = announcer.finish(limit, is_hurried=lambda: len(received) > before)
     if missing:
         names = ", ".join(f"{job} {index}" for job, index in sorted(missing))
         say(f"these tasks did not ask for the end of the run: {names}")

@@ -20,10 +20,11 @@ import keras
 import numpy as np
 
 from kerasps.checks import time_limit
+from kerasps.errors import PSLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
 from kerasps.training.backup.callback_states import restore_states, states_of
-from kerasps.training.backup.preemption import Preempted, PreemptionNotice
+from kerasps.training.backup.preemption import EXIT_CODE, Preempted, PreemptionNotice
 from kerasps.training.loop.loop import Loop
 from kerasps.training.loop.position import (
     CannotResumeError,
@@ -35,6 +36,7 @@ from kerasps.training.loop.position import (
 )
 from kerasps.variables import ParameterServerVariable
 from kerasps.variables.flights import worker_timeout
+from kerasps.words import say
 
 # A loss costs at most a minute of work; a backup of a large model takes some seconds.
 _INTERVAL_S = 60.0
@@ -70,6 +72,9 @@ class BackupStore(Protocol):
 
     def problems(self) -> list[str]:
         """Return the errors of writes since the last call, as text."""
+
+    def last(self) -> str:
+        """Return a sentence about the last complete backup."""
 
 
 def backup_interval() -> float | None:
@@ -166,10 +171,21 @@ class FitBackups:
         self._notice.uninstall()
         if self._restored is not None:
             self.model._initial_epoch = self._initial_epoch  # the next `fit` has an epoch 0 again
+        is_ps_lost = isinstance(error, PSLostError)
         for kept in self._kept:
-            kept.store.wait(_LAST_WRITE_S)
+            # A lost ps completes no backup.
+            kept.store.wait(0.0 if is_ps_lost else _LAST_WRITE_S)
         if error is None and self._notice.is_given:
             self._notice.answer()
+        elif is_ps_lost and self._notice.is_given and self._notice.ends_process:
+            self._tell_last(str(error))
+            raise SystemExit(EXIT_CODE) from error
+
+    def _tell_last(self, error: str) -> None:
+        """Print which backups are there, for a process that ends without a further one."""
+        found = " ".join(kept.store.last() for kept in self._kept)
+        what = error.partition(". Expected: ")[0]
+        say(f"kerasps: SIGTERM came, and no further backup can be made: {what}. {found}")
 
     # Called by the hooks of `BackupAndRestore`
 

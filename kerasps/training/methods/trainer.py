@@ -113,7 +113,8 @@ def _train(
     )
     loop = Loop(model, TRAIN, function, inputs, steps=steps, callbacks=callbacks)
     loop.on_turn = lambda: backups.at_turn(loop)
-    with translated_errors(host), host.run_meter.fit(), backups:
+    # The errors are translated before the backups see them.
+    with host.run_meter.fit(), backups, translated_errors(host):
         # A second pass over data that can be read only once is empty, and Keras warns of that.
         warns = inputs.reads_once and steps is None
         _run_epochs(model, loop, callbacks, backups, epochs, validation, warns=warns)
