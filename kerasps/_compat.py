@@ -287,7 +287,7 @@ def import_server_lib() -> types.ModuleType:
     if "tensorflow" not in sys.modules:
         spec = importlib.util.find_spec("tensorflow")
         if spec is None or not spec.submodule_search_locations:
-            raise ImportError("TensorFlow is not installed; `pip install kerasps` installs it.")
+            raise ImportError("TensorFlow is not installed; `pip install tensorflow` installs it.")
         root = list(spec.submodule_search_locations)
         for name, path in (("tensorflow", root), ("tensorflow.python", [f"{root[0]}/python"])):
             module = types.ModuleType(name)

@@ -315,7 +315,7 @@ def _exposition() -> Any:
         raise ImportError(
             "A ClusterMonitor with a port needs the package `prometheus-client`. Expected: a "
             f"package that imports. Received: {exc}. Install it with "
-            "`pip install kerasps[monitor]`, or leave `port` out."
+            "`pip install 'prometheus-client>=0.21'`, or leave `port` out."
         ) from exc
     return exposition
 

@@ -31,6 +31,8 @@ def sources():
 
 
 SOURCES = dict(sources())
+# Two whose heading is the name of the project.
+NAMED = ("index.html", "repository/index.html")
 
 
 def test_no_link_and_no_anchor_is_dead():
@@ -72,7 +74,8 @@ def is_page(path):
 
 def test_every_page_is_in_the_navigation():
     home = site_pages()["index.html"]
-    found = {target_of(home, link)[0] for link in home.navigation}
+    targets = [target_of(home, link) for link in home.navigation]
+    found = {target[0] for target in targets if target is not None}  # but the repository
     pages = {path for path in site_pages() if is_page(path)} | {"index.html"}
     assert pages - found == {"404.html"}
     assert {"sharding/index.html", "repository/kerasps/step/index.html"} <= pages
@@ -107,11 +110,43 @@ def test_api_pages_have_the_public_names_and_no_private_ones():
     assert [a for a in anchors if "._" in a and not a.endswith(".__call__")] == []
 
 
-@pytest.mark.parametrize("command", ["launch", "plan", "run", "serve", "top", "trace", "env"])
-def test_the_command_line_has_a_page(command):
-    page = site_pages()["api/command_line/index.html"]
-    assert f"kerasps-{command}" in page.anchors
-    assert f"usage: kerasps {command}" in (SITE / page.path).read_text("utf-8")
+def test_a_page_has_its_neighbours_a_link_to_its_source_and_the_version():
+    page = (SITE / "sharding/index.html").read_text("utf-8")
+    repository = "https://github.com/kerasps/kerasps"
+    assert f'href="{repository}/edit/main/docs/sharding.md"' in page
+    assert re.search(rf'href="{repository}"[^>]*class="md-source"', page)
+    assert f"<br>{kerasps.__version__}</div>" in page
+    assert len(re.findall(r'class="md-footer__link md-footer__link--(?:prev|next)"', page)) == 2
+    readme = (SITE / "repository/index.html").read_text("utf-8")
+    assert f'href="{repository}/edit/main/README.md"' in readme
+
+
+def titles(page):
+    """The title of a page in the list of pages, and its heading."""
+    text = (SITE / page).read_text("utf-8")
+    ((listed,), (heading,)) = (
+        re.findall(pattern, text, re.DOTALL)
+        for pattern in (r"<title>(.*?) - kerasps</title>", r"<h1[^>]*>(.*?)<a ")
+    )
+    return listed, re.sub(r"<[^>]+>", "", heading)
+
+
+@pytest.mark.parametrize("page", [page for page in SOURCES if page not in NAMED])
+def test_the_title_of_a_page_is_its_heading(page):
+    listed, heading = titles(page)
+    assert listed == heading
+
+
+@pytest.mark.parametrize("page", ["tf_keras", "estimator", "recommenders_addons"])
+def test_scripts_before_and_after_are_in_two_tabs(page):
+    text = (SITE / f"moving_from_{page}/index.html").read_text("utf-8")
+    labels = re.findall(r'<label for="__tabbed_1_\d">(.*?)</label>', text)
+    assert labels == ["Before", "After"]
+
+
+def test_the_site_holds_what_pages_need_alone():
+    assert [path for path in SITE.rglob("*") if path.suffix == ".pyc"] == []
+    assert {"site_hook.py", "theme"} & {path.name for path in SITE.iterdir()} == set()
 
 
 class Search:
@@ -165,10 +200,24 @@ def test_search_finds_a_class_by_its_name(search):
         ("preempt", "fault_tolerance/"),
         ("grouped AUC", "metrics/"),
         ("ClusterClosedError", "api/errors/"),
+        ("kerasps launch", "commands/"),
     ],
 )
 def test_search_finds_a_page_by_words(search, words, page):
     assert page in [found.partition("#")[0] for found in search.find(words)[:10]]
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("create_per_worker_dataset", "errors/"),
+        ("TF_CONFIG is not set", "errors/"),
+        ("install", "install/"),
+        ("early stopping", "callbacks/"),
+    ],
+)
+def test_search_finds_one_page_first(search, words, page):
+    assert search.find(words)[0].partition("#")[0] == page
 
 
 def test_search_finds_nothing_for_what_is_nowhere(search):

@@ -43,7 +43,7 @@ def report(tmp_path_factory):
 def test_the_worker_alone_has_the_gpu(report):
     gpus = [device for device in report["devices"] if "GPU" in device]
     assert gpus, (
-        "TensorFlow finds no GPU in the worker: `pip install kerasps[gpu]` has the CUDA libraries"
+        "TensorFlow finds no GPU in the worker: `pip install '.[gpu]'` has the CUDA libraries"
     )
     assert all(device.startswith("/job:worker/") for device in gpus), gpus
     assert PS_CPU in report["devices"]

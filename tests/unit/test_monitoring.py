@@ -388,7 +388,7 @@ def test_a_monitor_says_which_argument_is_wrong(arguments, error, says):
 def test_a_monitor_says_what_is_to_be_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "kerasps.monitoring.prometheus", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ImportError, match=re.escape("`pip install kerasps[monitor]`")):
+    with pytest.raises(ImportError, match=re.escape("`pip install 'prometheus-client>=0.21'`")):
         kerasps.ClusterMonitor(port=0)
     kerasps.ClusterMonitor("logs")
 

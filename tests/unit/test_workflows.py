@@ -32,11 +32,15 @@ JOBS = {
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", str(PROJECT["classifiers"]))
 # Beside reading the repository, which the workflow allows all of its jobs.
-WRITING = {"release-publish": {"id-token": "write"}, "release-github": {"contents": "write"}}
+WRITING = {
+    "release-publish": {"id-token": "write"},
+    "release-github": {"contents": "write"},
+    "site-publish": {"id-token": "write", "pages": "write"},
+}
 # What a command line may begin with, on a machine of GitHub's.
 PROGRAMS = {"docker", "gh", "python", "tox"}
-# It chooses no branch of an action that moves under our feet but the one that PyPI names.
-PINNED = re.compile(r"[\w.-]+/[\w./-]+@(v\d+|[0-9a-f]{40})|pypa/gh-action-pypi-publish@release/v1")
+# A tag or a branch of an action can be moved; a commit cannot. Dependabot keeps both parts.
+PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 NOTES = runpy.run_path(str(CHECKOUT / ".ci" / "release_notes.py"))
 
 
@@ -91,28 +95,49 @@ def test_a_job_runs_what_there_is(name):
 
 
 @each_job
-def test_a_job_uses_pinned_actions_and_ends(name):
+def test_a_job_ends_and_keeps_no_token_beside_the_checkout(name):
     job = JOBS[name]
     if "uses" in job:
         assert (CHECKOUT / job["uses"]).is_file()
         return
     assert 0 < job["timeout-minutes"] <= 180
-    used = [step["uses"] for step in job["steps"] if "uses" in step]
-    assert [action for action in used if not PINNED.fullmatch(action)] == []
     assert job["runs-on"] == "ubuntu-latest"
+    for step in job["steps"]:
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"] == {"persist-credentials": False}
+
+
+def actions_in(text):
+    """The actions that a workflow uses, each with the comment after it."""
+    used = re.findall(r"^ *(?:- )?uses: (.+)$", text, re.MULTILINE)
+    return [action for action in used if not action.startswith("./")]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_uses_pinned_actions(name):
+    used = actions_in((CHECKOUT / ".github" / "workflows" / f"{name}.yml").read_text())
+    assert used
+    assert [action for action in used if not PINNED.fullmatch(action)] == []
+
+
+def test_an_action_has_one_version_in_all_workflows():
+    paths = (CHECKOUT / ".github" / "workflows").glob("*.yml")
+    used = {action for path in paths for action in actions_in(path.read_text())}
+    assert len({action.partition("@")[0] for action in used}) == len(used)
 
 
 @pytest.mark.parametrize(
     ("action", "is_pinned"),
     [
-        ("actions/checkout@v6", True),
-        (f"actions/checkout@{'0a' * 20}", True),
+        (f"actions/checkout@{'0a' * 20} # v6.1.0", True),
+        (f"actions/checkout@{'0a' * 20}", False),
+        ("actions/checkout@v6", False),
         ("actions/checkout@main", False),
         ("actions/checkout", False),
         ("someone/else@release/v1", False),
     ],
 )
-def test_an_action_is_pinned_by_its_major_version_or_a_commit(action, is_pinned):
+def test_an_action_is_pinned_by_a_commit_with_its_version(action, is_pinned):
     assert bool(PINNED.fullmatch(action)) == is_pinned
 
 
