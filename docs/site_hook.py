@@ -34,8 +34,8 @@ BEFORE_AND_AFTER = re.compile(
     r"After: (?P<after>(?:[^\n]+\n)+\n```\w+\n.*?^```\n)",
     re.MULTILINE | re.DOTALL,
 )
-# A search for an error's text shows the page of errors first, though its rows are short. This factor
-# brings 76 of its 87 messages to the top, 32 brings 65, and 1 none.
+# A search for an error's text shows the page of errors first. This factor brings
+# 76 of its 87 messages to the top, 32 brings 65, and 1 none.
 BOOSTS = {"errors.md": 300.0}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sbatch": "bash"}
 PICTURES = (".svg", ".png", ".jpg", ".gif")
