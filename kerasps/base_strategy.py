@@ -30,6 +30,7 @@ from kerasps.runtime.connected import (
 )
 from kerasps.runtime.dry_run import DRY_RUN
 from kerasps.runtime.forks import check_not_forked, take_note_of_forks
+from kerasps.runtime.supervision import tell_connected
 from kerasps.step.tracing.traffic import LoadReport
 from kerasps.strategy_arguments import ShardLayout, SparseUpdates, UpdateMode
 from kerasps.training import Host
@@ -116,6 +117,7 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
                 self._connect(cluster_resolver)
             remember_connected(self)
             hooks.install(hooks.PATCHES)
+            tell_connected(elsewhere=self._local_cluster is not None)
 
     def _check_is_wanted(self, other: object, host: BaseHost) -> None:
         """Check that a further call of the constructor asks for this strategy.

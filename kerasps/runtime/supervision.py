@@ -1,9 +1,9 @@
 """The pipe from a script to its supervisor, for notices of tasks that are lost or hang.
 
-A supervisor sees that a process ends. It does not see that a process hangs, or why a script failed;
-the coordinator does. So `kerasps launch` passes one end of a pipe to its script, and the
-coordinator sends notices through it. If the tasks belong to a `LocalCluster` of this process, that
-cluster gets the notices instead.
+A supervisor sees that a process ends. It does not see that a process hangs, why a script failed, or
+if it uses the cluster; the coordinator does. So `kerasps launch` passes one end of a pipe to its
+script, and the coordinator sends notices through it. If the tasks belong to a `LocalCluster` of
+this process, that cluster gets the notices about tasks instead.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Literal, get_args
 
 # "lost": an error about this task is about to be raised. "hung": it does not answer, and the script
 # may continue without it. "absent": the script waited for it at the start, and it did not answer in
-# time.
-What = Literal["lost", "hung", "absent"]
-_WHATS: dict[str, What] = {"lost": "lost", "hung": "hung", "absent": "absent"}
+# time. "connected": the script has a strategy of the supervisor's cluster. "elsewhere": it has one
+# of a `LocalCluster` that it started.
+What = Literal["lost", "hung", "absent", "connected", "elsewhere"]
+_WHATS: dict[str, What] = {what: what for what in get_args(What)}
+# Of the notices about the script itself.
+_CHIEF = "chief"
 # How often a worker that drives its own steps reports that it waits for the chief.
 TELL_ABSENT_EVERY_S = 1.0
 # The pipe as "descriptor:inode:process", where the last is the supervisor's process id. A process
@@ -64,12 +67,29 @@ def tell_supervisor(what: What, task_type: str, task_index: int) -> None:
     here = _supervisor_here
     if here is not None:
         here(notice)
-        return
+    else:
+        _write(notice)
+
+
+def tell_connected(*, elsewhere: bool) -> None:
+    """Tell the supervisor of this process, if there is one, that it has a strategy.
+
+    Never waits and never fails.
+
+    Args:
+        elsewhere: True if the strategy is one of a `LocalCluster` of this process.
+    """
+    _write(Notice("elsewhere" if elsewhere else "connected", _CHIEF, 0, time.monotonic()))
+
+
+def _write(notice: Notice) -> None:
+    """Write a notice into the pipe, if there is one."""
     fd = _pipe_to_supervisor()
     if fd is not None:
+        line = f"{notice.what} {notice.task_type} {notice.task_index} {notice.time!r}\n"
         # The pipe does not block. Ignore the error of a full pipe, or of one without a reader.
         with contextlib.suppress(OSError):
-            os.write(fd, f"{what} {task_type} {task_index} {notice.time!r}\n".encode())
+            os.write(fd, line.encode())
 
 
 def supervise_here(callback: Callable[[Notice], None]) -> None:
@@ -175,4 +195,5 @@ def _parsed(line: bytes) -> Notice | None:
         notice = Notice(_WHATS[what], task_type, int(index), float(when))
     except (ValueError, KeyError):
         return None
-    return notice if task_type in ("worker", "ps") else None
+    is_of_script = notice.what in ("connected", "elsewhere")
+    return notice if task_type in ((_CHIEF,) if is_of_script else ("worker", "ps")) else None

@@ -36,6 +36,10 @@ def launch(tmp_path):
 
 
 SMALL = ("--num-workers=1",)
+IDLE = (
+    "kerasps launch: the script made no strategy of kerasps: it ran in one process, beside 1 "
+    "worker and 1 ps without work. To use these, make one: `kerasps.ParameterServerStrategy()`\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +56,25 @@ def test_the_exit_code_is_that_of_the_script(launch, tmp_path, body, expected):
     code, out, err = launch(body, options=(*SMALL, "--max-restarts=0")).result()
     assert code == expected
     if expected == 0:
-        assert (out, err) == ("to stdout\n", "to stderr\n")
-    assert "kerasps launch" not in err
+        assert (out, err) == ("to stdout\n", "to stderr\n" + IDLE)
+    else:
+        assert "kerasps launch" not in err
     assert temporary_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("made", ["", "cluster.cluster_resolver"])
+def test_a_script_with_a_cluster_that_it_starts_is_told_of_the_idle_one(launch, made):
+    body = f"""
+import kerasps
+with kerasps.LocalCluster(1, 1) as cluster:
+    strategy = kerasps.ParameterServerStrategy({made})
+"""
+    code, _, err = launch(body, options=SMALL).result()
+    assert code == 0, err
+    idle = "the script trained on a `LocalCluster` that it started, beside 1 worker and 1 ps"
+    # Without a cluster resolver, the strategy is of the cluster of the launcher.
+    assert (idle in err) == bool(made), err
+    assert "made no strategy" not in err
 
 
 def test_the_script_gets_its_arguments_and_the_cluster(launch, tmp_path):
@@ -130,7 +150,7 @@ def test_ctrl_c_reaches_the_script_once_and_the_cluster_outlives_it(
     os.write(master, b"\x03")
     code, out, err = launched.result()
     os.close(master)
-    assert (code, out, err) == (expected, "1 {}\n", "")
+    assert (code, out, err) == (expected, "1 {}\n", "" if expected else IDLE)
     assert temporary_files(tmp_path) == []
 
 
@@ -353,7 +373,8 @@ def test_an_evaluator_ends_after_the_training(launch, evaluator, tmp_path):
     found = err.splitlines()
     # It may be quicker than the launcher's look at it.
     over = "kerasps launch: the training is over; the evaluator has 600 s for the last checkpoint."
-    assert [line for line in found if line != over] == [f"[evaluator] {line}" for line in lines]
+    told = [line for line in found if line not in (over, IDLE.rstrip())]
+    assert told == [f"[evaluator] {line}" for line in lines]
     assert {mode_of(log) for log in (tmp_path / "logs").iterdir()} == {"0o600"}
     assert (tmp_path / "logs" / "evaluator-0.log").read_text() == "\n".join(lines)
 
@@ -372,7 +393,7 @@ def test_an_evaluator_that_fails_is_reported_at_once_and_makes_the_launch_fail(l
     )
     launched.wait_until_ready()
     (launched.here / "go").touch()
-    assert launched.result() == (1, "", "")
+    assert launched.result() == (1, "", IDLE)
 
 
 def test_the_exit_code_of_a_script_that_fails_goes_first(launch, evaluator):
@@ -398,7 +419,7 @@ def test_an_evaluator_that_does_not_end_is_ended(launch, evaluator):
 def test_an_evaluator_that_has_done_enough_may_end_first(launch, evaluator):
     body = WAIT + "time.sleep(0.5)"
     code, _, err = launch(body, options=(*SMALL, evaluator("sys.exit(0)"))).result()
-    assert (code, err) == (0, '[evaluator] task {"type": "evaluator", "index": 0} []\n')
+    assert (code, err) == (0, '[evaluator] task {"type": "evaluator", "index": 0} []\n' + IDLE)
 
 
 def test_a_signal_ends_the_evaluator_too(launch, evaluator):

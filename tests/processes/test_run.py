@@ -403,6 +403,7 @@ def test_one_port_everywhere_and_the_command_given_twice(run):
     (run.here / "end").write_text("0")
     run.check_codes(0)
     assert "did not ask for the end" not in run.log("chief-0")
+    assert "without work" not in run.log("chief-0")
     assert run.stranger.poll() is None
 
 
@@ -417,6 +418,7 @@ def test_a_fork_that_keeps_the_port_is_ended_and_a_program_is_not(run):
     program, daemon = map(int, (run.here / "children").read_text().split())
     try:
         assert "listens\n" in run.log("chief-0")
+        assert "the script made no strategy of kerasps" in run.log("chief-0")
         assert f"processes {daemon}, which the script had forked, held its port" in run.logs()
         assert not is_alive(daemon)
         assert is_alive(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -10,6 +11,8 @@ import time
 
 import pytest
 
+from kerasps.cli.scripts.script_process import idle_tasks
+from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.process import child_environment
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.runtime.supervision import (
@@ -18,6 +21,7 @@ from kerasps.runtime.supervision import (
     SupervisorPipe,
     supervise_here,
     supervise_no_more,
+    tell_connected,
     tell_supervisor,
 )
 
@@ -126,6 +130,32 @@ def test_a_supervisor_in_this_process_goes_first(own_pipe):
     tell_supervisor("lost", "ps", 1)
     assert [(notice.task_type, notice.task_index) for notice in heard] == [("worker", 1), ("ps", 0)]
     assert [notice.task_index for notice in own_pipe.read()] == [1]
+
+
+def test_a_script_tells_where_it_has_a_strategy(own_pipe):
+    supervise_here(print)  # the launcher hears it also from a script with a LocalCluster
+    try:
+        tell_connected(elsewhere=True)
+        tell_connected(elsewhere=False)
+    finally:
+        supervise_no_more(print)
+    told = [(notice.what, notice.task_type) for notice in own_pipe.read()]
+    assert told == [("elsewhere", "chief"), ("connected", "chief")]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "driven", "expected"),
+    [
+        ({"connected", "elsewhere"}, False, None),
+        (set(), False, "made no strategy of kerasps.*beside 2 workers and 1 ps.*ParameterServerS"),
+        (set(), True, "made no strategy of kerasps.*beside 1 ps without work.*WorkerDrivenS"),
+        ({"elsewhere"}, False, "trained on a `LocalCluster`.*beside 2 workers and 1 ps without"),
+    ],
+)
+def test_a_script_without_a_strategy_leaves_tasks_idle(strategies, driven, expected):
+    jobs = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"]}
+    line = idle_tasks(strategies, ClusterDescription(jobs, "chief", 0), driven=driven)
+    assert line == expected or re.search(expected, line)
 
 
 def test_pauses_grow_up_to_a_limit_and_an_hour_forgets():

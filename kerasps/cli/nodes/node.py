@@ -14,6 +14,7 @@ from typing import NoReturn
 from kerasps.cli.nodes.served_task import chief_of, end_of_run, say_as, serve_task
 from kerasps.cli.scripts.driven_script import DrivenScript
 from kerasps.cli.scripts.run_state import RunState
+from kerasps.cli.scripts.script_process import idle_tasks
 from kerasps.cli.scripts.script_run import ScriptRun, script_environment
 from kerasps.cli.scripts.signals import Signals, signal_handlers
 from kerasps.cluster.description.cluster_description import ClusterDescription
@@ -191,6 +192,10 @@ def drive(command: Sequence[str], description: ClusterDescription, options: Node
         watch = None if is_chief else _watch(description, options)
         with DrivenScript(command, env, options.max_restarts, say) as script:
             code = script.until_the_end(received, watch)
+            idle = idle_tasks(script.strategies, description, driven=True)
+            # A late one, which the end of the run ended, had nothing to do.
+            if code == 0 and idle is not None and not script.was_late:
+                say(idle)
         return _announce(description, options, code, received) if is_chief else code
 
 

@@ -40,6 +40,8 @@ class DrivenScript:
         self._budget = RestartBudget(max_restarts)
         self._say = say
         self._script = ScriptProcess(command, env)
+        # Where the script has made strategies, in any of its lives.
+        self.strategies: set[str] = set()
         self._has_lost_ps = False
         self._kill_at: float | None = None
 
@@ -68,6 +70,11 @@ class DrivenScript:
                 self._script.send_signal(signal.SIGKILL)
             time.sleep(_POLL_INTERVAL_S)
 
+    @property
+    def was_late(self) -> bool:
+        """True if the run had ended before the script took part."""
+        return self._kill_at is not None
+
     def __enter__(self) -> DrivenScript:
         return self
 
@@ -78,6 +85,7 @@ class DrivenScript:
         code = self._script.poll()
         for notice in self._script.notices():
             self._has_lost_ps |= notice.task_type == "ps" and notice.what != "hung"
+        self.strategies |= self._script.strategies
         return code
 
     def _look_at_end_of_run(self, watch: RunEndWatch) -> None:

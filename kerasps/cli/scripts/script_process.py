@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
+from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.process import end_with_parent
 from kerasps.runtime.supervision import TELL_ABSENT_EVERY_S, Notice, SupervisorPipe
+from kerasps.words import times
 
 
 class ScriptProcess:
@@ -34,6 +36,8 @@ class ScriptProcess:
         # A new pipe for each life, so that late notices of an earlier one are not read.
         self._pipe = SupervisorPipe()
         self._waits_until = 0.0
+        # Where the script has made a strategy: see `runtime.supervision.What`.
+        self.strategies: set[str] = set()
         self._process = subprocess.Popen(
             command,
             env={**env, **self._pipe.variables},
@@ -50,11 +54,15 @@ class ScriptProcess:
         return self._process.poll()
 
     def notices(self) -> list[Notice]:
-        """Return the script's notices since the last call."""
-        notices = self._pipe.read()
-        for notice in notices:
+        """Return the script's notices about tasks since the last call."""
+        notices = []
+        for notice in self._pipe.read():
+            if notice.what in ("connected", "elsewhere"):
+                self.strategies.add(notice.what)
+                continue
             if notice.what == "absent" and notice.task_type == "worker":
                 self._waits_until = notice.time + 3 * TELL_ABSENT_EVERY_S
+            notices.append(notice)
         return notices
 
     def waits_for_chief(self) -> bool:
@@ -78,3 +86,30 @@ class ScriptProcess:
         self._process.kill()
         self._process.wait()
         self._pipe.close()
+
+
+def idle_tasks(
+    strategies: Collection[str], description: ClusterDescription, *, driven: bool = False
+) -> str | None:
+    """Return a sentence if a script that succeeded has not used the cluster, else None.
+
+    Args:
+        strategies: where it has made strategies (`ScriptProcess.strategies`).
+        description: the cluster.
+        driven: True if each worker runs the script. Default False.
+    """
+    if "connected" in strategies:
+        return None
+    jobs = description.jobs
+    workers = times(len(jobs.get("worker", ())), "worker")
+    idle = f"{'' if driven else f'{workers} and '}{len(jobs['ps'])} ps without work"
+    strategy = f"`kerasps.{'WorkerDriven' if driven else 'ParameterServer'}Strategy()`"
+    if "elsewhere" in strategies:
+        return (
+            f"the script trained on a `LocalCluster` that it started, beside {idle}. To use these, "
+            f"make the strategy without one: {strategy}"
+        )
+    return (
+        f"the script made no strategy of kerasps: it ran in one process, beside {idle}. To use "
+        f"these, make one: {strategy}"
+    )

@@ -26,7 +26,7 @@ from kerasps.cli.scripts.run_state import (
     TimePassed,
 )
 from kerasps.cli.scripts.script_forks import ScriptForks
-from kerasps.cli.scripts.script_process import ScriptProcess
+from kerasps.cli.scripts.script_process import ScriptProcess, idle_tasks
 from kerasps.cli.scripts.signals import Signals
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.process import child_environment
@@ -93,6 +93,8 @@ class ScriptRun:
             **self._forks.variables,
         }
         self._script: ScriptProcess | None = None
+        # Where the script has made strategies, in any of its lives.
+        self._strategies: set[str] = set()
         # The exit code of the launcher, None while it runs.
         self._code: int | None = None
 
@@ -120,6 +122,9 @@ class ScriptRun:
             for event in self._events():
                 self._handle(event)
             if self._code is not None:
+                idle = idle_tasks(self._strategies, self._description)
+                if self._code == 0 and idle is not None:
+                    self._say(idle)
                 return self._code
             self._look_at_start()
             if evaluator is not None:
@@ -172,6 +177,7 @@ class ScriptRun:
         if script is not None:
             for notice in script.notices():
                 yield NoticeReceived(notice)
+            self._strategies |= script.strategies
         if code is not None:
             self.close()
             yield ScriptEnded(code)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from kerasps.cli.scripts.script_process import ScriptProcess
+from kerasps.cli.scripts.script_process import ScriptProcess, idle_tasks
 from kerasps.cli.scripts.signals import Signals
 from kerasps.cluster.local.local_cluster import task_watch_of
 from kerasps.cluster.local.local_ps import LocalPS
@@ -55,6 +55,8 @@ class WorkerRun:
         self._codes: dict[int, int] = {}
         self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
         task_watch_of(cluster).on_death = self._deaths.put
+        # Where the scripts have made strategies.
+        self._strategies: set[str] = set()
         # True if no worker may restart.
         self._is_ending = False
 
@@ -85,6 +87,9 @@ class WorkerRun:
             time.sleep(_POLL_INTERVAL_S)
         codes = [self._codes[worker] for worker in sorted(self._codes)]
         code = next((code for code in codes if code), 0)
+        idle = idle_tasks(self._strategies, self._cluster.description, driven=True)
+        if code == 0 and idle is not None:
+            _say(idle)
         return 128 - code if code < 0 else code
 
     def close(self) -> None:
@@ -133,11 +138,12 @@ class WorkerRun:
 
     def _look_at_workers(self) -> None:
         for worker, process in list(self._processes.items()):
+            code = process.poll()  # before the notices, of which its last are then read
             process.notices()
+            self._strategies |= process.strategies
             if worker != _CHIEF and self._codes.get(_CHIEF) == 0 and process.waits_for_chief():
                 self._late.add(worker)
                 process.send_signal(signal.SIGTERM)
-            code = process.poll()
             if code is not None:
                 process.close()
                 del self._processes[worker]
