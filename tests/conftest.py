@@ -9,8 +9,11 @@ import json
 import os
 import random
 import sys
+from pathlib import Path
 
 import pytest
+
+from support.sessions import refuse_two_clusters
 
 OPTION, VARIABLE = "--order-seed", "KERASPS_TEST_ORDER_SEED"
 
@@ -25,6 +28,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if not config.option.collectonly:
+        folder = config.invocation_params.dir
+        refuse_two_clusters([(folder / Path(a.partition("::")[0])).resolve() for a in config.args])
     # The processes of pytest-xdist inherit the environment: all must have the tests in one order.
     if config.getoption(OPTION) is None:
         drawn = str(random.SystemRandom().randrange(1, 1_000_000))

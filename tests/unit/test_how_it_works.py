@@ -163,3 +163,13 @@ def test_the_journey_says_where(what):
 
 def test_the_journey_says_where_a_lost_workers_execution_goes():
     assert "**Where a lost worker's execution goes.**" in journey()
+
+
+def test_the_table_of_an_update_rule_has_its_members():
+    page = (ROOT / "docs" / "where_to_add.md").read_text(encoding="utf-8")
+    table = page.partition("| member |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^   \| (`.*?) \|", table, re.MULTILINE)
+    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    source = (ROOT / "kerasps/step/phases/update_rules.py").read_text(encoding="utf-8")
+    rule = source.partition("class UpdateRule(Protocol):")[2].partition("\n@dataclass")[0]
+    assert sorted(listed) == sorted(re.findall(r"    def (\w+)\(", rule))
