@@ -13,6 +13,7 @@ import subprocess
 import tomllib
 
 import pytest
+import yaml
 
 from kerasps.cli.main import _parser
 from support.manifests import (
@@ -143,6 +144,20 @@ def test_only_pods_of_the_run_reach_its_port(run):
     for selector in (policy["spec"]["podSelector"], source["podSelector"]):
         assert all(matches(selector, labels) for _, _, labels, _ in ours)
         assert not any(matches(selector, labels) for _, _, labels, _ in theirs)
+
+
+def test_the_page_opens_the_port_of_metrics_of_the_chief_alone():
+    (policy,) = map(yaml.safe_load, blocks("yaml"))
+    assert errors_of(policy) == []
+    name, spec = jobset_of("overlays/cpu")
+    selector = policy["spec"]["podSelector"]
+    pods = [(role, labels) for role, _, labels, _ in pods_of(name, spec)]
+    assert {role for role, labels in pods if matches(selector, labels)} == {"chief"}
+    ((rule,), (port,)) = policy["spec"]["ingress"], policy["spec"]["ingress"][0]["ports"]
+    assert [*rule["from"][0]] == ["namespaceSelector"]
+    monitor = f'ClusterMonitor(port={port["port"]}, host="0.0.0.0")'
+    assert monitor in (CHECKOUT / "docs" / "deploy.md").read_text()
+    assert port["port"] != PORT
 
 
 @pytest.mark.parametrize("run", OVERLAYS)

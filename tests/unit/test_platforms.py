@@ -77,6 +77,36 @@ def test_jobset():
     assert len(found.jobs["ps"]) == 2
 
 
+NAMES = {"JOBSET_NAME": "my-run", "REPLICATED_JOB_NAME": "ps", "JOB_INDEX": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "hostname"),
+    [
+        (NAMES, "some-host"),
+        (NAMES | {"JOB_COMPLETION_INDEX": "0"}, "my-run-ps-1-0"),
+        ({"JOBSET_NAME": "my-run"}, "my-run-ps-1-0.my-run.default.svc"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "my-run-ps-1-0"),
+    ],
+)
+def test_a_pod_of_a_jobset_is_named_by_variables_or_by_its_host_name(variables, hostname):
+    found = from_jobset(variables, Sizes(num_ps=2, num_workers=1), hostname)
+    assert (found.task_type, found.task_index) == ("ps", 1)
+    assert found.address == "my-run-ps-1-0.my-run:2222"
+
+
+@pytest.mark.parametrize("job", ["trainer", "driver"])
+def test_a_job_of_a_jobset_that_is_no_role_is_refused_with_the_name_to_give(job):
+    with pytest.raises(ClusterConfigError, match=rf"{job}' of the JobSet .*script chief"):
+        from_jobset(NAMES | {"REPLICATED_JOB_NAME": job}, Sizes(num_workers=1), f"a-{job}-0-0")
+
+
+@pytest.mark.parametrize("change", [{"JOB_INDEX": "one"}, {"JOB_INDEX": ""}, {"JOBSET_NAME": ""}])
+def test_variables_that_name_no_pod_of_a_jobset_are_refused(change):
+    with pytest.raises(ClusterConfigError, match=r"do not name this pod\. Expected: .*Received: "):
+        from_jobset(NAMES | change, Sizes(num_workers=1), "some-host")
+
+
 def test_sagemaker():
     variables = {"SM_HOSTS": '["algo-1", "algo-2", "algo-3"]', "SM_CURRENT_HOST": "algo-3"}
     found = from_sagemaker(variables, Sizes())

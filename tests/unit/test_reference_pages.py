@@ -20,6 +20,7 @@ VARIABLE = r"KERASPS_[A-Z_]*[A-Z]"
 INTERNAL = {
     "KERASPS_END_OF_TRAINING_ON_STDIN": "the launcher tells its evaluator how it hears of the end",
     "KERASPS_HELD_SOCKETS": "a task that restarts its process keeps its port by it",
+    "KERASPS_SCRIPT_MARK": "marks the processes that a script of `kerasps run` starts",
     "KERASPS_SUPERVISOR_FD": "the pipe from a script to its launcher",
 }
 

@@ -160,6 +160,23 @@ def test_options_that_give_no_role_are_refused(options, words):
 
 
 @pytest.mark.parametrize(
+    ("variables", "hostname", "hint"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "h", "start this command with `srun`"),
+        (
+            {"JOB_COMPLETION_INDEX": "0"},
+            "my-run-trainer-0-0",
+            "its job is called 'trainer': call the job that runs the script chief",
+        ),
+    ],
+)
+def test_a_node_without_a_role_gets_a_hint_on_its_scheduler(variables, hostname, hint):
+    with pytest.raises(ClusterConfigError, match="This node has no role") as caught:
+        find_role(RoleOptions(), variables, hostname)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ([], "This node has no role"),

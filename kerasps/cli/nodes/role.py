@@ -37,6 +37,8 @@ DEFAULT_PORT = 2222
 _HOSTS = "--hosts"
 # Between jobs: a semicolon, or a space before the next name.
 _JOBS = re.compile(r"\s*;\s*|\s+(?=\w+\s*=)")
+# JobSet's name for a pod; the name of the job is taken to be one word.
+_POD_OF_SOME_JOB = re.compile(r".+-(?P<job>[a-z0-9]*[a-z][a-z0-9]*)-\d+-\d+")
 _FORMS = (
     '"chief=h0;ps=h1,h2;worker=h3,h4", the same as JSON, or the list "h0,h1,h2,h3,h4": the chief, '
     "then the ps, then the workers"
@@ -126,18 +128,26 @@ def find_role(options: RoleOptions, variables: Mapping[str, str], hostname: str)
             return Role(found, source)
     raise ClusterConfigError(
         "This node has no role. Expected: one of these sources, which kerasps tries in this order: "
-        "--role, --index and --hosts; TF_CONFIG; CLUSTER_SPEC (Vertex AI); JOB_COMPLETION_INDEX "
-        "with a host name like <jobset>-ps-0-0 (JobSet); SLURM_STEP_NODELIST and SLURM_PROCID "
+        "--role, --index and --hosts; TF_CONFIG; CLUSTER_SPEC (Vertex AI); JOBSET_NAME, "
+        "REPLICATED_JOB_NAME and JOB_INDEX, or JOB_COMPLETION_INDEX with a host name like "
+        "<jobset>-ps-0-0 (JobSet); SLURM_STEP_NODELIST and SLURM_PROCID "
         "(Slurm, in a step of `srun`); SM_HOSTS and SM_CURRENT_HOST (SageMaker). Received: none of "
-        f"them; the host name is {hostname!r}{_slurm_without_step(variables)}. Give {_HOSTS} "
+        f"them; the host name is {hostname!r}{_hint(variables, hostname)}. Give {_HOSTS} "
         f"{_FORMS}, on every node; or run everything on this machine with `kerasps launch`."
     )
 
 
-def _slurm_without_step(variables: Mapping[str, str]) -> str:
-    if "SLURM_JOB_ID" not in variables:
-        return ""
-    return ", and there is a job of Slurm without a step: start this command with `srun`"
+def _hint(variables: Mapping[str, str], hostname: str) -> str:
+    """Return a remedy, if a scheduler is there and lacks one thing."""
+    if "SLURM_JOB_ID" in variables:
+        return ", and there is a job of Slurm without a step: start this command with `srun`"
+    pod = _POD_OF_SOME_JOB.fullmatch(hostname.partition(".")[0])
+    if "JOB_COMPLETION_INDEX" in variables and pod is not None:
+        return (
+            f". If this is a pod of a JobSet, its job is called {pod['job']!r}: call the job that "
+            "runs the script chief, and the others ps, worker and evaluator"
+        )
+    return ""
 
 
 def _with_task(text: str, options: RoleOptions) -> str:

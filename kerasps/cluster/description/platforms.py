@@ -18,7 +18,10 @@ from kerasps.cluster.description.hostlist import expand_hostlist, expand_repeate
 # Vertex AI numbers its pools. They stand for these jobs.
 _POOLS = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps"}
 _EVALUATOR_POOL = "workerpool3"
-_POD = re.compile(r"(?P<jobset>.+)-(?P<role>chief|master|ps|worker|evaluator)-(?P<job>\d+)-\d+")
+# The variables that name a pod of a JobSet; a container may have them from its labels.
+_JOBSET_NAMES = ("JOBSET_NAME", "REPLICATED_JOB_NAME", "JOB_INDEX")
+_ROLES = ("chief", "master", "ps", "worker", "evaluator")
+_POD = re.compile(rf"(?P<jobset>.+)-(?P<role>{'|'.join(_ROLES)})-(?P<job>\d+)-\d+")
 # The ports for Slurm's jobs: above 1023, and below those that Linux gives to clients (32768).
 _FIRST_PORT, _NUM_PORTS, _PORTS_OF_JOB = 10_000, 20_000, 64
 
@@ -69,9 +72,10 @@ def from_jobset(
         sizes: the numbers of tasks; `num_workers` is required.
         hostname: the name of this pod, `<jobset>-<role>-<job>-<pod>`.
     """
-    pod = _POD.fullmatch(hostname.partition(".")[0])
-    if "JOB_COMPLETION_INDEX" not in variables or pod is None:
+    pod = _jobset_pod(variables, hostname)
+    if pod is None:
         return None
+    jobset, role, index = pod
     source = JOBSET
     if sizes.num_workers is None:
         reject(
@@ -80,9 +84,6 @@ def from_jobset(
             "no KERASPS_NUM_WORKERS",
             source="KERASPS_NUM_WORKERS",
         )
-    jobset = variables.get("JOBSET_NAME") or pod["jobset"]
-    role = variables.get("REPLICATED_JOB_NAME") or pod["role"]
-    index = int(variables.get("JOB_INDEX") or pod["job"])
     subdomain = variables.get("JOBSET_SUBDOMAIN") or jobset
     port = sizes.port or 2222
     is_master = role == "master"
@@ -96,6 +97,35 @@ def from_jobset(
         "ps": [address("ps", number) for number in range(sizes.num_ps)],
     }
     return checked_cluster(jobs, "chief" if is_master else role, index, source=source)
+
+
+def _jobset_pod(variables: Mapping[str, str], hostname: str) -> tuple[str, str, int] | None:
+    """Return the name of the JobSet, and the role and index of this pod in it, if it is in one."""
+    given = {name: variables[name] for name in _JOBSET_NAMES if variables.get(name)}
+    role = given.get("REPLICATED_JOB_NAME")
+    if role is not None and role not in _ROLES:
+        reject(
+            f"The job {role!r} of the JobSet is not a role",
+            "jobs called chief, ps and worker, and perhaps evaluator",
+            f"REPLICATED_JOB_NAME={role}; the host name is {hostname!r}",
+            source=JOBSET,
+            advice="Call the job that runs the script chief. ",
+        )
+    pod = _POD.fullmatch(hostname.partition(".")[0])
+    if pod is not None and (given or "JOB_COMPLETION_INDEX" in variables):
+        found = dict(zip(_JOBSET_NAMES, pod.groups(), strict=True))
+        given = found | given
+    if not given:
+        return None
+    if len(given) < len(_JOBSET_NAMES) or not given["JOB_INDEX"].isdecimal():
+        reject(
+            "JobSet's variables do not name this pod",
+            f"{', '.join(_JOBSET_NAMES[:-1])} and {_JOBSET_NAMES[-1]}, or a host name "
+            "<jobset>-<role>-<number>-<number>, as JobSet gives it",
+            f"{given}; the host name is {hostname!r}",
+            source=JOBSET,
+        )
+    return given["JOBSET_NAME"], given["REPLICATED_JOB_NAME"], int(given["JOB_INDEX"])
 
 
 def from_slurm(variables: Mapping[str, str], sizes: Sizes) -> ClusterDescription | None:
