@@ -264,14 +264,12 @@ def _assigns(cls: type, attribute: str) -> bool:
 
 
 def _installed_versions() -> str:
-    # Imported late: the server of a task does not need it.
-    from importlib.metadata import PackageNotFoundError, version
-
+    """Return the versions that the packages tell; nightly builds have other names on PyPI."""
     found = []
     for package in ("keras", "tensorflow"):
         try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
+            found.append(f"{package} {importlib.import_module(package).__version__}")
+        except (ImportError, AttributeError):
             found.append(f"no {package}")
     return ", ".join(found)
 

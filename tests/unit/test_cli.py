@@ -9,7 +9,10 @@ import json
 import re
 from pathlib import Path
 
+import keras
+import psutil
 import pytest
+import tensorflow as tf
 
 from kerasps.cli import main as cli
 from kerasps.cli.commands import env as environment
@@ -17,6 +20,7 @@ from kerasps.cli.commands import launch as launcher
 from kerasps.cluster.local.local_cluster import LocalCluster
 from kerasps.cluster.processes import process
 from kerasps.cluster.processes.gpus import visible_gpus, worker_gpus
+from kerasps.words import num_bytes
 
 JOBS = {"chief": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2223"], "ps": ["127.0.0.1:2224"]}
 
@@ -279,8 +283,12 @@ def test_env_prints_versions_devices_and_variables(capsys, monkeypatch):
     code, out, _ = run(capsys, "env")
     lines = dict(line.split(": ", 1) for line in out.splitlines())
     assert code == 0
-    assert lines["keras"] == version("keras")
-    assert lines["tensorflow"] == version("tensorflow")
+    assert lines["keras"].split()[0] == keras.__version__
+    assert lines["tensorflow"].split()[0] == tf.__version__
+    for package in ("grpcio", "protobuf", "numpy"):
+        assert lines[package] == version(package)
+    total = num_bytes(psutil.virtual_memory().total)
+    assert re.fullmatch(rf"{total}, of which [\d.]+ \wB are free", lines["memory"])
     assert "/physical_device:CPU:0" in lines["devices"]
     assert lines["KERASPS_CONNECT_TIMEOUT"] == "7"
     assert lines["TF_CONFIG"] == "not set"
@@ -296,6 +304,29 @@ def test_env_says_why_tensorflow_fails(capsys, monkeypatch, broken_tensorflow):
 
 def test_env_says_that_a_package_is_not_installed():
     assert environment._version("no-such-package-at-all") == "not installed"
+
+
+def test_env_finds_a_package_that_a_nightly_build_installed(monkeypatch, tmp_path):
+    info = tmp_path / "keras_nightly-3.16.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: keras-nightly\nVersion: 3.16.0\n")
+    (info / "top_level.txt").write_text("some_nightly_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert environment._version("some_nightly_package") == "3.16.0 (keras-nightly)"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Tue Jan 1\nGCC", "570.86.15"),
+        (None, "none"),
+    ],
+)
+def test_env_reads_the_version_of_the_driver(monkeypatch, tmp_path, text, expected):
+    if text is not None:
+        (tmp_path / "version").write_text(text)
+    monkeypatch.setattr(environment, "_DRIVER", tmp_path / "version")
+    assert environment._driver() == expected
 
 
 @pytest.mark.parametrize("name", ["num_workers", "num_ps"])

@@ -9,6 +9,8 @@ import ast
 import gc
 import importlib.metadata
 import inspect
+import re
+import sys
 from pathlib import Path
 
 import keras
@@ -75,11 +77,8 @@ def test_a_name_that_has_moved_is_an_error_with_the_supported_and_the_installed_
     message = str(caught.value)
     assert f"`{module}.{attribute}` (it is wanted for a test)" in message
     assert f"Expected: {_compat.SUPPORTED_VERSIONS}." in message
-    keras, tensorflow = (
-        importlib.metadata.version("keras"),
-        importlib.metadata.version("tensorflow"),
-    )
-    assert f"Received: keras {keras}, tensorflow {tensorflow}." in message
+    versions = f"keras {keras.__version__}, tensorflow {tf.__version__}"
+    assert f"Received: {versions}." in message
 
 
 OVERRIDING = {
@@ -324,11 +323,21 @@ def test_an_anonymous_resource_is_another_one_each_time():
     gc.collect()
 
 
-def test_a_package_that_is_not_installed_is_said_to_be_missing(monkeypatch):
-    def version(package):
-        raise importlib.metadata.PackageNotFoundError(package)
+def test_versions_are_those_of_the_packages_whatever_they_are_called_on_pypi(monkeypatch):
+    """As with `keras-nightly` and `tf-nightly`, which install `keras` and `tensorflow`."""
+
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(keras, "__version__", "3.16.0.dev2026102704")
+    received = rf"Received: keras 3\.16\.0\.dev2026102704, tensorflow {re.escape(tf.__version__)}\."
+    assert re.search(received, str(_compat.moved("a name", "a test")))
+
+
+def test_a_package_that_is_not_installed_is_said_to_be_missing(monkeypatch):
+    for package in ("keras", "tensorflow"):
+        monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     monkeypatch.setitem(
         _compat.PRIVATE_NAMES, "gone", PrivateName("no_such_package", "anything", "a test")
     )

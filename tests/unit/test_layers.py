@@ -65,7 +65,6 @@ MAX_NAMES_AT_DOOR = 15
 
 # Imports within a function, with what they put off. Everything else is imported where it is seen.
 LATE = {
-    ("_compat", "importlib.metadata"): "a task's server asks for no version",
     ("callbacks", "kerasps.monitoring.prometheus"): "its package is an extra",
     ("cli.main", "kerasps.cli.commands.env"): "a command starts without what others need",
     ("cli.main", "kerasps.cli.commands.launch"): "as above",

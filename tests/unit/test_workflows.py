@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import kerasps
+from kerasps import _compat
 from support.documentation import CHECKOUT
 
 WORKFLOWS = {
@@ -224,9 +225,10 @@ def test_templates_ask_for_the_environment(name):
     assert "`kerasps env`" in (CHECKOUT / ".github" / name).read_text()
 
 
-def test_actions_are_kept_up_to_date():
-    (update,) = yaml.safe_load((CHECKOUT / ".github" / "dependabot.yml").read_text())["updates"]
-    assert (update["package-ecosystem"], update["directory"]) == ("github-actions", "/")
+def test_actions_and_the_versions_in_the_image_are_kept_up_to_date():
+    updates = yaml.safe_load((CHECKOUT / ".github" / "dependabot.yml").read_text())["updates"]
+    kept = {(update["package-ecosystem"], update["directory"]) for update in updates}
+    assert kept == {("github-actions", "/"), ("pip", "/deploy")}
 
 
 def test_the_release_checklist_names_what_there_is():
@@ -320,9 +322,10 @@ def test_the_readme_of_pypi_has_no_link_into_the_checkout(monkeypatch):
 def test_the_image_has_a_python_that_is_supported_and_a_command_that_is_installed():
     dockerfile = (CHECKOUT / "deploy" / "Dockerfile").read_text()
     (python,) = re.findall(r"^ARG PYTHON=(\S+)$", dockerfile, re.MULTILINE)
-    (image,) = re.findall(r"^FROM (\S+)$", dockerfile, re.MULTILINE)
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
     assert python in PYTHONS
-    assert image == "python:${PYTHON}-slim"
+    assert base == "python:${PYTHON}-slim"
+    assert re.findall(r"^FROM (\S+)$", dockerfile, re.MULTILINE) == ["${BASE}"]
     (command,) = re.findall(r'^CMD \["(\w+)"', dockerfile, re.MULTILINE)
     module, _, function = PROJECT["scripts"][command].partition(":")
     assert hasattr(importlib.import_module(module), function)
@@ -333,9 +336,35 @@ def test_the_image_has_a_python_that_is_supported_and_a_command_that_is_installe
         for name in line.split()
     }
     files = PROJECT["license-files"]
-    assert copied == {"pyproject.toml", "setup.py", "README.md", *files, "kerasps"}
+    constraints = "deploy/constraints.txt"
+    assert copied == {"pyproject.toml", "setup.py", "README.md", *files, "kerasps", constraints}
     context = (CHECKOUT / ".dockerignore").read_text()
     assert set(re.findall(r"^!(.+)$", context, re.MULTILINE)) == copied
+
+
+def test_two_builds_of_the_image_install_the_same_versions():
+    text = (CHECKOUT / "deploy" / "constraints.txt").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    pinned = dict(line.split("==") for line in lines)
+    for requirement in PROJECT["dependencies"]:
+        name, _, least = requirement.partition(">=")
+        version = [int(part) for part in pinned[name].split(".")[:2]]
+        assert version >= [int(part) for part in least.split(".") if least], name
+    for package, (_, last) in _compat.TESTED_VERSIONS.items():
+        assert pinned[package].split(".")[:2] == [*map(str, last)]
+    dockerfile = (CHECKOUT / "deploy" / "Dockerfile").read_text()
+    installs = re.findall(r"pip install .*", dockerfile)
+    assert installs
+    assert all("--constraint /source/constraints.txt" in command for command in installs)
+
+
+def test_the_labels_of_the_image_are_those_of_the_package():
+    dockerfile = (CHECKOUT / "deploy" / "Dockerfile").read_text()
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.+?)"', dockerfile))
+    assert (labels["title"], labels["licenses"]) == (PROJECT["name"], PROJECT["license"])
+    assert labels["version"] == kerasps.__version__
+    assert labels["source"] == PROJECT["urls"]["Source"]
+    assert labels["documentation"] == PROJECT["urls"]["Documentation"]
 
 
 def test_the_tags_of_images_are_the_version():

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+import psutil
 
 from kerasps import __version__
 from kerasps.cluster.description.tf_config import read_tf_config
 from kerasps.cluster.members.reachability import unreachable
 from kerasps.errors import ClusterConfigError
+from kerasps.words import num_bytes
 
 # A person waits for it, and running tasks answer within milliseconds.
 _REACH_TIMEOUT_S = 2.0
 # The first import of TensorFlow on a cold disk takes tens of seconds.
 _DEVICES_TIMEOUT_S = 120.0
+# The driver of NVIDIA's GPUs tells its version there.
+_DRIVER = Path("/proc/driver/nvidia/version")
 _VARIABLE_PREFIXES = ("KERASPS_", "KERAS_")
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GRPC_DEFAULT_OPTIONS")
 
@@ -27,17 +34,20 @@ _LIST_DEVICES = (
 
 
 def report_environment() -> int:
-    """Print versions, platform, devices, environment variables and a check of TF_CONFIG.
+    """Print versions, platform, memory, devices, environment variables and a check of TF_CONFIG.
 
     Returns:
         The exit code: 1 if TF_CONFIG is set and wrong, else 0.
     """
     _line("kerasps", __version__)
     _line("python", f"{platform.python_version()} ({sys.executable})")
-    for package in ("keras", "tensorflow"):
+    for package in ("keras", "tensorflow", "grpcio", "protobuf", "numpy"):
         _line(package, _version(package))
     _line("platform", platform.platform())
     _line("processors", str(len(os.sched_getaffinity(0))))
+    memory = psutil.virtual_memory()
+    _line("memory", f"{num_bytes(memory.total)}, of which {num_bytes(memory.available)} are free")
+    _line("gpu driver", _driver())
     _line("devices", _devices())
     for name in sorted(os.environ):
         if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES:
@@ -89,11 +99,24 @@ def _devices() -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+def _driver() -> str:
+    """Return the version of NVIDIA's driver."""
+    try:
+        text = _DRIVER.read_text()
+    except OSError:
+        return "none"
+    found = re.search(r"\d+(?:\.\d+)+", text)
+    return found[0] if found else text.strip()
+
+
 def _version(package: str) -> str:
+    """Return the version of a package, also if a nightly build of another name installed it."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed"
+        others = packages_distributions().get(package, ())
+        found = [f"{version(other)} ({other})" for other in sorted(set(others))]
+        return ", ".join(found) or "not installed"
 
 
 def _line(name: str, value: str) -> None:
