@@ -19,7 +19,7 @@ from kerasps.inputs import as_input
 from kerasps.saving.backup_files import BackupDirectory
 from kerasps.training.backup.backup_callback import backup_interval
 from kerasps.training.backup.callback_states import restore_states, states_of
-from kerasps.training.backup.preemption import PreemptionNotice
+from kerasps.training.contract.preemption import PreemptionNotice
 from kerasps.training.epoch.epoch_events import SplitPosition
 from kerasps.training.epoch.splits import SplitLedger
 from kerasps.training.loop.position import LoopPosition, Position

@@ -20,11 +20,11 @@ import keras
 import numpy as np
 
 from kerasps.checks import time_limit
-from kerasps.errors import PSLostError
+from kerasps.errors import PSLostError, TaskLostError
 from kerasps.inputs import Input
 from kerasps.step import TracedStep
 from kerasps.training.backup.callback_states import restore_states, states_of
-from kerasps.training.backup.preemption import EXIT_CODE, Preempted, PreemptionNotice
+from kerasps.training.contract.preemption import EXIT_CODE, Preempted, PreemptionNotice, ends_soon
 from kerasps.training.loop.loop import Loop
 from kerasps.training.loop.position import (
     CannotResumeError,
@@ -168,6 +168,7 @@ class FitBackups:
         traceback: types.TracebackType | None,
     ) -> None:
         _running.remove(self)
+        ends = ends_soon()
         self._notice.uninstall()
         if self._restored is not None:
             self.model._initial_epoch = self._initial_epoch  # the next `fit` has an epoch 0 again
@@ -177,7 +178,7 @@ class FitBackups:
             kept.store.wait(0.0 if is_ps_lost else _LAST_WRITE_S)
         if error is None and self._notice.is_given:
             self._notice.answer()
-        elif is_ps_lost and self._notice.is_given and self._notice.ends_process:
+        elif isinstance(error, TaskLostError) and ends:
             self._tell_last(str(error))
             raise SystemExit(EXIT_CODE) from error
 

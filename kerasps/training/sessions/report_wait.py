@@ -12,6 +12,7 @@ from collections.abc import Callable
 from kerasps.cluster.members.membership import Membership
 from kerasps.errors import WorkerLostError
 from kerasps.runtime.supervision import tell_supervisor
+from kerasps.training.contract.preemption import ends_soon
 from kerasps.training.epoch.epoch_events import Report
 from kerasps.training.sessions.channel import EpochChannel
 from kerasps.variables.flights import worker_timeout
@@ -24,6 +25,8 @@ _WARN_AFTER_S = 10.0
 # If executions are in flight and no result comes for this long, a line names them; the next line
 # follows after twice the time.
 _SAY_AFTER_S = 30.0
+# A preempted machine ends within 30 s, of which noticing that a worker is silent takes 11.
+_PREEMPTED_S = 5.0
 
 
 class ReportWait:
@@ -50,7 +53,8 @@ class ReportWait:
             look: called repeatedly while there is none. An error that it raises ends the wait.
 
         Raises:
-            WorkerLostError: no worker has answered for KERASPS_WORKER_TIMEOUT seconds (600).
+            WorkerLostError: no worker has answered for KERASPS_WORKER_TIMEOUT seconds (600), or for
+                5 if the process is about to be preempted.
         """
         began = waiting_since = time.monotonic()
         has_warned = False
@@ -73,7 +77,7 @@ class ReportWait:
             if waited > _WARN_AFTER_S and not has_warned:
                 has_warned = True
                 warnings.warn(self._waiting_text(waited), stacklevel=2)
-            if waited > self._timeout:
+            if waited > (min(self._timeout, _PREEMPTED_S) if ends_soon() else self._timeout):
                 tell_supervisor("lost", "worker", min(lost))
                 raise WorkerLostError(self._waiting_text(waited))
 

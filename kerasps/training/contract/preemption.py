@@ -12,6 +12,15 @@ from typing import Any
 EXIT_CODE = 128 + signal.SIGTERM
 
 
+# The notices that were given and will end the process.
+_given: set[PreemptionNotice] = set()
+
+
+def ends_soon() -> bool:
+    """Return True if a notice was given that will end this process. Thread: any."""
+    return bool(_given)
+
+
 class Preempted(BaseException):
     """Ends a validation when a notice was given. Only `fit` may catch it."""
 
@@ -56,6 +65,7 @@ class PreemptionNotice:
         if self._is_installed and signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, self._previous)
         self._is_installed = False
+        _given.discard(self)
 
     def answer(self) -> None:
         """Call the user's handler, or end the process.
@@ -71,3 +81,5 @@ class PreemptionNotice:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._is_given = True
+        if self.ends_process:
+            _given.add(self)
