@@ -30,14 +30,6 @@ from kerasps.training.contract.staleness import Staleness
 
 _LOGGER = logging.getLogger("kerasps")
 
-_STATES = {
-    "there": "connected",
-    "does not answer": "hangs",
-    "lost": "lost",
-    "is about to leave": "leaving",
-    "has left": "left",
-    "joins": "joining",
-}
 _OF_ANSWERS = {Answer.IS_SILENT: "hangs", Answer.REFUSES: "lost", Answer.IS_OTHER: "lost"}
 _LOOPS = {"train": "training", "test": "evaluating", "predict": "predicting"}
 _CLOSED = "closed"
@@ -197,7 +189,7 @@ class StatusReader:
         for info in infos:
             steps, total = counted.get(info.index, (0, 0))
             activity, record = activities.get(info.index), stale.get(info.index)
-            state = _CLOSED if is_closed else _STATES[info.status]
+            state = _CLOSED if is_closed else info.status
             waits_for = "" if activity is None or state != "connected" else activity.waits_for
             if activity is not None and activity.executions and ps_is_silent:
                 waits_for = "ps"
@@ -236,7 +228,7 @@ class StatusReader:
         statuses = []
         for info in infos:
             ps = info.index
-            state = _OF_ANSWERS.get(answers.get(ps, Answer.SERVES), _STATES[info.status])
+            state = _OF_ANSWERS.get(answers.get(ps, Answer.SERVES), info.status)
             load, held, total = report[ps], placement[ps], moved[ps]
             statuses.append(
                 PSRunStatus(

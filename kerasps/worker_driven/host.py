@@ -137,13 +137,13 @@ class WorkerHost(BaseHost):
     def worker_infos(self) -> list[WorkerInfo]:
         """Return this process, the only worker that it knows."""
         address = str(self.description.address)
-        return [WorkerInfo(self.worker_index, address, "there", time.monotonic() - self._began)]
+        return [WorkerInfo(self.worker_index, address, "connected", time.monotonic() - self._began)]
 
     def ps_infos(self) -> list[WorkerInfo]:
         """Return the ps of the description, without asking them."""
         since_s = time.monotonic() - self._began
         addresses = self.description.jobs["ps"]
-        return [WorkerInfo(i, address, "there", since_s) for i, address in enumerate(addresses)]
+        return [WorkerInfo(i, address, "connected", since_s) for i, address in enumerate(addresses)]
 
     @property
     def own_worker(self) -> int:

@@ -310,7 +310,7 @@ def bring_workers_back():
         if cluster.processes["worker", index].has_ended():
             cluster.restart("worker", index)
     deadline = time.monotonic() + 60
-    while any(worker.status != "there" for worker in strategy.workers()):
+    while any(worker.status != "connected" for worker in strategy.workers()):
         assert time.monotonic() < deadline, strategy.workers()
         time.sleep(0.05)
 

@@ -129,13 +129,13 @@ def attack(strategy, tasks, model, is_over):
         return int(model.optimizer.iterations) > before
 
     def is_there():
-        return status(1) == "there"
+        return status(1) == "connected"
 
     # Asleep.
     process = tasks.processes["worker", 1]
     os.kill(process.pid, signal.SIGSTOP)
     # By the watch, or by a ping that ends a call.
-    SEEN["noticed_s"] = seconds_until(lambda: status(1) != "there")
+    SEEN["noticed_s"] = seconds_until(lambda: status(1) != "connected")
     SEEN["others_go_on"] = goes_on()
     os.kill(process.pid, signal.SIGCONT)
     SEEN["awake_s"] = seconds_until(is_there)
@@ -166,7 +166,7 @@ def attack(strategy, tasks, model, is_over):
     # One that was not there.
     tasks.jobs["worker"].append(tasks.address())
     wait_for(tasks.start("worker", 2).is_ready)
-    SEEN["joined_s"] = seconds_until(lambda: status(2) == "there")
+    SEEN["joined_s"] = seconds_until(lambda: status(2) == "connected")
     # It takes over some of what the others read, in this pass or, where little is left, the next.
     SEEN["helps_s"] = seconds_until(lambda: tasks.steps_made_ready(2))
     # And the place of one that is gone for good.

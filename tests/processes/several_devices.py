@@ -388,7 +388,7 @@ def changed():
         before = strategy.extended.host.devices_of_workers()
         killed = fit_killed(cluster, strategy, steps_per_execution=4, before_restart=takes_device)
         # The first training may be over before the worker is back.
-        while strategy.workers()[1].status != "there":
+        while strategy.workers()[1].status != "connected":
             time.sleep(0.05)
         kinds = fit_killed(cluster, strategy, steps_per_execution=4, kills=False)["kinds"]
         after = strategy.extended.host.devices_of_workers()

@@ -28,7 +28,7 @@ def right() -> None:
     kerasps.WorkerDrivenStrategy(cluster_resolver=resolver)
     mode: Literal["async", "sync"] = strategy.update_mode
     kerasps.ParameterServerStrategy(update_mode=mode, shard_layout=strategy.shard_layout)
-    if strategy.sparse_updates == "lazy" and strategy.workers()[0].status == "there":
+    if strategy.sparse_updates == "lazy" and strategy.workers()[0].status == "connected":
         strategy.placement()
     kerasps.BackupAndRestore("backup", save_freq=100)
     kerasps.BackupAndRestore("backup", save_freq="epoch")

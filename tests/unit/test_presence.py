@@ -41,7 +41,7 @@ def test_who_does_not_answer_for_the_limit_hangs_and_comes_back(presence, answer
     assert not presence.back
     assert hear(presence, 13.0) == []
     assert presence.back == {WORKER: "host0:1"}
-    assert statuses(presence.take([WORKER], 14.0)) == [(WORKER, Status.HUNG, Status.THERE)]
+    assert statuses(presence.take([WORKER], 14.0)) == [(WORKER, Status.HUNG, Status.CONNECTED)]
     assert presence.generation(WORKER) == 1
     assert presence.connected.keys() == ADDRESSES.keys()
     assert hear(presence, 15.0, worker=answer) == []  # a new silence is counted anew
@@ -73,7 +73,7 @@ def test_a_process_that_was_asleep_itself_blames_nobody(presence):
     hear(presence, 1.0)
     assert hear(presence, 1000.0, worker=Answer.IS_SILENT, ps=Answer.IS_SILENT) == []
     assert hear(presence, 1001.0) == []
-    assert presence.status(WORKER) is Status.THERE
+    assert presence.status(WORKER) is Status.CONNECTED
 
 
 def test_silence_is_counted_from_the_first_question_without_an_answer(presence):
@@ -93,30 +93,32 @@ def test_a_process_that_is_held_up_while_it_asks_blames_nobody(presence):
         presence.tick(now * 30.0, 1.0)
         assert presence.hear(silent, now * 30.0 + 25.0, 1.0) == []
     presence.hear(ALL_SERVE, 300.0, 1.0)
-    assert presence.status(PS) is Status.THERE
+    assert presence.status(PS) is Status.CONNECTED
 
 
 def test_a_ps_that_hangs_stays_known_and_is_there_when_it_answers(presence):
     for now in range(1, 12):
         noticed = hear(presence, float(now), ps=Answer.IS_SILENT)
-    assert statuses(noticed) == [(PS, Status.THERE, Status.HUNG)]
+    assert statuses(noticed) == [(PS, Status.CONNECTED, Status.HUNG)]
     assert PS in presence.connected
     assert not presence.has_all_ps
-    assert statuses(hear(presence, 12.0)) == [(PS, Status.HUNG, Status.THERE)]
+    assert statuses(hear(presence, 12.0)) == [(PS, Status.HUNG, Status.CONNECTED)]
     assert presence.has_all_ps
     assert not presence.back
 
 
 def test_a_lost_worker_is_taken_back_when_it_answers_whatever_others_do(presence):
-    assert statuses(presence.lose(WORKER, 1.0, "reset")) == [(WORKER, Status.THERE, Status.LOST)]
-    assert statuses(presence.lose(OTHER, 1.0, "reset")) == [(OTHER, Status.THERE, Status.LOST)]
+    assert statuses(presence.lose(WORKER, 1.0, "reset")) == [
+        (WORKER, Status.CONNECTED, Status.LOST)
+    ]
+    assert statuses(presence.lose(OTHER, 1.0, "reset")) == [(OTHER, Status.CONNECTED, Status.LOST)]
     assert presence.lose(WORKER, 1.1, "again") == []
     hear(presence, 1.5, worker=Answer.REFUSES)
     assert not presence.back  # calls that are on their way end first
     hear(presence, 2.0, worker=Answer.REFUSES)
     assert presence.back.keys() == {OTHER}
     presence.take([OTHER], 2.1)
-    assert presence.of("worker", Status.THERE) == [1]
+    assert presence.of("worker", Status.CONNECTED) == [1]
     assert presence.has_absent_tasks
     hear(presence, 3.0)
     assert presence.back.keys() == {WORKER}
@@ -125,12 +127,12 @@ def test_a_lost_worker_is_taken_back_when_it_answers_whatever_others_do(presence
 def test_others_do_not_wait_for_a_worker_that_is_silent(presence):
     answers = {WORKER: Answer.IS_SILENT, OTHER: Answer.SERVES, PS: Answer.IS_SILENT}
     assert statuses(presence.count_silent_as_hung(answers, 1.0)) == [
-        (WORKER, Status.THERE, Status.HUNG)
+        (WORKER, Status.CONNECTED, Status.HUNG)
     ]
 
 
 def test_a_worker_that_leaves_is_given_up_when_it_holds_nothing(presence):
-    assert statuses(presence.leave(WORKER, 1.0)) == [(WORKER, Status.THERE, Status.LEAVING)]
+    assert statuses(presence.leave(WORKER, 1.0)) == [(WORKER, Status.CONNECTED, Status.LEAVING)]
     assert presence.leave(WORKER, 1.1) == []
     assert WORKER in presence.connected
     assert statuses(presence.left(WORKER, 2.0)) == [(WORKER, Status.LEAVING, Status.LEFT)]
@@ -159,7 +161,7 @@ def test_a_worker_that_leaves_and_cannot_finish_has_left(presence):
 def test_a_worker_may_move_and_others_may_join(presence):
     new = ("worker", 2)
     moved = presence.move({WORKER: "host0:1", OTHER: "host9:1", new: "host3:1"}, 1.0)
-    assert statuses(moved) == [(OTHER, Status.THERE, Status.LOST)]
+    assert statuses(moved) == [(OTHER, Status.CONNECTED, Status.LOST)]
     assert "host9:1" in moved[0].reason
     assert presence.status(new) is Status.JOINING
     assert presence.connected.keys() == {WORKER, PS}
@@ -168,7 +170,7 @@ def test_a_worker_may_move_and_others_may_join(presence):
     presence.tick(2.0, 1.0)
     assert presence.back == {OTHER: "host9:1", new: "host3:1"}
     presence.take([new], 3.0)
-    assert presence.of("worker", Status.THERE) == [0, 2]
+    assert presence.of("worker", Status.CONNECTED) == [0, 2]
     assert presence.move({WORKER: "host0:1", OTHER: "host9:1", new: "host3:1"}, 4.0) == []
 
 

@@ -70,7 +70,7 @@ class MemberPoll:
             refusing = [
                 task
                 for task, answer in answers.items()
-                if answer is Answer.REFUSES and shared.presence.status(task) is Status.THERE
+                if answer is Answer.REFUSES and shared.presence.status(task) is Status.CONNECTED
             ]
             idle = self._departures.idle()
         shared.follow(noticed)

@@ -25,7 +25,7 @@ from kerasps.runtime.errors import error_of
 from kerasps.runtime.probe import ANSWER_S, Answer, ask_servers
 
 # The values of `Status`, for type checkers.
-WorkerStatus = Literal["there", "does not answer", "lost", "is about to leave", "has left", "joins"]
+WorkerStatus = Literal["connected", "hangs", "lost", "leaving", "left", "joining"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class WorkerInfo:
     Args:
         index: its index in its job.
         address: its `"host:port"`.
-        status: `"there"`, `"does not answer"`, `"lost"`, `"is about to leave"`, `"has left"` or
-            `"joins"`.
+        status: `"connected"`, `"hangs"` (it does not answer), `"lost"`, `"leaving"`, `"left"` or
+            `"joining"`.
         since_s: the seconds since it has that status.
         times_lost: how often it was lost, or did not answer for too long. Default 0.
         times_back: how often it returned afterwards. Default 0.
@@ -138,7 +138,7 @@ class Membership:
         """The workers that cannot get steps: lost, hung, left, or not connected yet."""
         with self._shared.lock:
             presence = self._shared.presence
-            there = presence.of("worker", Status.THERE, Status.LEAVING)
+            there = presence.of("worker", Status.CONNECTED, Status.LEAVING)
             return {*presence.of("worker")} - {*there}
 
     @property
@@ -208,7 +208,8 @@ class Membership:
             shared.changed.wait_for(
                 lambda: (
                     shared.has_stopped
-                    or shared.presence.status(("worker", worker)) in (Status.THERE, Status.LEAVING)
+                    or shared.presence.status(("worker", worker))
+                    in (Status.CONNECTED, Status.LEAVING)
                 )
             )
 

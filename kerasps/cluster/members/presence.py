@@ -21,16 +21,16 @@ Task = tuple[str, int]
 class Status(enum.Enum):
     """The status of a task."""
 
-    THERE = "there"
-    HUNG = "does not answer"
+    CONNECTED = "connected"
+    HUNG = "hangs"
     LOST = "lost"
-    LEAVING = "is about to leave"
-    LEFT = "has left"
-    JOINING = "joins"
+    LEAVING = "leaving"
+    LEFT = "left"
+    JOINING = "joining"
 
 
 # The statuses of tasks that TensorFlow may call.
-_CONNECTED = (Status.THERE, Status.LEAVING)
+_CONNECTED = (Status.CONNECTED, Status.LEAVING)
 # By then, calls to an ended task have ended. Restarting a task usually takes as long.
 _SETTLE_S = 1.0
 
@@ -87,7 +87,7 @@ class Presence:
     def __init__(self, addresses: Mapping[Task, str], *, limit_s: float, now: float) -> None:
         self._limit_s = limit_s
         self._tasks = {
-            task: _Known(address, Status.THERE, now) for task, address in addresses.items()
+            task: _Known(address, Status.CONNECTED, now) for task, address in addresses.items()
         }
         # The time of the last probe; the time up to which the clock of silence has advanced; the
         # clock's value, now and at the last probe.
@@ -202,7 +202,7 @@ class Presence:
                 known.silent_since = None
                 known.is_back = known.status not in _CONNECTED
                 if known.status is Status.HUNG and task[0] == "ps":
-                    noticed.append(self._become(task, Status.THERE, now))
+                    noticed.append(self._become(task, Status.CONNECTED, now))
                 continue
             known.is_back = False
             if answer is Answer.REFUSES:
@@ -243,7 +243,7 @@ class Presence:
 
     def leave(self, task: Task, now: float) -> list[Noticed]:
         """Record that a task is about to leave: it finishes its steps, and gets no new ones."""
-        if self._tasks[task].status is not Status.THERE:
+        if self._tasks[task].status is not Status.CONNECTED:
             return []
         return [self._become(task, Status.LEAVING, now)]
 
@@ -266,7 +266,7 @@ class Presence:
             self._tasks[task].generation += 1
             self._tasks[task].is_back = False
             self._tasks[task].silent_since = None
-            noticed.append(self._become(task, Status.THERE, now))
+            noticed.append(self._become(task, Status.CONNECTED, now))
         return noticed
 
     def move(self, addresses: Mapping[Task, str], now: float) -> list[Noticed]:
@@ -294,6 +294,6 @@ class Presence:
         noticed = Noticed(task, known.address, status, known.status, after_s, reason)
         lost = (Status.LOST, Status.HUNG)
         known.losses += status in lost and known.status not in lost
-        known.returns += status is Status.THERE and known.losses > known.returns
+        known.returns += status is Status.CONNECTED and known.losses > known.returns
         known.status, known.since, known.reason = status, now, reason
         return noticed

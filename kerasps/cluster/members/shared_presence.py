@@ -110,8 +110,8 @@ def _in_words(noticed: Noticed) -> str:
                 f"{name} leaves, and could not finish its steps ({noticed.reason}): other workers "
                 "do them."
             )
-        case Status.THERE if noticed.before is Status.JOINING:
+        case Status.CONNECTED if noticed.before is Status.JOINING:
             return f"{name} has joined."
-        case Status.THERE:
+        case Status.CONNECTED:
             return f"{name} is back, after {noticed.after_s:.1f} s."
     return ""
