@@ -16,6 +16,7 @@ from kerasps.cluster.members.reachability import wait_until_reachable
 from kerasps.inputs import Input, InputArguments
 from kerasps.step import Mode, TracedStep
 from kerasps.step.tracing.traffic import TrafficMeter
+from kerasps.step.updates.lazy_updates import LazyUpdates
 from kerasps.strategy_arguments import Partitioner, StrategyOptions
 from kerasps.training import Dispatching
 from kerasps.training.calls.scheduled import ScheduledCalls
@@ -38,6 +39,7 @@ class BaseHost(abc.ABC):
     Attributes:
         strategy: the strategy; set by `make_extended`.
         extended: places its variables; set by `make_extended`.
+        lazy_updates: tells users of tables that are updated lazily.
         traffic_meter: measures the traffic of `fit`; set by `begin`.
         staleness_meter: measures how stale updates are; set by `begin`.
         run_meter: counts the steps of each worker; set by `begin`.
@@ -62,6 +64,7 @@ class BaseHost(abc.ABC):
         self.description = description
         self.connects_to = connects_to
         self.options = options
+        self.lazy_updates = LazyUpdates()
 
     # From the first connection to the end
 

@@ -71,11 +71,12 @@ class ParameterServerStrategy(BaseStrategy):
             default) assigns them in turn, which spreads ids that are sorted by frequency evenly;
             `"div"` gives each shard a contiguous range.
         sparse_updates: the rows that an update covers, for a table that steps read only by rows (an
-            embedding). `"lazy"` (the default): the optimizer gets only the rows of the step, so a
-            step costs the same for a table of any height. `"dense"`: the optimizer gets the whole
-            table, with gradients of zero in all other rows, as in plain Keras, which costs time on
-            the ps. Both give the same result for optimizers that do not change a row whose
-            gradient is zero, such as Adagrad and SGD without momentum.
+            embedding). `"lazy"`: the optimizer gets only the rows of the step, so a step costs the
+            same for a table of any height. `"dense"`: the optimizer gets the whole table, with
+            gradients of zero in all other rows, as in plain Keras, which costs time on the ps. Both
+            give the same result for optimizers that do not change a row whose gradient is zero,
+            such as Adagrad and SGD without momentum. Default None: `"lazy"`, and the log says so
+            once for each other class of optimizer.
         table_min_bytes: the size in bytes of the smallest table. Smaller variables are no tables:
             steps read them whole, together with other small variables, and Keras updates them as
             usual, whatever `sparse_updates` says. With 0, every variable that steps read only by
@@ -149,7 +150,7 @@ class ParameterServerStrategy(BaseStrategy):
         variable_partitioner: Partitioner | None = None,
         *,
         shard_layout: ShardLayout = "mod",
-        sparse_updates: SparseUpdates = "lazy",
+        sparse_updates: SparseUpdates | None = None,
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         max_staleness: int | None = None,
         overlap: bool = False,
@@ -172,7 +173,7 @@ class ParameterServerStrategy(BaseStrategy):
         options = StrategyOptions(
             variable_partitioner=variable_partitioner,
             shard_layout=shard_layout,
-            sparse_updates=sparse_updates,
+            sparse_updates="lazy" if sparse_updates is None else sparse_updates,
             table_min_bytes=table_min_bytes,
             max_staleness=max_staleness,
             overlap=overlap,
@@ -183,7 +184,9 @@ class ParameterServerStrategy(BaseStrategy):
             jit_compile_updates=jit_compile_updates,
         )
         options = checked_updates(checked_tables(options), len(description.jobs["worker"]))
-        self._set_up(self._host_type(description, options, resolver), resolver, connect_timeout)
+        host = self._host_type(description, options, resolver)
+        host.lazy_updates.is_default = sparse_updates is None
+        self._set_up(host, resolver, connect_timeout)
 
     def workers(self) -> list[WorkerInfo]:
         """Return the index, address and status of each worker, lost ones included.

@@ -93,7 +93,7 @@ class WorkerDrivenStrategy(BaseStrategy):
         variable_partitioner: Partitioner | None = None,
         *,
         shard_layout: ShardLayout = "mod",
-        sparse_updates: SparseUpdates = "lazy",
+        sparse_updates: SparseUpdates | None = None,
         table_min_bytes: int = DEFAULT_TABLE_MIN_BYTES,
         jit_compile_updates: bool = True,
         run_id: str | None = None,
@@ -118,13 +118,14 @@ class WorkerDrivenStrategy(BaseStrategy):
         options = WorkerDrivenOptions(
             variable_partitioner=variable_partitioner,
             shard_layout=shard_layout,
-            sparse_updates=sparse_updates,
+            sparse_updates="lazy" if sparse_updates is None else sparse_updates,
             table_min_bytes=table_min_bytes,
             jit_compile_updates=jit_compile_updates,
             run_id=run_id,
             chief_timeout=chief_timeout,
         )
         host = WorkerHost(cluster, checked_tables(options))
+        host.lazy_updates.is_default = sparse_updates is None
         self._set_up(host, _resolver(cluster), connect_timeout)
 
     @property

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from kerasps.runtime.connected import ClusterHost
+from kerasps.step.updates.lazy_updates import LazyUpdates
 from kerasps.strategy_arguments import StrategyOptions
 from kerasps.variables.placing import Extended
 
@@ -22,6 +23,10 @@ class StepHost(ClusterHost, Protocol):
     @property
     def options(self) -> StrategyOptions:
         """The arguments of the strategy."""
+
+    @property
+    def lazy_updates(self) -> LazyUpdates:
+        """Tells users of tables that are updated lazily."""
 
     @property
     def extended(self) -> Extended:

@@ -109,6 +109,17 @@ class StepChanges:
             changed = [*changed, *(v for v in followed if v not in self.tables)]
         return list(dict.fromkeys(shards_in(changed)))
 
+    def updates_rows(self, update: Update, variable: ParameterServerVariable) -> bool:
+        """Return True if an update moves the touched rows of a table without the other rows."""
+        coupled = update.coupled.get(variable)
+        treats_rows_alone = coupled is None or not coupled.couples_rows
+        return treats_rows_alone and may_update_rows(update.optimizer, self.sparse_updates)
+
+    def lazy_tables(self, update: Update) -> list[ParameterServerVariable]:
+        """Return the tables of which an update moves only the touched rows."""
+        tables = [variable for variable in update.variables if variable in self.tables]
+        return [table for table in tables if self.updates_rows(update, table)]
+
     def _groups_of(self, update: Update, device: str) -> list[GroupShard]:
         """Return the groups of several tables that are updated on one ps."""
         updated = IdentitySet(update.variables)
@@ -209,11 +220,7 @@ class DeviceUpdate:
 
     def updates_rows(self, shard: Shard) -> bool:
         """Return True if rows of a table are updated without the other rows."""
-        coupled = self.update.coupled.get(shard.variable)
-        treats_rows_alone = coupled is None or not coupled.couples_rows
-        return treats_rows_alone and may_update_rows(
-            self.update.optimizer, self._changes.sparse_updates
-        )
+        return self._changes.updates_rows(self.update, shard.variable)
 
     def specs(
         self,

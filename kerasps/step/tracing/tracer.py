@@ -323,6 +323,8 @@ class Tracer:
             [group for planned in rounds for group in planned.groups],
             self._host.options.jit_compile_updates,
         )
+        for update in phase.updates:
+            self._host.lazy_updates.note(update.optimizer, changes.lazy_tables(update))
         pull, push = self._transfers(changes, rounds, self._update_rule(phase, changes, known))
         captures = [*pull.captures, *push.captures, *(draw.captures if draw else [])]
         captures += [] if single is None else [*single.pull.captures, *single.push.captures]

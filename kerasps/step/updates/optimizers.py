@@ -76,6 +76,26 @@ def is_known_to_treat_rows_alone(
     return is_elementwise(optimizer) and _is_row_wise(variable) and not clips_accumulated
 
 
+def moves_rows_without_gradient(
+    optimizer: keras.optimizers.Optimizer, table: ParameterServerVariable
+) -> bool:
+    """Return True if a dense update changes rows of `table` without gradient, or their slots.
+
+    An optimizer that is not one of Keras's counts as such if it has slots.
+    """
+    kind = type(optimizer)
+    if optimizer.use_ema:
+        return True  # the average of each row goes on towards the row
+    if optimizer.weight_decay and optimizer._use_weight_decay(table):
+        return True
+    if kind.update_step is keras.optimizers.SGD.update_step:
+        return bool(optimizer.momentum)
+    if kind.update_step is keras.optimizers.Adagrad.update_step:
+        return False
+    has_slots = any(variable.shape == table.shape for variable in optimizer.variables)
+    return is_keras_method(kind, "update_step") or has_slots
+
+
 def may_update_rows(optimizer: keras.optimizers.Optimizer, sparse_updates: str) -> bool:
     """Return True if an optimizer may update only the touched rows of a table.
 
