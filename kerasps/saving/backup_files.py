@@ -15,6 +15,7 @@ import json
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -124,12 +125,15 @@ class BackupDirectory:
         for name in names:
             _sync(f"{directory}/{name}")
         _sync(directory)
+        # TensorFlow has checksums of what is in its data files, and reads them with the values.
+        checked = [name for name in names if ".data-" not in name]
         content = {
             "format": FORMAT,
             "record": packed,
             "pieces": pieces,
             "specs": specs,
             "files": {name: _size(f"{directory}/{name}") for name in names},
+            "checksums": {name: _checksum(_bytes(f"{directory}/{name}")) for name in checked},
         }
         partial = f"{self._manifest(number)}.partial"
         with tf.io.gfile.GFile(partial, "w") as file:
@@ -185,10 +189,16 @@ class BackupDirectory:
                 raise ValueError(f"{path} is missing")
             if _size(path) != size:
                 raise ValueError(f"{path} has {_size(path)} bytes, and had {size}")
-        with tf.io.gfile.GFile(f"{directory}/{_ARRAYS}", "rb") as file:
-            buffer = io.BytesIO(file.read())
-        with np.load(buffer, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        # Backups of earlier versions have none.
+        for name, checksum in content.get("checksums", {}).items():
+            if _checksum(_bytes(f"{directory}/{name}")) != checksum:
+                raise ValueError(f"the checksum of {directory}/{name} is wrong")
+        buffer = io.BytesIO(_bytes(f"{directory}/{_ARRAYS}"))
+        try:
+            with np.load(buffer, allow_pickle=False) as stored:
+                arrays = dict(stored)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as exc:
+            raise ValueError(f"{directory}/{_ARRAYS} cannot be read: {exc}") from exc
         record = _with_arrays(content["record"], arrays)
         return Backup(number, directory, record, content["pieces"], content["specs"])
 
@@ -222,7 +232,17 @@ def _with_arrays(value: object, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return _checksum(json.dumps(content, sort_keys=True).encode())
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _bytes(path: str) -> bytes:
+    with tf.io.gfile.GFile(path, "rb") as file:
+        content: bytes = file.read()
+    return content
 
 
 def _size(path: str) -> int:

@@ -291,6 +291,8 @@ def specs_of(variables: Mapping[str, ParameterServerVariable]) -> dict[str, dict
 def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) -> None:
     """Restore variables from a backup; ps that see its files read them.
 
+    All files are read twice. The first time shows damage before a variable has changed.
+
     Args:
         backup: the backup, whose specs fit the variables.
         variables: the variables by their keys, with any number of shards.
@@ -306,15 +308,18 @@ def restore(backup: Backup, variables: Mapping[str, ParameterServerVariable]) ->
     for pieces in files.values():
         by_device.setdefault(_reader(pieces[0], variables), []).append(pieces)
 
-    def read_all(device: str) -> None:
+    def read_all(device: str, *, assigns: bool) -> None:
         of_device = by_device[device]
         probe = f"{backup.directory}/{of_device[0][0].file}.index"
         reader = device if sees(device, probe) else COORDINATOR_CPU
         for pieces in of_device:
             prefix = f"{backup.directory}/{pieces[0].file}"
-            persist(functools.partial(_read, prefix, pieces, variables, reader))
+            values = persist(functools.partial(_values_of, prefix, pieces, variables, reader))
+            if assigns:
+                persist(functools.partial(_assign_all, pieces, values, variables, reader))
 
-    _at_once(read_all, by_device)
+    for assigns in (False, True):
+        _at_once(functools.partial(read_all, assigns=assigns), by_device)
 
 
 def _reader(piece: Piece, variables: Mapping[str, ParameterServerVariable]) -> str:
@@ -327,20 +332,30 @@ def _reader(piece: Piece, variables: Mapping[str, ParameterServerVariable]) -> s
     return str(variable.shards[index].device)
 
 
-def _read(
+def _values_of(
     prefix: str,
-    pieces: Iterable[Piece],
+    pieces: Sequence[Piece],
     variables: Mapping[str, ParameterServerVariable],
     device: str,
-) -> None:
-    pieces = list(pieces)
+) -> list[tf.Tensor]:
+    """Return the values of pieces in a file, on the device that reads them."""
     with tf.device(device):
-        values = tf.raw_ops.RestoreV2(
+        values: list[tf.Tensor] = tf.raw_ops.RestoreV2(
             prefix=prefix,
             tensor_names=[piece.name for piece in pieces],
             shape_and_slices=[""] * len(pieces),
             dtypes=[variables[piece.key].shards[0].dtype for piece in pieces],
         )
+    return values
+
+
+def _assign_all(
+    pieces: Iterable[Piece],
+    values: Iterable[tf.Tensor],
+    variables: Mapping[str, ParameterServerVariable],
+    device: str,
+) -> None:
+    """Assign pieces whose values are on a device."""
     for piece, value in zip(pieces, values, strict=True):
         _assign(variables[piece.key], piece, value, device)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import signal
 import threading
+import warnings
 from pathlib import Path
 
 import keras
@@ -110,6 +112,72 @@ def test_a_damaged_backup_is_refused_by_name(tmp_path, name, damage, words):
     damage(tmp_path / name)
     with pytest.warns(UserWarning, match=rf"backup-000002\.json is damaged.*({words})"):
         assert numbers(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("name", ["backup-000002.json", "backup-000002/arrays.npz"])
+def test_any_changed_byte_leads_to_the_backup_before(tmp_path, name):
+    """The record is that of the last backup or of the one before, whole."""
+    write(tmp_path, {"number": 1}, keep=2)
+    write(tmp_path, keep=2)
+    path = tmp_path / name
+    content = path.read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with pytest.warns(UserWarning, match=r"backup-000002\.json is damaged"):
+            (backup,) = BackupDirectory(tmp_path).backups()
+        assert backup.record == {"number": 1}
+
+
+@pytest.mark.parametrize("name", ["0000.index", "0000.data-00000-of-00001"])
+def test_any_changed_byte_of_what_a_ps_wrote_is_noticed(tmp_path, name):
+    """An index by its checksum in the manifest; values when TensorFlow reads them."""
+    directory = BackupDirectory(tmp_path)
+    number, files = directory.begin()
+    values = tf.range(100.0)
+    tf.raw_ops.SaveV2(
+        prefix=f"{files}/0000", tensor_names=["0"], shape_and_slices=[""], tensors=[values]
+    )
+    directory.commit(number, RECORD, [{"key": "a", "file": "0000"}], {"a": {"shape": [100]}})
+    path = Path(files, name)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        if name.endswith(".index"):
+            with pytest.warns(UserWarning, match="the checksum of .*0000.index is wrong"):
+                assert not numbers(tmp_path)
+        else:
+            with pytest.raises(tf.errors.DataLossError):
+                tf.raw_ops.RestoreV2(
+                    prefix=f"{files}/0000",
+                    tensor_names=["0"],
+                    shape_and_slices=[""],
+                    dtypes=[tf.float32],
+                )
+
+
+def test_a_damaged_backup_of_an_earlier_version_is_refused_by_name(tmp_path):
+    """Its manifest has no checksums of files."""
+    write(tmp_path)
+    manifest = tmp_path / "backup-000001.json"
+    content = json.loads(manifest.read_text())["content"]
+    del content["checksums"]
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    manifest.write_text(json.dumps({"sha256": digest, "content": content}))
+    assert numbers(tmp_path) == [1]
+    path = tmp_path / "backup-000001" / "arrays.npz"
+    written = path.read_bytes()
+    for place in range(len(written)):
+        changed = bytearray(written)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            for backup in BackupDirectory(tmp_path).backups():
+                np.testing.assert_equal(backup.record["scalar"], RECORD["scalar"])
 
 
 def test_a_backup_without_what_the_ps_wrote_is_not_completed(tmp_path):
