@@ -54,7 +54,7 @@ def create_storage(
     new = _New(extended, dtype, trainable, is_table)
     if on_coordinator:
         return new.separate_variable(COORDINATOR_CPU, shape, initial_value, name)
-    sharding, devices = extended.shards(shape, dtype) or (None, [None])
+    sharding, devices = extended.shards(shape, dtype, name) or (None, [None])
     beside = extended.shards_beside(shape, len(devices))
     if sharding is None or sharding.num_shards == 1:
         whole = new.shard(devices[0], shape, initial_value, name, beside[0])

@@ -26,6 +26,12 @@ from kerasps.variables.wire import WireRule
 if TYPE_CHECKING:
     from kerasps.variables.variable import ParameterServerVariable
 
+# TensorFlow sends no tensor of more than 2 GiB to another task. A larger variable is split into
+# shards of half of that, so that two fit where one did.
+MAX_SENT_BYTES = 2**31 - 2**20
+# TensorFlow's look-ups on a ps count the rows of a shard in 32 bits.
+MAX_SHARD_ROWS = 2**31 - 1
+
 
 class _Placing(threading.local):
     """The options of the variables that this thread makes."""
@@ -99,13 +105,17 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         finally:
             placing.active, placing.device = before
 
-    def shards(self, shape: tuple[int, ...], dtype: tf.DType) -> tuple[Sharding, list[str]] | None:
+    def shards(
+        self, shape: tuple[int, ...], dtype: tf.DType, name: str
+    ) -> tuple[Sharding, list[str]] | None:
         """Return the sharding of a new variable and the device of each shard; None if it is whole.
 
-        A slot, which is made beside its variable, is sharded like that variable.
+        A slot, which is made beside its variable, is sharded like that variable. A variable that
+        cannot be sent whole is split, without a partitioner too.
 
         Raises:
-            ValueError: the partitioner splits an axis other than the first.
+            ValueError: the partitioner splits an axis other than the first, or leaves a shard with
+                more rows than TensorFlow can count.
         """
         beside = self._placing.beside
         if beside is not None:
@@ -113,8 +123,30 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
             return (
                 (beside.sharding, [str(shard.device) for shard in beside.shards]) if same else None
             )
-        if self._partitioner is None or not shape or self._placing.beside_whole:
+        if not shape or self._placing.beside_whole:
             return None
+        count = self._chosen_count(shape, dtype)
+        if shape[0] > MAX_SHARD_ROWS * count:
+            least = math.ceil(shape[0] / MAX_SHARD_ROWS)
+            raise ValueError(
+                f"Variable '{name}' has more rows than TensorFlow can look up in a shard. "
+                f"Expected: at most {MAX_SHARD_ROWS:,} rows a shard. Received: {shape[0]:,} rows "
+                f"in {count:,} shard(s). Pass `kerasps.FixedShardsPartitioner({max(2, least)})` as "
+                "`variable_partitioner` to the strategy."
+            )
+        num_bytes = math.prod(shape) * dtype.size
+        if num_bytes > MAX_SENT_BYTES * count:
+            count = min(math.ceil(num_bytes / (MAX_SENT_BYTES // 2)), shape[0])
+        if count <= 1:
+            return None
+        return Sharding(shape[0], count, self._shard_layout), [
+            ps_device(ps) for ps in self.ledger.spread(count)
+        ]
+
+    def _chosen_count(self, shape: tuple[int, ...], dtype: tf.DType) -> int:
+        """Return the number of shards that the partitioner chooses, at least 1."""
+        if self._partitioner is None:
+            return 1
         partitions = list(self._partitioner(shape=tf.TensorShape(shape), dtype=dtype))
         if len(partitions) != len(shape) or any(count != 1 for count in partitions[1:]):
             raise ValueError(
@@ -122,12 +154,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
                 f"number of shards per axis, 1 for all but the first. Received: {partitions} for "
                 f"shape {shape}. Use a partitioner of kerasps."
             )
-        count = min(int(partitions[0]), shape[0])
-        if count <= 1:
-            return None
-        return Sharding(shape[0], count, self._shard_layout), [
-            ps_device(ps) for ps in self.ledger.spread(count)
-        ]
+        return max(1, min(int(partitions[0]), shape[0]))
 
     def takes_table(self, name: str, shape: tuple[int, ...], dtype: tf.DType) -> bool:
         """Return whether a new variable is a table that may share a storage with others."""
