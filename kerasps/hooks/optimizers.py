@@ -58,12 +58,55 @@ def apply_scaled(
     """
     strategy, phase = connected_strategy(), current_phase()
     if isinstance(phase, Compute):
-        phase.apply_once(lambda sums: original(self, sums, trainable_variables), grads)
+        trainable_variables = None if trainable_variables is None else list(trainable_variables)
+        grads = [phase.sums.dense(gradient) for gradient in grads]
+        phase.apply_once(
+            lambda sums: original(
+                self, _infinite_if_sent_so(self, sums, trainable_variables), trainable_variables
+            ),
+            grads,
+        )
     elif tf.distribute.get_strategy() is strategy and tf.distribute.in_cross_replica_context():
         with training.without_current(strategy):
             original(self, grads, trainable_variables)
     else:
         original(self, grads, trainable_variables)
+
+
+def _infinite_if_sent_so(
+    optimizer: keras.optimizers.LossScaleOptimizer,
+    gradients: Sequence[tf.Tensor | None],
+    trainable: Sequence[keras.Variable] | None,
+) -> list[tf.Tensor | None]:
+    """Return gradients with an infinite number if a gradient becomes infinite when it is sent.
+
+    Gradients are sent unscaled and clipped, in the dtypes of `wire_dtype`. So the optimizer sees
+    the overflow of float16, and skips the step.
+    """
+    variables = optimizer._trainable_variables if trainable is None else trainable
+    if not optimizer.built:  # another trace follows
+        return list(gradients)
+    cast: list[tuple[int, tf.DType]] = []
+    for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        dtype = getattr(variable, "wire_dtype", None)
+        if gradient is not None and dtype is not None and dtype != gradient.dtype:
+            cast.append((place, dtype))
+    if not cast:
+        return list(gradients)
+    inner = optimizer.inner_optimizer
+    scale = tf.convert_to_tensor(optimizer.dynamic_scale)
+    sent = [None if g is None else g / tf.cast(scale, g.dtype) for g in gradients]
+    if not inner.gradient_accumulation_steps:
+        sent = inner._clip_gradients(sent)
+    are_finite = [
+        tf.reduce_all(tf.math.is_finite(tf.cast(sent[place], dtype))) for place, dtype in cast
+    ]
+    addition = tf.where(tf.reduce_all(are_finite), 0.0, float("inf"))
+    marked, _ = cast[0]
+    return [
+        g + tf.cast(addition, g.dtype) if g is not None and place == marked else g
+        for place, g in enumerate(gradients)
+    ]
 
 
 def apply_gradients(

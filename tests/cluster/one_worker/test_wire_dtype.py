@@ -183,3 +183,46 @@ def test_a_scaled_loss_trains(strategy, monkeypatch):
     losses = model.fit(x, y, batch_size=16, epochs=6, verbose=0).history["loss"]
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0] / 4
+
+
+class Factor(keras.losses.Loss):
+    """Has a gradient of y with respect to each output."""
+
+    def call(self, y_true, y_pred):
+        return tf.reduce_sum(y_true * y_pred, axis=tuple(range(1, y_pred.shape.rank)))
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+@pytest.mark.parametrize(
+    ("clip", "wire_dtype", "factor", "is_skipped"),
+    [
+        ({}, "float16", 1e5, True),
+        ({}, "float16", 6e4, False),
+        ({"clipvalue": 1.0}, "float16", 1e5, False),
+        ({}, "bfloat16", 1e5, False),
+    ],
+)
+def test_a_scaled_loss_sees_a_gradient_that_becomes_infinite_when_it_is_sent(
+    strategy, monkeypatch, clip, wire_dtype, factor, is_skipped, is_table
+):
+    """The step is skipped and the scale halved, as in plain Keras for an infinite gradient."""
+    monkeypatch.setattr(strategy.extended, "wire_rule", WireRule((("", wire_dtype),)))
+    with strategy.scope():
+        ids = keras.Input((2,), dtype="int32")
+        layer = keras.layers.Embedding(NUM_ROWS, 3, "zeros") if is_table else Weights(6)
+        model = keras.Model(ids, keras.layers.Reshape((-1,))(layer(ids)))
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(1e-4, **clip), initial_scale=8.0
+        )
+        model.compile(optimizer, Factor(reduction="sum"), steps_per_execution=2)
+    num_outputs = model.output_shape[1] or 18
+    y = np.ones((2, num_outputs), "float32")
+    y[0] *= factor
+    before = np.array(model.trainable_variables[0])
+    model.fit(np.array([[1, 2], [3, 4]], "int32"), y, batch_size=1, shuffle=False, verbose=0)
+    assert float(optimizer.dynamic_scale) == (4.0 if is_skipped else 8.0)
+    assert int(optimizer.iterations) == (1 if is_skipped else 2)
+    change = np.array(model.trainable_variables[0]) - before
+    assert np.all(np.isfinite(change))
+    large = change[1] if is_table else change
+    assert np.all(np.abs(large) < 1e-3) == (is_skipped or bool(clip))
