@@ -230,6 +230,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "ProfileOptions",
         "the options of a task's profiler, for a trace",
     ),
+    "load_function_def_library": PrivateName(
+        "tensorflow.python.saved_model.function_deserialization",
+        "load_function_def_library",
+        "functions that draw random numbers get the number of the step as an argument",
+        ("library", "load_shared_name_suffix"),
+    ),
     "eager_context": PrivateName(
         "tensorflow.python.eager.context",
         "context",

@@ -227,8 +227,26 @@ def states(strategy):
         "expected_mean": mean,
         "different_masks": len({mask.tobytes() for epoch in masks for mask in epoch}),
         "first_as_plain": bool(np.array_equal(masks[0][0], one)),
+        "different_numbers": len(set(numbers_drawn(strategy))),
         "seeds_drawn": int(dropping.layers[0].seed_generator.state.numpy()[1]),
     }
+
+
+class Drawing(keras.Model):
+    """Predicts a number that TensorFlow draws."""
+
+    def call(self, x):
+        return x + tf.random.uniform([], seed=3)
+
+
+def numbers_drawn(strategy):
+    """Return what two passes draw, each of 11 batches, of which one is left over."""
+    with strategy.scope():
+        model = Drawing()
+        model.compile("sgd")
+    x = np.zeros((11, 1), "float32")
+    passes = [model.predict(x, batch_size=1, verbose=0) for _ in range(2)]
+    return np.concatenate(passes).ravel().tolist()
 
 
 class Adversarial(keras.Model):

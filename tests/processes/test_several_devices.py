@@ -119,6 +119,7 @@ def test_each_replica_draws_what_a_single_one_would_draw_for_its_batch(report_of
     assert states["different_masks"] == 16
     assert states["first_as_plain"]
     assert states["seeds_drawn"] == 16
+    assert states["different_numbers"] == 22
 
 
 def test_a_step_that_updates_twice_meets_twice(report_of):

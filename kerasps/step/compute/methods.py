@@ -26,6 +26,10 @@ class Method(Protocol):
         """The text that names the method's owner, for messages; empty without one."""
 
     @property
+    def owner(self) -> object | None:
+        """The model that has the method; None if it is a function."""
+
+    @property
     def jit_compile(self) -> bool:
         """True if XLA compiles the method."""
 
@@ -67,6 +71,11 @@ class ModelMethod:
     def whose(self) -> str:
         """The text that names its model, for messages."""
         return f" of model '{self._model.name}'"
+
+    @property
+    def owner(self) -> keras.Model:
+        """The model."""
+        return self._model
 
     @property
     def jit_compile(self) -> bool:

@@ -47,6 +47,11 @@ class Lockstep(Generic[_Result]):
         self._threads = [_ReplicaThread(body, i) for i, body in enumerate(bodies)]
         self._current: _ReplicaThread[_Result] | None = None
         self._met: list[Any] = []
+        self._turns: list[tuple[int, int]] = []
+
+    def replica_of(self, place: int) -> int:
+        """Return the replica that added the operation at a place of the graph; 0 if none did."""
+        return next((replica for end, replica in self._turns if place < end), 0)
 
     def run(self) -> list[_Result]:
         """Return the result of each replica.
@@ -54,13 +59,15 @@ class Lockstep(Generic[_Result]):
         Raises the error of the first one to fail; UnsupportedError if they do not meet equally
         often.
         """
+        graph = tf.compat.v1.get_default_graph()
         for thread in self._threads:
             thread.start()
         try:
             while True:
-                for thread in self._threads:
+                for replica, thread in enumerate(self._threads):
                     self._current = thread
                     thread.go_on()
+                    self._turns.append((len(graph.get_operations()), replica))
                 done = {thread.is_done for thread in self._threads}
                 if done == {True}:
                     return [thread.result for thread in self._threads]
@@ -209,6 +216,10 @@ class Replicas:
             [functools.partial(body, replica) for replica in range(len(devices))]
         )
         return self._lockstep.run()
+
+    def replica_of(self, place: int) -> int:
+        """Return the replica of the operation at a place of the graph. Call after `call`."""
+        return self._lockstep.replica_of(place)
 
     def _apply(
         self,

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from kerasps.step.contract.compute_messages import InputNames
+from kerasps.step.draws.random_operations import calls, functions_with, repeats
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.groups import TableGroup
 from kerasps.step.rows.row_requests import Asked, LookupIds, RowRequest, ask
@@ -144,6 +145,8 @@ class _ComputeGraph:
         self._graph = compute.graph
         self._graph_def = compute.graph.as_graph_def()
         self._nodes = {node.name: node for node in self._graph_def.node}
+        library = self._graph_def.library.function
+        self._drawing = functions_with(lambda node: not repeats(node), library)
         captured = compute.captured_inputs
         # TensorFlow adds an input for each capture behind the arguments.
         inner = compute.inputs[len(compute.inputs) - len(captured) :]
@@ -154,7 +157,7 @@ class _ComputeGraph:
     def why_not_ahead(self, ids: Sequence[tf.Tensor]) -> str | None:
         """Return why `ids` cannot be found ahead of the step; None if they can."""
         for node in self._leading_to(ids):
-            if "Random" in node.op and not node.op.startswith("Stateless"):
+            if not repeats(node) or calls(node, self._drawing):
                 return f"its ids are drawn at random by {node.op}, which would draw others ahead"
             if node.op in ("ReadVariableOp", "VarHandleOp"):
                 return "its ids depend on a variable that is assigned in a loop"

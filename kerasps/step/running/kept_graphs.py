@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.runtime.fetching import fetch
+from kerasps.step.draws.random_operations import draws_by_seed
 from kerasps.step.running.message_texts import TEXT_ATTRIBUTES, OtherWords, texts_in
 
 # A step graph takes some 3 kB an operation on the coordinator.
@@ -120,10 +121,7 @@ def _has_state_of_its_own(graph_def: tf.compat.v1.GraphDef) -> bool:
 
     Operations without a seed draw unpredictable numbers in any graph, shared or not.
     """
-    return any(
-        "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i)
-        for node in _nodes_of(graph_def)
-    )
+    return any(draws_by_seed(node) for node in _nodes_of(graph_def))
 
 
 def _nodes_of(graph_def: tf.compat.v1.GraphDef) -> list[Any]:

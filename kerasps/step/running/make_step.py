@@ -14,6 +14,10 @@ from kerasps.step.contract.host import step_host_of
 from kerasps.step.records.mode import PREDICT, TEST, TRAIN, Mode
 from kerasps.step.running.traced_step import TracedStep
 
+# The most steps of a model in one mode, for batches of different shapes. Each keeps a trace and its
+# step graphs on the coordinator, some megabytes, and a script uses few in turn.
+MAX_STEPS = 8
+
 
 def step_for(model: keras.Model, mode: Mode, inputs: Input) -> TracedStep:
     """Return the model's step for batches of `inputs`, on the devices of all workers.
@@ -113,8 +117,9 @@ def step_function(
     """
     host = step_host_of(model)
     fused = fused and host.extended.may_fuse
-    function = getattr(model, mode.function)  # `compile` clears it
-    if not isinstance(function, TracedStep) or not function.serves(element_spec, fused=fused):
+    recent = _recent_steps(model, mode)
+    function = next((step for step in recent if step.serves(element_spec, fused=fused)), None)
+    if function is None:
         function = TracedStep(
             model,
             host,
@@ -122,15 +127,29 @@ def step_function(
             mode.step,
             fused=fused,
             device=devices[0][0],
-            known=_known(model, function),
+            known=_known(model, recent),
         )
-        setattr(model, mode.function, function)
+    others = [step for step in recent if step is not function and step.serves(None, fused=False)]
+    for step in others:
+        step.earlier = []
+    function.earlier = others[: MAX_STEPS - 1]
+    setattr(model, mode.function, function)
     function.plans.trace_for(devices)
     host.extended.before_steps(function.variables)
     return function
 
 
-def _known(model: keras.Model, before: object) -> TracedStep | None:
-    """Return a traced step of the model: `before`, of the same mode, if it is one; else another."""
-    of_modes = (getattr(model, mode.function) for mode in (TRAIN, TEST, PREDICT))
-    return next((step for step in (before, *of_modes) if isinstance(step, TracedStep)), None)
+def _recent_steps(model: keras.Model, mode: Mode) -> list[TracedStep]:
+    """Return the steps of the model in a mode, the last used one first."""
+    last = getattr(model, mode.function)  # `compile` clears it
+    return [last, *last.earlier] if isinstance(last, TracedStep) else []
+
+
+def _known(model: keras.Model, recent: Sequence[TracedStep]) -> TracedStep | None:
+    """Return a traced step of the model: of the same mode if there is one; else of another.
+
+    Among those of the same mode, one with fused variables comes first, since a new step uses them.
+    """
+    fused = [step for step in recent if step.plans.trace.plan.fused.all]
+    of_modes = [step for mode in (TRAIN, TEST, PREDICT) for step in _recent_steps(model, mode)]
+    return next(iter([*fused, *recent, *of_modes]), None)

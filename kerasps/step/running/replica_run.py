@@ -250,6 +250,7 @@ class ReplicaFunction:
 
     name = "The function given to `strategy.run`"
     whose = ""
+    owner = None
     jit_compile = False
 
     def __init__(

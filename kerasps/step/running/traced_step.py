@@ -68,6 +68,7 @@ class TracedStep:
 
     Attributes:
         plans: its plans, by the devices that compute.
+        earlier: steps of the model in the same mode for other batches, the last used one first.
     """
 
     def __init__(
@@ -100,17 +101,18 @@ class TracedStep:
         self._plan = self._trace.plan
         self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
         self._state = _state_of(model)
+        self.earlier: list[TracedStep] = []
         # Updated by the code that drives the step.
         self.timing = StepTiming()
 
-    def serves(self, element_spec: object, *, fused: bool) -> bool:
-        """Return True if this step can take batches of `element_spec`.
+    def serves(self, element_spec: object | None, *, fused: bool) -> bool:
+        """Return True if this step can take batches of `element_spec`, or some if that is None.
 
         False once the model's variables change. A step made without fused variables does not serve
         a caller that wants them; one made with them serves both.
         """
         is_fast = self._fused or not fused
-        is_for_batches = self._element_spec == element_spec
+        is_for_batches = element_spec is None or self._element_spec == element_spec
         is_current = self._state == _state_of(self._model) and self._plan.lookup_tables.are_current
         return bool(is_fast and is_for_batches and is_current)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,6 +21,12 @@ from kerasps.step.compute.scalars import place_scalars
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs
 from kerasps.step.contract.host import StepHost
 from kerasps.step.contract.inventory import Inventory
+from kerasps.step.draws.seeded_draws import (
+    count_of,
+    is_count,
+    repeats_draws,
+    with_draws_of_step,
+)
 from kerasps.step.phases.compute_phase import ComputePhase
 from kerasps.step.phases.pull import PullPhase
 from kerasps.step.phases.push import PushPhase
@@ -61,6 +67,22 @@ class Trace:
     results: dict[str, MetricResult]
 
 
+class _Call(NamedTuple):
+    """A call of the method in a trace.
+
+    Attributes:
+        phases: the compute phase of each replica.
+        returned: the results of each replica.
+        outputs: the tensors that leave the step.
+        replica_of: returns the replica of an operation, by its place in the graph.
+    """
+
+    phases: list[Compute]
+    returned: list[Returned]
+    outputs: ComputeOutputs
+    replica_of: Callable[[int], int]
+
+
 class Tracer:
     """Traces a step.
 
@@ -90,6 +112,9 @@ class Tracer:
         self._fused = fused
         self._inventory = Inventory(host.options.table_min_bytes)
         self._known = None if known is None else known._inventory
+        self._fused_variables: FusedVariables | None = (
+            None if known is None else known._fused_variables
+        )
         self._has_loops: bool = known is not None and known._has_loops
         self._has_gpu: bool | None = None
 
@@ -193,8 +218,8 @@ class Tracer:
             single: the plan for the first device, if there are several.
         """
         inventory = self._inventory
-        function, phases, returned = self._trace_function(devices)
-        phase = phases[0]
+        function, call = self._trace_function(devices)
+        phases, returned, phase = call.phases, call.returned[0], call.phases[0]
         phase.settle_reads()
         inventory.settle(phase.whole, phase.lookups)
         for replica in phases[1:]:
@@ -203,6 +228,9 @@ class Tracer:
         if not self._has_loops and has_loops(graph_def):
             self._has_loops = True
             return None
+        draws = repeats_draws(graph_def, compiled=self._method.jit_compile)
+        if draws:
+            inventory.add(self._count)
         # A trace that built an optimizer may have slots that are not beside their variables.
         if inventory.grew or self._move_slots():
             return None
@@ -214,13 +242,15 @@ class Tracer:
             for table in inventory.tables
         )
         names = [replica.inputs for replica in phases]
+        drawn = self._with_draws(function, call, devices) if draws else function
         divide = grouping(phase.updates, self._host.options.sparse_updates)
-        rounds = plan_rounds(function, names, lookups, list(inventory.pulled), divide)
+        rounds = plan_rounds(drawn, names, lookups, list(inventory.pulled), divide)
         if isinstance(rounds, MustReadWhole):
             for table, why in rounds.reasons.items():
                 inventory.read_whole(table, why)
             return None
-        plan = self._make_plan(function, phases, rounds, returned, devices[0], known, single)
+        tables = LookupTables(function)
+        plan = self._make_plan(drawn, call, rounds, tables, devices[0], known, single)
         ledger = self._host.extended.ledger
         ledger.note_looked_up(inventory.tables, small=False)
         ledger.note_looked_up(inventory.small, small=True)
@@ -228,25 +258,22 @@ class Tracer:
 
     def _trace_function(
         self, devices: Sequence[str]
-    ) -> tuple[tf.types.experimental.ConcreteFunction, list[Compute], Returned]:
-        """Trace the method for a replica on each device.
-
-        Returns:
-            The function, the compute phase of each replica, and what the first replica returned.
-        """
+    ) -> tuple[tf.types.experimental.ConcreteFunction, _Call]:
+        """Trace the method for a replica on each device."""
         inventory = self._inventory
-        traced: list[tuple[list[Compute], Returned]] = []
+        traced: list[_Call] = []
 
         def compute(*arguments: object) -> ComputeOutputs:
-            phases, returned, outputs = self._compute(arguments, devices)
-            traced.append((phases, returned[0]))
+            call = self._compute(arguments, devices)
+            traced.append(call)
+            returned = call.returned
             is_inlined = not (self._method.jit_compile or self._has_loops)
             if is_inlined and list(devices) != [FIRST_CPU]:
                 by_replica = ComputeInputs.by_replica(arguments, len(devices))
                 values = [replica.values(inventory).values() for replica in by_replica]
                 graph = tf.compat.v1.get_default_graph()
                 place_scalars(graph, itertools.chain(*values), devices)
-            return self._surroundings.outputs(outputs)._replace(
+            return self._surroundings.outputs(call.outputs)._replace(
                 logs=returned[0].logs if len(returned) == 1 else mean_logs(returned),
                 predicted=[
                     leaf
@@ -255,21 +282,45 @@ class Tracer:
                 ],
             )
 
+        # TensorFlow traces twice where variables are made
+        return self._concrete(compute, devices), traced[-1]
+
+    def _concrete(self, compute: Callable[..., object], devices: Sequence[str]) -> Any:
+        """Return the concrete function of a compute phase for these devices."""
         # TensorFlow would inline the loops of a step (of a recurrent layer) into the step graph's
         # loop, across tasks, where they wait for each other forever. So the step stays a function.
-        function = tf.function(
+        return tf.function(
             compute,
             autograph=False,
             jit_compile=self._method.jit_compile,
             experimental_attributes={"_noinline": True} if self._has_loops else None,
-        ).get_concrete_function(*ComputeInputs.specs(self._element_spec, inventory) * len(devices))
-        phases, returned = traced[-1]  # TensorFlow traces twice where variables are made
-        return function, phases, returned
+        ).get_concrete_function(
+            *ComputeInputs.specs(self._element_spec, self._inventory) * len(devices)
+        )
 
-    def _compute(
-        self, arguments: Sequence[object], devices: Sequence[str]
-    ) -> tuple[list[Compute], list[Returned], ComputeOutputs]:
-        """Call the method once per device; return the phases, the results and the outputs."""
+    @property
+    def _count(self) -> ParameterServerVariable:
+        """The count of steps by which TensorFlow's random operations draw."""
+        strategy = self._host.strategy
+        return count_of(self._method.owner or strategy, strategy)
+
+    def _with_draws(
+        self,
+        function: tf.types.experimental.ConcreteFunction,
+        call: _Call,
+        devices: Sequence[str],
+    ) -> Any:
+        """Return the function of a compute phase that draws by the number of its step."""
+        return with_draws_of_step(
+            function,
+            [phase.inputs.values[self._count] for phase in call.phases],
+            call.replica_of,
+            lambda compute: self._concrete(compute, devices),
+            compiled=self._method.jit_compile,
+        )
+
+    def _compute(self, arguments: Sequence[object], devices: Sequence[str]) -> _Call:
+        """Call the method once per device."""
         inputs = ComputeInputs.by_replica(arguments, len(devices))
         trains_bare = self._surroundings.trains_bare
         has_gpu = self._has_gpu
@@ -278,12 +329,12 @@ class Tracer:
         if len(devices) == 1:
             phase = Compute(self._inventory, inputs[0], trains_bare=trains_bare, has_gpu=has_gpu)
             returned = self._call_method(phase, inputs[0].batch)
-            return [phase], [returned], phase.outputs()
+            return _Call([phase], [returned], phase.outputs(), lambda place: 0)
         replicas = Replicas(
             self._host.strategy, self._inventory, inputs, trains_bare=trains_bare, has_gpu=has_gpu
         )
         of_all = replicas.call(self._method.call, devices)
-        return replicas.phases, of_all, replicas.outputs()
+        return _Call(replicas.phases, of_all, replicas.outputs(), replicas.replica_of)
 
     def _call_method(self, phase: Compute, batch: object) -> Returned:
         """Call the method, in `phase`."""
@@ -297,18 +348,19 @@ class Tracer:
     def _make_plan(
         self,
         function: tf.types.experimental.ConcreteFunction,
-        phases: Sequence[Compute],
+        call: _Call,
         rounds: list[Round],
-        returned: Returned,
+        lookup_tables: LookupTables,
         device: str,
         known: StepPlan | None,
         single: StepPlan | None,
     ) -> StepPlan:
-        inventory, extended, phase = self._inventory, self._host.extended, phases[0]
+        inventory, extended, phases = self._inventory, self._host.extended, call.phases
+        phase, returned = phases[0], call.returned[0]
         deltas, assigned = phase.values.state_changes()
         # All plans of a step share the fused variables.
         fused = known.fused if known is not None else self._fuse(phase)
-        draws = [phase.values.draws.get(generator, 0) for generator in inventory.seeds]
+        draws = self._num_draws(phase)
         stand_ins, draw = self._surroundings.states_on_ps(
             inventory, phase.updates, [*deltas, *assigned], draws
         )
@@ -344,7 +396,7 @@ class Tracer:
             names=[replica.inputs for replica in phases],
             fused=fused,
             find_handles=HandleFinder(captures, extended.mutex),
-            lookup_tables=LookupTables(function),
+            lookup_tables=lookup_tables,
             draws=draws,
             draw=draw,
             log_names=returned.log_names,
@@ -354,6 +406,14 @@ class Tracer:
             overlaps=self._host.options.overlap and bool(changes.devices),
             single=single,
         )
+
+    def _num_draws(self, phase: Compute) -> list[int]:
+        """Return the number of seeds that a step draws from each generator."""
+        # A step adds one to the count of steps.
+        return [
+            1 if is_count(generator) else phase.values.draws.get(generator, 0)
+            for generator in self._inventory.seeds
+        ]
 
     def _transfers(
         self, changes: StepChanges, rounds: list[Round], rule: UpdateRule
@@ -380,11 +440,13 @@ class Tracer:
 
     def _fuse(self, phase: Compute) -> FusedVariables:
         deltas, assigned = phase.values.state_changes()
-        return FusedVariables(
+        self._fused_variables = FusedVariables(
             phase.updates if self._fused else [],
             self._inventory.pulled,
             IdentitySet([*deltas, *assigned]),
+            self._fused_variables,
         )
+        return self._fused_variables
 
 
 def _check_assigned(graph: tf.Graph, method: str) -> None:

@@ -79,24 +79,68 @@ class FusedVariable:
             yield fused_slot, [shard.storage for shard in slot_shards]
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """The place of shards in a fused variable that is not made yet.
+
+    Attributes:
+        update: the number of the `Optimizer.apply` that changes them.
+        optimizer: the optimizer.
+        device: the device of the ps.
+        shards: the shards.
+        dtypes: the dtypes of the values and of their slots.
+    """
+
+    update: int
+    optimizer: Any
+    device: str
+    shards: list[Shard]
+    dtypes: tuple[tf.DType, ...]
+
+    def is_same(self, other: _Layout) -> bool:
+        """Return True if a fused variable of the other layout serves this one."""
+
+        def key(layout: _Layout) -> Any:
+            shards = [(id(s.variable), s.index, id(s.storage)) for s in layout.shards]
+            return layout.update, id(layout.optimizer), layout.device, shards, layout.dtypes
+
+        return bool(key(self) == key(other))
+
+
 class FusedVariables:
     """The fused variables of a step.
+
+    Steps of a model for batches of different shapes share them: a step graph names them, so a step
+    that is made anew finds its graph again (see `running/kept_graphs.py`).
 
     Args:
         updates: the updates of the step's optimizers, in order.
         read: the variables that the step reads whole.
         assigned: the variables that it assigns.
+        before: the fused variables of another step of the model; None for none.
 
     Attributes:
         all: the fused variables, on any ps.
     """
 
-    def __init__(self, updates: Sequence[Update], read: _Variables, assigned: _Variables) -> None:
-        self.all = [
-            fused
+    def __init__(
+        self,
+        updates: Sequence[Update],
+        read: _Variables,
+        assigned: _Variables,
+        before: FusedVariables | None = None,
+    ) -> None:
+        self._layouts = [
+            layout
             for number, update in enumerate(updates)
-            for fused in _fuse(number, update, _fusible(updates, number, read, assigned))
+            for layout in _layouts(number, update, _fusible(updates, number, read, assigned))
         ]
+        if before is not None and self._are_same(before._layouts):
+            self.all: list[FusedVariable] = before.all
+            self._loads: dict[str, Any] = before._loads
+            self._stores: dict[str, Any] = before._stores
+            return
+        self.all = [_fused(layout) for layout in self._layouts]
         by_device: dict[str, list[FusedVariable]] = {}
         for fused in self.all:
             by_device.setdefault(fused.device, []).append(fused)
@@ -106,6 +150,10 @@ class FusedVariables:
         self._stores = {
             device: _trace(_store, variables, updates) for device, variables in by_device.items()
         }
+
+    def _are_same(self, layouts: Sequence[_Layout]) -> bool:
+        pairs = zip(self._layouts, layouts, strict=False)
+        return len(self._layouts) == len(layouts) and all(ours.is_same(its) for ours, its in pairs)
 
     def load(self) -> None:
         """Copy the variables into the fused ones on each ps. Call before steps are sent."""
@@ -139,10 +187,10 @@ def _fusible(
     return [v for v in variables if is_fusible(v)]
 
 
-def _fuse(
+def _layouts(
     number: int, update: Update, variables: Sequence[ParameterServerVariable]
-) -> list[FusedVariable]:
-    """Return the fused variables of an update, each of shards with one placement and update."""
+) -> list[_Layout]:
+    """Return the layouts of an update, each of shards with one placement and update."""
     optimizer = update.optimizer
     if not has_uniform_updates(optimizer):
         return []
@@ -157,22 +205,20 @@ def _fuse(
                 key = shard.device, dtypes, decays, variable.wire_dtype
                 groups.setdefault(key, []).append(shard)
     return [
-        _fused(number, device, shards, dtypes)
+        _Layout(number, optimizer, device, shards, dtypes)
         for (device, dtypes, *_), shards in groups.items()
         if len(shards) > 1
     ]
 
 
-def _fused(
-    number: int, device: str, shards: list[Shard], dtypes: Sequence[tf.DType]
-) -> FusedVariable:
-    length = sum(shard.spec.shape.num_elements() for shard in shards)
-    with tf.init_scope(), tf.device(device):
+def _fused(layout: _Layout) -> FusedVariable:
+    length = sum(shard.spec.shape.num_elements() for shard in layout.shards)
+    with tf.init_scope(), tf.device(layout.device):
         values, *slots = [
             NamedVariable(None, shape=[length], dtype=dtype, trainable=False, name="fused")
-            for dtype in dtypes
+            for dtype in layout.dtypes
         ]
-    return FusedVariable(number, device, shards, values, slots)
+    return FusedVariable(layout.update, layout.device, layout.shards, values, slots)
 
 
 def _load(fused: tf.Variable, storages: list[tf.Variable]) -> None:

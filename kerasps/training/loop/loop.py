@@ -80,6 +80,7 @@ class Loop:
         self._whole, self._size = self._sizes()
         # Of the current epoch: steps asked for, without those that had no data, and steps counted.
         self._asked = self._done = 0
+        self._found_no_data = False
         self._num_counted = 0
         self._totals: MetricTotals | None = None
         self._batch_callbacks: BatchCallbacks | None = None
@@ -142,7 +143,10 @@ class Loop:
             dispatcher.start_epoch()
             self._run_steps(totals)
             dispatcher.finish_epoch(totals)
-        self._numbers.settle(self._done)
+        # With one split, the steps that found no data are the last ones.
+        self._numbers.settle(
+            self._done, in_order=self._inputs.num_splits <= 1 or not self._found_no_data
+        )
         if dispatcher.is_at_end:
             self._has_sources = False
         if target is not None and self._done < target and not self._is_stopped:
@@ -239,6 +243,7 @@ class Loop:
     def _run_steps(self, totals: MetricTotals) -> None:
         """Run the steps of an epoch, and add them to `totals`."""
         self._asked = self._done = totals.steps
+        self._found_no_data = False
         self._inputs.on_epoch_begin()
         self._size.begin_epoch()
         dispatcher = self._dispatcher
@@ -300,6 +305,7 @@ class Loop:
     def _count(self, report: Report, totals: MetricTotals, callbacks: BatchCallbacks) -> None:
         """Add the result of a report, and call the callbacks."""
         self._asked -= report.missing_steps
+        self._found_no_data |= report.missing_steps > 0
         result = report.result
         if result is None or not result.steps:
             return

@@ -58,13 +58,20 @@ class StepNumbers:
         self._next = header.after(num_steps)
         return header
 
-    def settle(self, num_steps: int) -> None:
+    def settle(self, num_steps: int, *, in_order: bool = True) -> None:
         """Continue the numbers behind the `num_steps` that were done since the last call.
 
-        Executions that found no data have used no seeds. The new states are written to the seed
-        generators.
+        The new states are written to the seed generators.
+
+        Args:
+            num_steps: the number of steps.
+            in_order: whether they were the first of those that have headers. Then the others, which
+                found no data, have used no seeds. With several workers, any step may have found
+                none, and the next steps draw by seeds that no header had.
         """
         unused = self.next_step - self._settled - num_steps
-        self._next, self._settled = self._next.after(-unused), self._settled + num_steps
+        after = self._next.after(-unused)
+        self._next = after if in_order else after._replace(seeds=self._next.seeds)
+        self._settled += num_steps
         for variable, seed in zip(self._function.seeds, self.seeds, strict=True):
             variable.assign(tf.cast(seed, variable.storage.dtype))

@@ -512,3 +512,18 @@ def test_bare_variables_are_read_trained_and_assigned(strategy, sharded):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.convert_to_tensor(kernel) ** 2)
     np.testing.assert_allclose(tape.gradient(loss, kernel), 2 * tf.convert_to_tensor(kernel))
+
+
+def test_calls_of_a_custom_loop_draw_different_numbers(strategy):
+    """TensorFlow's own random operations too, by a count on a ps."""
+    keras.utils.set_random_seed(3)
+    coordinator = strategy.coordinator
+
+    @tf.function
+    def draw():
+        drawn = [strategy.run(lambda: tf.random.uniform([], seed=5)) for _ in range(3)]
+        return tf.stack(drawn)
+
+    values = [coordinator.schedule(draw) for _ in range(20)]
+    coordinator.join()
+    assert len({float(number) for value in values for number in value.fetch()}) == 60
