@@ -355,8 +355,7 @@ class Tracer:
         known: StepPlan | None,
         single: StepPlan | None,
     ) -> StepPlan:
-        inventory, extended, phases = self._inventory, self._host.extended, call.phases
-        phase, returned = phases[0], call.returned[0]
+        inventory, phases, phase = self._inventory, call.phases, call.phases[0]
         deltas, assigned = phase.values.state_changes()
         # All plans of a step share the fused variables.
         fused = known.fused if known is not None else self._fuse(phase)
@@ -395,13 +394,13 @@ class Tracer:
             push=push,
             names=[replica.inputs for replica in phases],
             fused=fused,
-            find_handles=HandleFinder(captures, extended.mutex),
+            find_handles=HandleFinder(captures, self._host.extended.mutex),
             lookup_tables=lookup_tables,
             draws=draws,
             draw=draw,
-            log_names=returned.log_names,
+            log_names=call.returned[0].log_names,
             outputs=[tf.TensorSpec(t.shape, t.dtype) for t in outputs],
-            joins_outputs=_can_join(returned.predicted),
+            joins_outputs=_can_join(call.returned[0].predicted),
             # Steps that push nothing have no push to wait for.
             overlaps=self._host.options.overlap and bool(changes.devices),
             single=single,
