@@ -34,6 +34,7 @@ from kerasps.cluster.serving.first_context import open_first_context
 from kerasps.cluster.serving.freed_memory import keep_freed_memory
 from kerasps.cluster.serving.held_port import taken_over
 from kerasps.cluster.serving.listen_address import listen_address
+from kerasps.cluster.serving.ping_limit import without_ping_limit
 from kerasps.errors import ClusterConfigError, KeraspsError
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.grpc_options import set_grpc_options
@@ -172,7 +173,7 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
         config.device_count["CPU"] = _cpu_devices()
     held = taken_over(port)
     try:
-        with listening_on(listens_on, port, held=held):
+        with without_ping_limit() as limit, listening_on(listens_on, port, held=held):
             server = server_lib.Server(
                 spec,
                 job_name=description.task_type,
@@ -189,6 +190,9 @@ def start_server(description: ClusterDescription, listens_on: str | None) -> tup
             f"Received: {exc}. End the process that holds the port (`ss -ltnp` names it), or give "
             f"{description.task_type} {description.task_index} another address."
         ) from exc
+    if not limit.is_lifted:
+        # The servers of the other tasks run on the same version of TensorFlow.
+        set_grpc_options(servers_limit_pings=True)
     reachable = listens_on or "127.0.0.1"
     _wait_until_listening(reachable, port)
     held.close()

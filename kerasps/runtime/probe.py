@@ -21,7 +21,13 @@ _Task = TypeVar("_Task", bound=Hashable)
 # gRPC server begins with a SETTINGS frame too.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _FRAME_HEADER = 9
-_SETTINGS = 4
+_SETTINGS, _PING, _GOAWAY = 4, 6, 7
+# gRPC's limit is three pings while a server sends nothing; so the last of these is too many.
+_NUM_PINGS = 5
+_PINGS = b"".join(
+    b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + struct.pack(">Q", number)
+    for number in range(_NUM_PINGS)
+)
 
 
 class Answer(enum.Enum):
@@ -123,6 +129,40 @@ def ask_servers(addresses: Mapping[_Task, str], timeout_s: float) -> dict[_Task,
         task: min(heard, key=_BEST_FIRST.index, default=Answer.IS_SILENT)
         for task, heard in answers.items()
     }
+
+
+def limits_pings(address: str, timeout_s: float) -> bool:
+    """Return whether the gRPC server at an address closes a connection after some pings.
+
+    Servers of kerasps do not (`cluster.serving.ping_limit`), all others do. A server that does not
+    answer in time counts as one of kerasps.
+
+    Args:
+        address: its `"host:port"`.
+        timeout_s: the time limit of each answer.
+    """
+    num_answered, reply = 0, b""
+    try:
+        with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
+            connection.sendall(_PREFACE + _PINGS)
+            while num_answered < _NUM_PINGS:
+                chunk = connection.recv(4096)
+                reply += chunk
+                if not chunk:
+                    return bool(reply)
+                while len(reply) >= _FRAME_HEADER:
+                    end = _FRAME_HEADER + int.from_bytes(reply[:3], "big")
+                    if len(reply) < end:
+                        break
+                    if reply[3] == _GOAWAY:
+                        return True
+                    num_answered += reply[3] == _PING
+                    reply = reply[end:]
+    except ConnectionError:
+        return bool(num_answered)
+    except OSError:
+        return False
+    return False
 
 
 def _end_all(selector: selectors.BaseSelector, task: Hashable) -> None:

@@ -63,7 +63,7 @@ def code_of(path):
 
 
 def test_the_installed_library_has_a_slot_that_leads_to_the_systems_bind():
-    slots = find_slots("bind", bind._LIBRARIES)
+    slots = find_slots("bind", bind.LIBRARIES)
     folder = str(Path(tf.__file__).parent)
     assert slots
     for slot in slots:

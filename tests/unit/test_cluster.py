@@ -609,6 +609,20 @@ def test_the_options_of_grpc_leave_the_users_own(monkeypatch):
     ]
 
 
+def test_pings_are_rare_where_a_server_limits_them(monkeypatch):
+    def options(limited):
+        grpc_options.set_grpc_options(servers_limit_pings=limited)
+        return os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(",")
+
+    monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "grpc.compression=1")
+    often, any_number = "grpc.keepalive_time_ms=2500", "grpc.http2.max_pings_without_data=0"
+    for limited in (None, False, True, None):
+        given = options(limited)
+        assert given.count("grpc.compression=1") == 1
+        assert (often in given, any_number in given) == (not limited, limited is False)
+        assert ("grpc.keepalive_time_ms=310000" in given) is bool(limited)
+
+
 def test_a_limit_for_tasks_that_hang_which_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("KERASPS_HANG_TIMEOUT", "soon")
     with pytest.raises(ValueError, match=r"KERASPS_HANG_TIMEOUT.*'soon'"):

@@ -17,6 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -26,13 +27,14 @@ from kerasps.cluster.connection.earlier_resources import EarlierResources
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.serving.bind import listening_on
 from kerasps.cluster.serving.listen_address import coordinator_listen_address
+from kerasps.cluster.serving.ping_limit import without_ping_limit
 from kerasps.cluster.serving.ports import check_port, no_server
 from kerasps.errors import TaskUnreachableError
 from kerasps.quiet_start import quiet_server_start
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.devices import COORDINATOR_JOB
 from kerasps.runtime.grpc_options import hang_limit, set_grpc_options
-from kerasps.runtime.probe import Answer, ask_servers
+from kerasps.runtime.probe import Answer, ask_servers, limits_pings
 
 # As many as TensorFlow's strategy, or more up to the hang limit; a task that is restarted takes a
 # second or two.
@@ -45,6 +47,8 @@ _KEEP_ALIVE_S = 24 * 3600
 # So many workers may join before the filters no longer cover them. After that, workers connect to
 # each other; the only harm is a pause when one is lost.
 _MAX_JOINING = 256
+# So many servers are asked at a time how many pings they accept.
+_MAX_PROBES = 32
 
 # The address at which this process serves. TensorFlow cannot stop a server, so the server of a
 # failed attempt is used again.
@@ -101,8 +105,16 @@ def connect_to_tasks(
     if cluster.is_on_one_machine:
         config.experimental.disable_thread_spinning = True
     # The second step. The tasks get this process's options, including the one set just now.
+    set_grpc_options(servers_limit_pings=_limit_pings(cluster))
     others = {job: tasks for job, tasks in cluster.jobs.items() if job != "chief"}
     _add_tasks(context, _server_def({**coordinator, **others}, config, protocol), cluster)
+
+
+def _limit_pings(cluster: ClusterDescription) -> bool:
+    """Return whether a server of the cluster limits pings, since kerasps did not start it."""
+    addresses = cluster.server_addresses.values()
+    with ThreadPoolExecutor(_MAX_PROBES) as pool:
+        return any(pool.map(lambda address: limits_pings(address, hang_limit()), addresses))
 
 
 # Held while the set of tasks changes, and while a function is registered with the tasks. During the
@@ -219,7 +231,11 @@ def _start_own_server(
     address = server_def.cluster.job[0].tasks[0]
     check_port(address, listens_on, own_task)
     try:
-        with quiet_server_start(), listening_on(listens_on, split_address(address)[1]):
+        with (
+            quiet_server_start(),
+            without_ping_limit(),
+            listening_on(listens_on, split_address(address)[1]),
+        ):
             context.set_server_def(server_def, keep_alive_secs=_KEEP_ALIVE_S)
     except tf.errors.OpError as exc:
         # TensorFlow has recorded a server that did not start, and would not try again.

@@ -33,7 +33,7 @@ from kerasps.errors import TaskStartError
 
 # gRPC is in one of TensorFlow's libraries, which one depends on the build; some distributions have
 # a separate library for it.
-_LIBRARIES = re.compile(r"tensorflow.*\.so\b|^libgrpc\.so\b")
+LIBRARIES = re.compile(r"tensorflow.*\.so\b|^libgrpc\.so\b")
 _ANY_IPV4 = bytes(4)
 _MAPPED = bytes(10) + b"\xff\xff"
 # The two forms of "all addresses" of an IPv6 socket that accepts IPv4 too.
@@ -51,7 +51,7 @@ _FUNCTION = ctypes.CFUNCTYPE(
 def listening_on(
     address: str | None,
     port: int,
-    libraries: re.Pattern[str] = _LIBRARIES,
+    libraries: re.Pattern[str] = LIBRARIES,
     *,
     held: HeldPort | None = None,
 ) -> Iterator[None]:

@@ -64,12 +64,14 @@ class Slot:
         address: the address of the slot in this process's memory.
         is_writable: False if the loader has made it read-only.
         code: the parts of memory that contain the library's code.
+        defined_at: the address of the function if the library defines it, else None.
     """
 
     library: str
     address: int
     is_writable: bool
     code: tuple[Region, ...]
+    defined_at: int | None = None
 
     def read(self) -> int:
         """Return the address that the slot holds."""
@@ -92,12 +94,14 @@ class Slot:
         return any(region.holds(self.read()) for region in self.code)
 
 
-def find_slots(symbol: str, libraries: re.Pattern[str]) -> list[Slot]:
+def find_slots(symbol: str, libraries: re.Pattern[str], *, is_imported: bool = True) -> list[Slot]:
     """Return the slots of a function in those libraries of this process that call it.
 
     Args:
         symbol: the name of the function.
         libraries: the pattern of the names of their files.
+        is_imported: whether the function is in another library than the one that calls it. With
+            False, find libraries that define it and call it through a slot.
 
     Raises:
         UnknownLayoutError: this system does not list mapped memory, or a library is not laid out as
@@ -105,7 +109,7 @@ def find_slots(symbol: str, libraries: re.Pattern[str]) -> list[Slot]:
     """
     found = []
     for path, regions in _mapped_files(libraries).items():
-        slot = _Library(path, regions).slot(symbol)
+        slot = _Library(path, regions).slot(symbol, is_imported=is_imported)
         if slot is not None:
             found.append(slot)
     return found
@@ -134,13 +138,14 @@ class _Library:
         self._regions = [region for region in regions if "r" in region.permissions]
         self._start, self._bias, self._dynamic = self._loaded()
 
-    def slot(self, symbol: str) -> Slot | None:
+    def slot(self, symbol: str, *, is_imported: bool) -> Slot | None:
         """Return the slot of a function, None if the library has none for it."""
         if self._dynamic.get(_PLT_KIND, _RELA) != _RELA:
             self._fail("its relocations are of another kind")
         if _PLT not in self._dynamic:
             return None
-        index = self._undefined_symbol(symbol.encode() + b"\0")
+        name = symbol.encode() + b"\0"
+        index = self._undefined_symbol(name) if is_imported else self._defined_symbol(name)
         if index is None:
             return None
         relocations = self._read(self._table(_PLT), self._dynamic[_PLT_SIZE])
@@ -153,14 +158,15 @@ class _Library:
         if at < 0:
             return None
         (offset,) = struct.unpack_from("<Q", relocations, at - 8)
-        return self._slot_at(self._bias + offset)
+        value = struct.unpack_from("<Q", self._symbol(index), 8)[0]
+        return self._slot_at(self._bias + offset, None if is_imported else self._bias + value)
 
-    def _slot_at(self, address: int) -> Slot:
+    def _slot_at(self, address: int, defined_at: int | None) -> Slot:
         region = next((region for region in self._regions if region.holds(address, 8)), None)
         if region is None or address % 8:
             self._fail("a slot is not where it should be")
         code = tuple(region for region in self._regions if "x" in region.permissions)
-        return Slot(self._path, address, "w" in region.permissions, code)
+        return Slot(self._path, address, "w" in region.permissions, code, defined_at)
 
     def _loaded(self) -> tuple[int, int, dict[int, int]]:
         """Return the library's first address, the base of its relative addresses, and its tags.
@@ -217,6 +223,33 @@ class _Library:
             if section == 0 and text and self._read(strings + text, len(name)) == name:
                 return index
         return None
+
+    def _defined_symbol(self, name: bytes) -> int | None:
+        """Return the index of a symbol that the library defines, None if it does not."""
+        if _GNU_HASH not in self._dynamic:
+            self._fail("it has no table of the symbols that it defines")
+        table, strings = self._table(_GNU_HASH), self._table(_STRINGS)
+        num_buckets, first, num_words, _ = struct.unpack("<IIII", self._read(table, 16))
+        buckets = table + 16 + 8 * num_words
+        chains = buckets + 4 * num_buckets
+        hashed = 5381
+        for letter in name[:-1]:
+            hashed = (33 * hashed + letter) & 0xFFFFFFFF
+        (index,) = struct.unpack("<I", self._read(buckets + 4 * (hashed % num_buckets), 4))
+        while index >= first:
+            (found,) = struct.unpack("<I", self._read(chains + 4 * (index - first), 4))
+            # The lowest bit marks the last symbol of a bucket.
+            if found | 1 == hashed | 1:
+                (text,) = struct.unpack_from("<I", self._symbol(index))
+                if self._read(strings + text, len(name)) == name:
+                    return int(index)
+            if found & 1:
+                return None
+            index += 1
+        return None
+
+    def _symbol(self, index: int) -> bytes:
+        return self._read(self._table(_SYMBOLS) + index * _SYMBOL_BYTES, _SYMBOL_BYTES)
 
     def _table(self, tag: int) -> int:
         if tag not in self._dynamic:
