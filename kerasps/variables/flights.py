@@ -22,6 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from kerasps.checks import time_limit
@@ -87,6 +88,19 @@ def worker_timeout() -> float:
     return time_limit(None, variable="KERASPS_WORKER_TIMEOUT", default=_WORKER_TIMEOUT_S)
 
 
+@dataclass(frozen=True)
+class Holders:
+    """The tasks that a flight waits for.
+
+    Args:
+        text: a clause that names them, for messages.
+        answer: whether all of them answer. Then their steps are long, or wait for data.
+    """
+
+    text: str
+    answer: bool = False
+
+
 class Flight:
     """A period in which steps run, in a separate thread.
 
@@ -94,12 +108,14 @@ class Flight:
         owner: a lock that the owner holds for as long as it exists. If it is free, no work begins.
         work: called with this flight, in its thread. It copies values to fused storages, and
             returns when `is_over`, no step is in flight, and the values are copied back.
-        holders: returns words that name the workers with steps in progress, for the message of a
-            long wait.
+        holders: returns the tasks with steps in progress.
     """
 
     def __init__(
-        self, owner: threading.Lock, work: Callable[[Flight], object], holders: Callable[[], str]
+        self,
+        owner: threading.Lock,
+        work: Callable[[Flight], object],
+        holders: Callable[[], Holders],
     ) -> None:
         self._owner = owner
         self._work = work
@@ -120,7 +136,12 @@ class Flight:
     @property
     def is_over(self) -> bool:
         """True once no more steps may begin: the owner called `end`, or has ended."""
-        return self._ended or not self._owner.locked()
+        return self._ended or self.is_abandoned
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True once the owner has ended, whether or not it waited until the flight had landed."""
+        return not self._owner.locked()
 
     def end(self) -> None:
         """Allow no more steps to begin. The flight lands when no step is in flight."""
@@ -153,28 +174,35 @@ class Flight:
         Thread: any except the flight's. Warns after 10 seconds, unless there is a limit.
 
         Args:
-            limit: the seconds to wait at most. Default None: the time that a worker may be silent.
+            limit: the seconds to wait at most. Default None: for as long as all tasks answer, and
+                for the time that a task may be silent.
 
         Returns:
             True if it has landed.
 
         Raises:
-            WorkerLostError: without a limit, after KERASPS_WORKER_TIMEOUT seconds (600).
+            WorkerLostError: without a limit, after KERASPS_WORKER_TIMEOUT seconds (600) in which a
+                task was silent.
         """
-        began, warned = time.monotonic(), False
-        timeout = worker_timeout()
+        began = silent_since = time.monotonic()
+        warned, timeout = False, worker_timeout()
         while not self.has_landed:
             with contextlib.suppress(queue.Empty):
                 self._for_owner.get(timeout=_POLL_S)
-            waited = time.monotonic() - began
-            if self.has_landed or (limit is not None and waited > limit):
+            now = time.monotonic()
+            if self.has_landed or (limit is not None and now - began > limit):
                 break
-            if limit is None and waited > timeout:
+            if limit is not None or now - began <= _WARN_AFTER_S:
+                continue
+            holders = self._holders()
+            if holders.answer:
+                silent_since = now
+            if now - silent_since > timeout:
                 tell_supervisor("lost", "worker", 0)
-                raise WorkerLostError(self._waiting_text(waited, timeout))
-            if limit is None and waited > _WARN_AFTER_S and not warned:
+                raise WorkerLostError(_waiting_text(now - began, timeout, holders))
+            if not warned:
                 warned = True
-                warnings.warn(self._waiting_text(waited, timeout), stacklevel=3)
+                warnings.warn(_waiting_text(now - began, timeout, holders), stacklevel=3)
         return self.has_landed
 
     def _run(self) -> None:
@@ -192,13 +220,18 @@ class Flight:
                 _in_flight.discard(self)
                 self._for_owner.put(None)
 
-    def _waiting_text(self, waited: float, timeout: float) -> str:
-        return (
-            f"Steps that were sent before are not done after {waited:.0f} s: {self._holders()}. "
-            "Until they are done, the variables that they change cannot be used. Expected: an "
-            f"answer within {timeout:.0f} s. Continue the worker's process if it was stopped "
-            "(SIGCONT), or restart the worker; set KERASPS_WORKER_TIMEOUT to wait longer."
-        )
+
+def _waiting_text(waited: float, timeout: float, holders: Holders) -> str:
+    text = (
+        f"Steps that were sent before are not done after {waited:.0f} s: {holders.text}. "
+        "Until they are done, the variables that they change cannot be used."
+    )
+    if holders.answer:
+        return text
+    return (
+        f"{text} Expected: an answer within {timeout:.0f} s. Continue the worker's process if it "
+        "was stopped (SIGCONT), or restart the worker; set KERASPS_WORKER_TIMEOUT to wait longer."
+    )
 
 
 def _start_thread(run: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ from kerasps.training.methods.keras_rules import check_compiled, plain_logs
 from kerasps.training.methods.prepare import prepare
 from kerasps.training.methods.stateful import build_stateful
 from kerasps.variables import wait_for_steps
-from kerasps.variables.flights import Flight
+from kerasps.variables.flights import Flight, Holders
 
 _LOGGER = logging.getLogger("kerasps")
 _warned: weakref.WeakSet[Host] = weakref.WeakSet()
@@ -160,7 +160,7 @@ def _run_alone(
         finally:
             step.store()
 
-    flight = Flight(owner, work, lambda: "a ps does not answer")
+    flight = Flight(owner, work, lambda: Holders("a ps does not answer"))
     with owner:
         flight.start()
         flight.wait()

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from kerasps.cluster.members.membership import Membership
 from kerasps.training.epoch.epoch_events import (
     AllAsked,
     Command,
@@ -17,6 +18,7 @@ from kerasps.training.epoch.epoch_events import (
 )
 from kerasps.training.epoch.epoch_state import EpochState
 from kerasps.training.epoch.worker_activity import WorkerActivity
+from kerasps.variables.flights import Holders
 
 # The commands for one session, in their order; None ends the session.
 Mailbox = queue.SimpleQueue[Command | None]
@@ -137,12 +139,12 @@ class Sessions:
 
     Args:
         channel: the channel of the epoch.
-        name_of: returns the name of a worker with its address, for messages.
+        membership: knows which tasks answer.
     """
 
-    def __init__(self, channel: EpochChannel, name_of: Callable[[int], str]) -> None:
+    def __init__(self, channel: EpochChannel, membership: Membership) -> None:
         self._channel = channel
-        self._name_of = name_of
+        self._membership = membership
         # Not for `fit`'s thread: an interrupt in the `__exit__` of a condition leaves it locked.
         self._changed = threading.Condition(channel.lock)
         self._is_over = False
@@ -205,12 +207,17 @@ class Sessions:
         with self._changed:
             return self._changed.wait_for(lambda: not self._at_work, timeout)
 
-    def holders(self) -> str:
-        """Return the cause of a wait as text: the workers with sessions in flight, or a ps."""
-        names = ", ".join(self._name_of(worker) for worker in sorted(self.at_work()))
-        if not names:
-            return "a ps does not answer"
-        return f"{names} does not answer, or waits for a ps that does not"
+    def holders(self) -> Holders:
+        """Return the tasks that the end of the flight waits for."""
+        workers = sorted(self.at_work())
+        absent = self._membership.absent_workers
+        silent = [worker for worker in workers if worker in absent]
+        names = " and ".join(self._membership.name_of(worker) for worker in silent or workers)
+        if not workers or self._membership.lost_ps is not None:
+            return Holders("a ps does not answer")
+        if silent:
+            return Holders(f"no answer from {names}")
+        return Holders(f"{names} answers, so they may be long, or wait for data", answer=True)
 
     def fail(self, error: BaseException) -> None:
         """End the flight in `error`, unless it has another error already."""

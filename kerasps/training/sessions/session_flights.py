@@ -23,8 +23,8 @@ from kerasps.variables.flights import Flight
 
 # The interval at which an ending flight checks for lost tasks; the end of a session wakes it.
 _POLL_S = 0.1
-# When an epoch ends in an error, it waits this long for running executions. Afterwards, code that
-# reads a variable waits.
+# When an epoch ends in an error, it waits this long for running executions. Afterwards, they are
+# given up: none of their updates is applied any more.
 _ABANDON_S = 10.0
 # When a worker has failed, the executions of others get this long before they are cancelled: a
 # cancelled one may have pushed to one ps and not to another.
@@ -69,7 +69,7 @@ class SessionFlights:
         self._runner = runner
         self._owner = threading.Lock()
         self._flight: Flight | None = None
-        self._sessions = Sessions(channel, host.membership.name_of)
+        self._sessions = Sessions(channel, host.membership)
         # The open iterators of each worker in the current pass.
         self._sources: dict[int, WorkerSource] = {}
 
@@ -92,7 +92,7 @@ class SessionFlights:
 
     def take_off(self) -> None:
         """Begin a flight. Call while the lock that `hold` returned is held."""
-        self._sessions = Sessions(self._channel, self._membership.name_of)
+        self._sessions = Sessions(self._channel, self._membership)
         fly = functools.partial(self._fly, self._sessions, self._sources)
         self._flight = Flight(self._owner, fly, self._sessions.holders)
         self._flight.start()
@@ -145,7 +145,7 @@ class SessionFlights:
                     )
                 finally:
                     sessions.end()
-                    self._wait_until_idle(sessions, watch, cancellation)
+                    self._wait_until_idle(flight, sessions, watch, cancellation)
         finally:
             try:
                 # Each ps applies its buffered pushes without waiting for missing ones.
@@ -165,9 +165,11 @@ class SessionFlights:
         if self._membership.lost_ps is not None and not sessions.has_failed:
             sessions.fail(absent_ps_error(self._host, self._membership.lost_ps))
 
-    def _wait_until_idle(self, sessions: Sessions, watch: WorkerWatch, cancellation: Any) -> None:
+    def _wait_until_idle(
+        self, flight: Flight, sessions: Sessions, watch: WorkerWatch, cancellation: Any
+    ) -> None:
         """Wait until nothing is in flight on workers; cancel it some time after a failure."""
-        failed_at: float | None = None
+        ended_at, failed_at = time.monotonic(), None
         while not sessions.wait_until_idle(_POLL_S):
             self._watch(sessions, watch)
             if sessions.has_failed:
@@ -182,4 +184,10 @@ class SessionFlights:
                     cancellation.start_cancel()
                 if is_late and self._membership.lost_ps is not None:
                     # A worker does not cancel calls that wait for a ps that hangs.
+                    watch.give_up_all()
+            elif flight.is_abandoned and time.monotonic() > ended_at + _ABANDON_S:
+                # With closed lanes, a cancelled execution cannot push to one ps and not to another.
+                watch.close_lanes()
+                cancellation.start_cancel()
+                if not sessions.wait_until_idle(_DRAIN_S):
                     watch.give_up_all()

@@ -62,11 +62,15 @@ class WorkerWatch:
         self._give_up()
         self._dismiss_leaving()
 
+    def close_lanes(self) -> None:
+        """Close the lanes of all sessions, so that no update of theirs is applied any more."""
+        for worker in self._sessions.at_work():
+            self._lanes.end(worker, WorkerEnd.HANGS)
+
     def give_up_all(self) -> None:
-        """Abandon all sessions, since their calls do not return."""
+        """Abandon all sessions whose calls do not return. Their lanes are closed, or lost."""
         for worker, mailboxes in self._sessions.at_work().items():
             for mailbox in mailboxes:
-                # Its lane is lost with the ps.
                 self._drop(mailbox, WorkerEnded(worker, WorkerEnd.HANGS))
             self._port.renew_worker(worker)
 
