@@ -416,6 +416,11 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "the thread of a worker that joins",
         ("worker_index", "device_name", "cluster"),
     ),
+    "FuncRegistry": PrivateName(
+        "tensorflow.python.ops.script_ops",
+        "FuncRegistry",
+        "patched: `__call__` calls the Python functions of a dataset",
+    ),
     "multi_device_iterator_ops": PrivateName(
         "tensorflow.python.data.ops",
         "multi_device_iterator_ops",

@@ -10,6 +10,7 @@ from kerasps import _compat
 from kerasps.cluster.connection.connect import tasks_lock
 from kerasps.hooks.in_place import Original
 from kerasps.runtime.errors import naming_closed
+from kerasps.runtime.python_errors import keep_exception
 from kerasps.step import Compute
 from kerasps.variables import current_phase
 from kerasps.variables.phase import is_outside_replica
@@ -40,6 +41,19 @@ def call(
     status = _compat.autograph_context.Status.ENABLED  # the trace of the step disables it
     with _compat.autograph_context.ControlStatusCtx(status):
         return _compat.py_func_from_autograph(function)(*args, **kwargs)
+
+
+def call_python(
+    original: Original, self: object, token: object, device: object, args: object
+) -> Any:
+    """`FuncRegistry.__call__`: keep the exception of a Python function that TensorFlow calls."""
+    try:
+        return original(self, token, device, args)
+    except StopIteration:  # the end of a generator
+        raise
+    except Exception as exc:
+        keep_exception(exc)
+        raise
 
 
 def raise_status(original: Original, *args: object, **kwargs: object) -> None:

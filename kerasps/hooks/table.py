@@ -115,6 +115,9 @@ PATCHES: tuple[Patch, ...] = (
     Patch(_compat.TracedFunction, "__call__", functions.call,
           "traces a `tf.function` that a step calls as a part of the step", TENSORFLOW,
           "tf.function"),
+    Patch(_compat.FuncRegistry, "__call__", functions.call_python,
+          "keeps the exception of a generator or `py_function`, which `fit` then raises",
+          TENSORFLOW),
     Patch(_RNN, "_is_gpu_available", devices.is_gpu_available,
           "a step uses cuDNN's kernels only if its device is a GPU", KERAS),
     # Custom loops.

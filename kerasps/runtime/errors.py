@@ -15,6 +15,7 @@ from kerasps.errors import InputError, KeraspsError, PSLostError
 from kerasps.runtime.connected import ClusterHost, check_not_closed, closed_error, connected_host
 from kerasps.runtime.grpc_options import hang_limit
 from kerasps.runtime.probe import Answer, ask_servers
+from kerasps.runtime.python_errors import kept_exception
 from kerasps.runtime.supervision import tell_supervisor
 
 # The beginning of a worker's error message about ids out of range.
@@ -57,7 +58,8 @@ def translated_errors(host: ClusterHost | None) -> Iterator[None]:
         ClusterClosedError: the cluster was closed.
         PSLostError: a ps is lost.
         InputError: ids are out of range, or strings are used as numbers.
-        Exception: otherwise, the error of the user's code, with its message.
+        Exception: otherwise, the error of the user's code: the exception itself if the code ran in
+            this process, else an error of TensorFlow with its message.
     """
     try:
         yield
@@ -69,6 +71,9 @@ def translated_errors(host: ClusterHost | None) -> Iterator[None]:
         _raise_if_closed(cause)
         if host is not None:
             _raise_if_ps_lost(host, cause)
+        users = kept_exception(cause)
+        if users is not None:
+            raise users from users.__cause__ or cleaned(cause)
         out_of_range = re.search(rf"\[{OUT_OF_RANGE}: (.*?)\] \[(-?\d+)\]", str(cause), re.DOTALL)
         if out_of_range is not None:
             text, number = out_of_range[1].replace("\\'", "'"), int(out_of_range[2])

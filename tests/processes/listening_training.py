@@ -19,7 +19,7 @@ import numpy as np
 
 import kerasps
 from kerasps.cluster.serving import bind
-from kerasps.cluster.serving.linkage import find_slots
+from kerasps.runtime.linkage import find_slots
 from support.process_checks import listening_addresses
 
 

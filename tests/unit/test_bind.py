@@ -22,15 +22,16 @@ import pytest
 import tensorflow as tf
 
 from kerasps.cluster.description.cluster_description import ClusterDescription
-from kerasps.cluster.serving import bind, linkage
+from kerasps.cluster.serving import bind
 from kerasps.cluster.serving.bind import listening_on
-from kerasps.cluster.serving.linkage import Slot, UnknownLayoutError, find_slots
 from kerasps.cluster.serving.listen_address import (
     coordinator_listen_address,
     leads_here,
     listen_address,
 )
 from kerasps.errors import ClusterConfigError, TaskStartError
+from kerasps.runtime import linkage
+from kerasps.runtime.linkage import Slot, UnknownLayoutError, find_slots
 
 # Where Python's sockets are: a module of its own, or within the interpreter.
 PYTHON = re.compile(r"^(_socket\.|libpython|python)")

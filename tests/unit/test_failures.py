@@ -11,9 +11,11 @@ import tensorflow as tf
 
 import kerasps
 from kerasps.runtime import errors as failures
+from kerasps.step.tracing.state import Header
 from kerasps.training.calls import session_failures
 from kerasps.training.calls.session_failures import Verdict
 from kerasps.training.calls.worker_recovery import TryAgain
+from kerasps.training.epoch.epoch_events import Execution
 from kerasps.training.sessions.session_runner import SessionRunner
 
 
@@ -84,6 +86,41 @@ def test_what_was_cancelled_without_saying_where_is_tried_again(monkeypatch, whe
     assert sessions.verdict(error, 0) is again
     sessions.forget(1)
     assert sessions.verdict(error, 1) is again
+
+
+def executions(*first_steps):
+    return [Execution(2, Header(step, [])) for step in first_steps]
+
+
+def test_the_third_same_error_of_the_same_steps_is_told_though_others_are_done(monkeypatch):
+    monkeypatch.setattr(session_failures, "answers", lambda device: True)
+    sessions = session_failures.SessionFailures(Members(0, 1))
+    error = tf.errors.CancelledError(None, None, "RecvFromRemoteAsync is cancelled")
+    other = tf.errors.UnavailableError(None, None, "Socket closed")
+    again, fail = Verdict.TRY_AGAIN, Verdict.FAIL
+    assert sessions.verdict(error, 1, executions(8, 10)) is again
+    sessions.forget(1)  # it has done some steps
+    assert sessions.verdict(error, 0, executions(8, 12)) is again
+    monkeypatch.setattr(session_failures._compat, "is_worker_failure", lambda error: True)
+    assert sessions.verdict(other, 1, executions(8)) is again
+    assert sessions.verdict(error, 1, executions(10)) is again
+    assert sessions.verdict(error, 1, executions(8)) is fail
+    assert "3 times for the same steps (from step 8 on)" in error.__notes__[0]
+    sessions.begin_epoch()
+    assert sessions.verdict(error, 1, executions(8)) is again
+
+
+def test_steps_that_lose_each_worker_end_the_training():
+    members = Members(0)
+    sessions = session_failures.SessionFailures(members)
+    error = tf.errors.UnavailableError(None, None, "Socket closed")
+    verdicts = [sessions.verdict(error, 1, executions(first, 6)) for first in (4, 5, 7, 8, 9)]
+    absent = Verdict.WORKER_IS_ABSENT
+    assert verdicts == [*[absent] * 4, Verdict.LOSES_WORKERS]
+    assert sessions.verdict(error, 1) is absent  # it had no steps
+    told = session_failures.loses_workers_error("worker 1 at a:1", executions(6, 8), "closed")
+    assert isinstance(told, kerasps.WorkerLostError)
+    assert "same steps (the 4 from step 6 on); the last was worker 1 at a:1" in str(told)
 
 
 def test_a_request_that_did_not_arrive_is_made_again(monkeypatch):
@@ -175,7 +212,8 @@ def test_a_session_starts_again_and_says_so_while_the_flight_goes_on(caplog, is_
     """Else it would be the last line of a script that has failed: the error is printed by then."""
     runner = SessionRunner.__new__(SessionRunner)
     runner._lanes = types.SimpleNamespace(end=lambda worker, end: end)
-    runner._failures = types.SimpleNamespace(verdict=lambda error, worker: Verdict.TRY_AGAIN)
+    runner._failures = types.SimpleNamespace(verdict=lambda *failed: Verdict.TRY_AGAIN)
+    runner._channel = types.SimpleNamespace(running={})
     runner._membership = types.SimpleNamespace(name_of=lambda worker: f"worker {worker}")
     sessions = types.SimpleNamespace(
         is_over=is_over,

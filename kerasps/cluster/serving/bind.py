@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from kerasps.cluster.serving.held_port import HeldPort, share
-from kerasps.cluster.serving.linkage import UnknownLayoutError, find_slots
 from kerasps.cluster.serving.listen_address import BIND_VARIABLE, may_listen_on_all
 from kerasps.errors import TaskStartError
+from kerasps.runtime.linkage import UnknownLayoutError, find_slots
 
 # gRPC is in one of TensorFlow's libraries, which one depends on the build; some distributions have
 # a separate library for it.

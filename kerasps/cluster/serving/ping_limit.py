@@ -11,11 +11,12 @@ library comes here (`linkage`), and the server gets one option more.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from kerasps.cluster.serving.bind import LIBRARIES
-from kerasps.cluster.serving.linkage import Slot, UnknownLayoutError, find_slots
+from kerasps.runtime.linkage import Slot, UnknownLayoutError, find_slots
 
 # grpc::Server::Server(grpc::ChannelArguments*, ...), as the compiler names it.
 _CONSTRUCTOR = (
@@ -91,7 +92,7 @@ def _slots() -> list[Slot]:
         return []
 
 
-def _replacement(real: ctypes._FuncPointer, limit: PingLimit) -> ctypes._FuncPointer:
+def _replacement(real: Callable[..., None], limit: PingLimit) -> Any:
     def construct(*words: int) -> None:
         # The options are a std::vector: its begin, its end, and the end of its memory.
         vector = (ctypes.c_uint64 * 3).from_address(words[1])

@@ -136,6 +136,7 @@ class ScheduledCalls:
         self._own_handle: tf.Tensor | None = None
         # The pushes of failed calls that each ps has applied, by closure.
         self._applied: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._num_failed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # The parts of closures; None for those of concrete functions.
         self._made_of: weakref.WeakKeyDictionary[Any, Parts | None] = weakref.WeakKeyDictionary()
         self._wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -339,20 +340,26 @@ class ScheduledCalls:
             tables.bring()
             known[1].add(tables)
 
-    def fail(self) -> None:
+    def fail(self) -> int:
         """Count the applied pushes of this thread's failed call; no more are applied from now on.
 
-        Call when it has failed, and before it is retried.
+        Call when it has failed, and before it is retried. Return how often it has failed, 0 if
+        that is not known.
         """
         call, self._state.call = self._state.call, None
         if call is None:
-            return
+            return 0
         if self._lanes.get(call.lanes.worker) is call.lanes:
             del self._lanes[call.lanes.worker]
         try:
             self._count_applied(call)
         finally:
             self._give_back(call.lanes)
+        closure = call.closure()
+        if closure is None:
+            return 0
+        self._num_failed[closure] = self._num_failed.get(closure, 0) + 1
+        return self._num_failed[closure]
 
     def _count_applied(self, call: _Call) -> None:
         """Close the lanes of a failed call, and note which of its pushes were applied."""

@@ -7,6 +7,7 @@ later. This one replaces it. It relies on `Membership`, so each worker is taken 
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -15,17 +16,23 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.cluster.members.membership import Membership
+from kerasps.errors import WorkerLostError
 from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import answers, lost_ps, ps_is_there
 from kerasps.training.calls.closed_calls import ClosedCallError
-from kerasps.training.calls.session_failures import SessionFailures, in_short, may_be_loss
+from kerasps.training.calls.session_failures import (
+    MAX_LOSSES,
+    SessionFailures,
+    in_short,
+    may_be_loss,
+)
 
 
 class FailingCalls(Protocol):
     """The calls of functions that users schedule."""
 
-    def fail(self) -> None:
-        """Count the applied pushes of this thread's failed call."""
+    def fail(self) -> int:
+        """Count the applied pushes of this thread's failed call; return how often it failed."""
 
 
 # The pause before a call is retried on a worker that answers. A loss is noticed meanwhile.
@@ -38,6 +45,14 @@ class WorkerAbsent(Exception):
 
 class TryAgain(Exception):
     """Raised in a worker's thread: the worker answers, and the thread must try again."""
+
+
+class _Decision(enum.Enum):
+    """The decision about a call that failed."""
+
+    RETRY_AT_ONCE = "its worker runs it again"
+    RECOVER = "it runs again when its worker is back, or another is free"
+    FAIL = "its error is that of the call"
 
 
 class WorkerRecovery:
@@ -93,23 +108,14 @@ class WorkerRecovery:
             TypeError,
         ) as exc:
             # A call by code that uses the coordinator directly.
-            self._calls.fail()
-            ps = lost_ps(exc)
-            host = connected_host()
-            if ps is not None and host is not None and not ps_is_there(host, ps):
-                raise
-            if self._is_transient(exc):
-                if on_transient_failure_fn is not None:
-                    on_transient_failure_fn()
-                return
-            if self._is_lost(worker, worker_device_name, exc):
-                self._recover(worker, exc, on_failure_fn, on_recovery_fn)
-            elif may_be_loss(exc) and self._failures.may_try_again(exc, worker):
-                # The worker was lost, and came back before anyone noticed.
-                time.sleep(_PAUSE_S)
-                self._recover(worker, exc, on_failure_fn, on_recovery_fn)
-            else:
-                raise
+            match self._decision(worker, worker_device_name, exc, self._calls.fail()):
+                case _Decision.RETRY_AT_ONCE:
+                    if on_transient_failure_fn is not None:
+                        on_transient_failure_fn()
+                case _Decision.RECOVER:
+                    self._recover(worker, exc, on_failure_fn, on_recovery_fn)
+                case _Decision.FAIL:
+                    raise
         except Exception:
             # For example an error of the call's arguments: the call may have pushed or not.
             self._calls.fail()
@@ -140,6 +146,29 @@ class WorkerRecovery:
         if on_recovery_fn is not None:
             on_recovery_fn()
 
+    def _decision(self, worker: int, device: str, error: BaseException, times: int) -> _Decision:
+        """Decide about a call that failed for the `times`-th time; 0 if that is not known.
+
+        Raises:
+            WorkerLostError: the call has lost too many workers.
+        """
+        ps, host = lost_ps(error), connected_host()
+        if ps is not None and host is not None and not ps_is_there(host, ps):
+            return _Decision.FAIL
+        if times < MAX_LOSSES and self._is_transient(error):
+            return _Decision.RETRY_AT_ONCE
+        if self._is_lost(worker, device, error):
+            if times >= MAX_LOSSES:
+                raise _loses_workers_error(self._membership.name_of(worker), error) from error
+            return _Decision.RECOVER
+        if not may_be_loss(error) or times >= MAX_LOSSES:
+            return _Decision.FAIL
+        if not self._failures.may_try_again(error, worker):
+            return _Decision.FAIL
+        # The worker was lost, and came back before anyone noticed.
+        time.sleep(_PAUSE_S)
+        return _Decision.RECOVER
+
     def _is_lost(self, worker: int, device: str, error: BaseException) -> bool:
         """Return whether a call failed because its worker is lost; ask it, if the error may."""
         aborted = isinstance(error, (_compat.ClosureInputError, _compat.ClosureAbortedError))
@@ -156,3 +185,13 @@ class WorkerRecovery:
         if self._cluster._record_and_ignore_transient_timeouts(error):
             return True
         return isinstance(error, tf.errors.CancelledError) and "/job:" in str(error)
+
+
+def _loses_workers_error(name: str, error: BaseException) -> WorkerLostError:
+    return WorkerLostError(
+        f"{MAX_LOSSES} workers in a row were lost while they ran the same scheduled function; the "
+        f"last was {name}. Expected: a function that a worker survives. Received: "
+        f"{in_short(error)}. It may need more memory than a worker has, or crash it: look at the "
+        "end of the worker's log, and at the kernel's for an out-of-memory kill.",
+        task_type="worker",
+    )

@@ -95,7 +95,7 @@ class Dispatcher:
             host.staleness_meter,
             on_close=function.rule.leave,
         )
-        runner = SessionRunner(
+        self._runner = SessionRunner(
             host,
             channel=self._channel,
             function=function,
@@ -109,7 +109,7 @@ class Dispatcher:
             channel=self._channel,
             function=function,
             lanes=lanes,
-            runner=runner,
+            runner=self._runner,
         )
         self._reports = ReportWait(self._channel, self._membership)
         self._is_suspended = self._is_suspending = False
@@ -190,6 +190,7 @@ class Dispatcher:
     def start_epoch(self) -> None:
         """Start the workers' sessions."""
         self._channel.post(EpochBegan())
+        self._runner.begin_epoch()
         self._backlog.clear()
         self._take_off()
 

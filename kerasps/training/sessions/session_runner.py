@@ -15,7 +15,13 @@ from kerasps.inputs import Input
 from kerasps.runtime.errors import absent_ps_error, comes_from
 from kerasps.step import TracedStep
 from kerasps.training.calls.coordinator_port import CoordinatorPort
-from kerasps.training.calls.session_failures import SessionFailures, Verdict, in_short, may_be_loss
+from kerasps.training.calls.session_failures import (
+    SessionFailures,
+    Verdict,
+    in_short,
+    loses_workers_error,
+    may_be_loss,
+)
 from kerasps.training.calls.worker_recovery import TryAgain, WorkerAbsent
 from kerasps.training.contract.host import HostOfWorkers
 from kerasps.training.epoch.epoch_events import SessionBegan, SessionEnded, WorkerEnd, WorkerEnded
@@ -69,6 +75,10 @@ class SessionRunner:
         self._inputs = inputs
         self._lanes = lanes
         self._kind = kind
+
+    def begin_epoch(self) -> None:
+        """Forget the failures of earlier epochs."""
+        self._failures.begin_epoch()
 
     def run(self, sources: dict[int, WorkerSource], sessions: Sessions) -> None:
         """Carry out the state's commands on one worker. Thread: that worker's, on its device.
@@ -146,6 +156,7 @@ class SessionRunner:
 
         # After any error, the results on the worker may be those of executions to retry.
         source.close()
+        executions = self._channel.running.get(worker, [])
         is_loss = may_be_loss(error)
         try:
             # Before the session leaves, since the flight, and with it the epoch, may end then.
@@ -159,7 +170,7 @@ class SessionRunner:
             threading.Thread(target=leave, daemon=True).start()
         if not is_loss:
             return
-        match self._failures.verdict(error, worker):
+        match self._failures.verdict(error, worker, executions):
             case Verdict.FAIL:
                 self._fail(worker, sessions, error)
             # A flight that is over, or ends in an error, needs no session.
@@ -169,6 +180,10 @@ class SessionRunner:
                     f"again ({in_short(error)})."
                 )
                 raise TryAgain from None
+            case Verdict.LOSES_WORKERS:
+                name = self._membership.name_of(worker)
+                sessions.fail(loses_workers_error(name, executions, in_short(error)))
+                raise WorkerAbsent from None
             case Verdict.WORKER_IS_ABSENT:
                 raise WorkerAbsent from None
 

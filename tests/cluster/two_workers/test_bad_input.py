@@ -168,3 +168,55 @@ def test_what_plain_keras_takes_is_taken(model):
     model.fit(X, Y, steps_per_epoch=4, epochs=2, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == before + 8
     assert model.predict(X, steps=4, verbose=0).shape == (64, 1)  # four batches of 16
+
+
+class Broken(Exception):
+    """What the user's code raises, with an argument that no message has."""
+
+
+class BrokenSequence(keras.utils.PyDataset):
+    """Raises at its third batch."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return next(broken_batches(index != 2))
+
+
+def broken_batches(num_whole=5):
+    for _ in range(num_whole):  # more than Keras looks at beforehand
+        yield X[:8], Y[:8]
+    raise Broken("row 17 has no label", 17)
+
+
+def broken_row(x, y):
+    raise Broken("row 17 has no label", 17)
+
+
+def as_sets():
+    spec = (
+        tf.TensorSpec((None, *X.shape[1:]), X.dtype),
+        tf.TensorSpec((None, *Y.shape[1:]), Y.dtype),
+    )
+    return tf.data.Dataset.from_generator(broken_batches, output_signature=spec)
+
+
+def as_function():
+    def broken(x, y):
+        x, y = tf.numpy_function(broken_row, [x, y], [X.dtype, Y.dtype])
+        return tf.ensure_shape(x, (None, *X.shape[1:])), tf.ensure_shape(y, (None, *Y.shape[1:]))
+
+    return dataset().map(broken, num_parallel_calls=2).prefetch(2)
+
+
+@pytest.mark.filterwarnings("ignore:.*this process reads every batch")
+@pytest.mark.parametrize("make", [broken_batches, BrokenSequence, as_sets, as_function])
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_an_exception_of_the_data_is_the_users(model, make, method):
+    with pytest.raises(Broken) as caught:
+        getattr(model, method)(make(), verbose=0)
+    assert caught.value.args == ("row 17 has no label", 17)
+    assert caught.traceback[-1].name in ("broken_batches", "broken_row")
+    assert isinstance(caught.value.__cause__, tf.errors.OpError)
+    assert np.isfinite(model.evaluate(X, Y, verbose=0))
