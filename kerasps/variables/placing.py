@@ -16,7 +16,7 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import COORDINATOR_CPU, ps_device
 from kerasps.strategy_arguments import Partitioner
 from kerasps.variables.fences import Fences
-from kerasps.variables.named import NamedVariable, mutex_name, plain_variable
+from kerasps.variables.named import NamedVariable, mutex_name, on_own_task, plain_variable
 from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
 from kerasps.variables.row_pools import RowPools
@@ -205,8 +205,9 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         """Return the lock that one push at a time holds on the ps `device`."""
         if device not in self._mutexes:
             with tf.init_scope(), tf.device(device):
-                self._mutexes[device] = tf.raw_ops.MutexV2(
-                    container="", shared_name=mutex_name(device)
+                self._mutexes[device] = on_own_task(
+                    lambda: tf.raw_ops.MutexV2(container="", shared_name=mutex_name(device)),
+                    is_repeatable=True,
                 )
         return self._mutexes[device]
 
