@@ -192,7 +192,7 @@ class Flight:
             now = time.monotonic()
             if self.has_landed or (limit is not None and now - began > limit):
                 break
-            if limit is not None or now - began <= _WARN_AFTER_S:
+            if limit is not None or now - began <= min(_WARN_AFTER_S, timeout):
                 continue
             holders = self._holders()
             if holders.answer:
@@ -200,7 +200,7 @@ class Flight:
             if now - silent_since > timeout:
                 tell_supervisor("lost", "worker", 0)
                 raise WorkerLostError(_waiting_text(now - began, timeout, holders))
-            if not warned:
+            if now - began > _WARN_AFTER_S and not warned:
                 warned = True
                 warnings.warn(_waiting_text(now - began, timeout, holders), stacklevel=3)
         return self.has_landed

@@ -30,7 +30,7 @@ def pass_on(*arguments):
 
 @contextlib.contextmanager
 def foreign_bind():
-    slots = find_slots("bind", bind._LIBRARIES)
+    slots = find_slots("bind", bind.LIBRARIES)
     before = [slot.read() for slot in slots]
     for slot in slots:
         slot.write(ctypes.cast(pass_on, ctypes.c_void_p).value)

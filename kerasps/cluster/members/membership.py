@@ -142,6 +142,13 @@ class Membership:
             return {*presence.of("worker")} - {*there}
 
     @property
+    def silent_workers(self) -> set[int]:
+        """The workers that did not answer when they were asked last, and those that are absent."""
+        with self._shared.lock:
+            presence = self._shared.presence
+            return {w for w in presence.of("worker") if presence.is_silent(("worker", w))}
+
+    @property
     def leaving_workers(self) -> set[int]:
         """The workers that are about to leave: they finish their steps, and get no new ones."""
         with self._shared.lock:

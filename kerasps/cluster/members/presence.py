@@ -109,6 +109,11 @@ class Presence:
         """Return the time since which a task has its status."""
         return self._tasks[task].since
 
+    def is_silent(self, task: Task) -> bool:
+        """Return whether a task did not answer the last probe, or cannot be called."""
+        known = self._tasks[task]
+        return known.status not in _CONNECTED or known.silent_since is not None
+
     def generation(self, task: Task) -> int:
         """Return how often a task was reconnected."""
         return self._tasks[task].generation

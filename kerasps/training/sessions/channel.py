@@ -210,8 +210,7 @@ class Sessions:
     def holders(self) -> Holders:
         """Return the tasks that the end of the flight waits for."""
         workers = sorted(self.at_work())
-        absent = self._membership.absent_workers
-        silent = [worker for worker in workers if worker in absent]
+        silent = sorted(self._membership.silent_workers.intersection(workers))
         names = " and ".join(self._membership.name_of(worker) for worker in silent or workers)
         if not workers or self._membership.lost_ps is not None:
             return Holders("a ps does not answer")
