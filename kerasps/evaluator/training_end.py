@@ -44,7 +44,10 @@ class TrainingEndMarker(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         """Remove the file of an earlier training."""
-        (self._directory / MARKER).unlink(missing_ok=True)
+        marker = self._directory / MARKER
+        # A file of this name that is not empty is another's.
+        if marker.is_file() and not marker.stat().st_size:
+            marker.unlink()
 
     def on_train_end(self, logs: object = None) -> None:
         """Write the file."""

@@ -73,6 +73,7 @@ class StatusSocket:
         self._answer = answer
         self._listener: socket.socket | None = None
         self._path: Path | None = None
+        self._inode = 0
         self._owner = os.getpid()
         self._replying = threading.Lock()
 
@@ -109,15 +110,17 @@ class StatusSocket:
         # It gets its name after it listens: before, its process would seem to have ended.
         unnamed = path.with_suffix(".new")
         try:
-            unnamed.unlink(missing_ok=True)  # of an earlier process with this id, as is `path`
+            unnamed.unlink(missing_ok=True)  # of an earlier process with this id
             with _short_path(unnamed) as short:
                 listener.bind(short)
             listener.listen()
-            unnamed.replace(path)
+            # Fails if the name exists: a process with this id runs in another container.
+            os.link(unnamed, path)
+            unnamed.unlink()
         except BaseException:
             listener.close()
             raise
-        self._listener, self._path = listener, path
+        self._listener, self._path, self._inode = listener, path, os.lstat(path).st_ino
 
     def _serve(self, listener: socket.socket) -> None:
         while True:
@@ -142,7 +145,8 @@ class StatusSocket:
         if listener is None or path is None or self._owner != os.getpid():
             return  # a fork leaves the socket to its parent
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            if os.lstat(path).st_ino == self._inode:
+                path.unlink()
             path.parent.rmdir()  # fails if other sockets are in it
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

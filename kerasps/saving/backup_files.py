@@ -26,6 +26,15 @@ import tensorflow as tf
 FORMAT = 1
 _ARRAYS = "arrays.npz"
 _NAME = re.compile(r"backup-(\d{6,})(\.json)?(\.partial)?/?")
+# A file that says which backup a directory was made for. A copy under another name is the user's.
+_MARKER = "made_for"
+# The file of `BackupStore` by which it learns which ps see the directory.
+PROBE = "probe"
+# The files that kerasps writes into the directory of a backup. TensorFlow's have another suffix
+# while it writes them. Others in it are the user's.
+_WRITTEN = re.compile(
+    rf"{_MARKER}|{PROBE}|{re.escape(_ARRAYS)}|\d{{4,}}\.(index|data-\d+-of-\d+)(\.tempstate\d+)?"
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,8 @@ class BackupDirectory:
         number = max(self._numbers(), default=0) + 1
         directory = self.directory(number)
         tf.io.gfile.makedirs(directory)
+        with tf.io.gfile.GFile(f"{directory}/{_MARKER}", "w") as file:
+            file.write(os.path.basename(directory))
         return number, directory
 
     def directory(self, number: int) -> str:
@@ -144,13 +155,41 @@ class BackupDirectory:
         self._sweep()
 
     def discard(self, number: int) -> None:
-        """Delete a backup, as far as it can be deleted."""
-        # The manifest first, since without it the other files are ignored.
-        for path in (self._manifest(number), f"{self._manifest(number)}.partial"):
+        """Delete the files of a backup that kerasps wrote, as far as they can be deleted."""
+        if not self._is_ours(number):
+            return
+        directory = self.directory(number)
+        # The manifest first, since without it the other files are ignored; the marker last.
+        written = sorted(filter(_WRITTEN.fullmatch, tf.io.gfile.listdir(directory)))
+        written.sort(key=lambda name: name == _MARKER)
+        manifest = self._manifest(number)
+        for path in (
+            manifest,
+            f"{manifest}.partial",
+            *(f"{directory}/{name}" for name in written),
+        ):
             with contextlib.suppress(tf.errors.OpError):
                 tf.io.gfile.remove(path)
         with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.rmtree(self.directory(number))
+            if not tf.io.gfile.listdir(directory):
+                tf.io.gfile.rmtree(directory)
+
+    def _is_ours(self, number: int) -> bool:
+        """Return True if kerasps made the directory of a backup, or if it is empty."""
+        directory = self.directory(number)
+        if not tf.io.gfile.isdir(directory) or os.path.islink(directory):
+            return False
+        return not tf.io.gfile.listdir(directory) or self._made_for(number) == os.path.basename(
+            directory
+        )
+
+    def _made_for(self, number: int) -> str | None:
+        """Return the name of the backup for which a directory was made; None if none is written."""
+        try:
+            with tf.io.gfile.GFile(f"{self.directory(number)}/{_MARKER}", "r") as file:
+                return str(file.read())
+        except (tf.errors.OpError, UnicodeDecodeError):
+            return None
 
     def _sweep(self) -> None:
         """Delete replaced backups, and incomplete ones of killed processes."""
@@ -162,15 +201,18 @@ class BackupDirectory:
         return f"{self.directory(number)}.json"
 
     def _numbers(self, *, manifests: bool = False) -> set[int]:
-        """Return the numbers of all backups, complete or not, or of those with a manifest."""
+        """Return the numbers of all backups, complete or not, or of those with a manifest.
+
+        A copy that a user made under another name has no manifest that counts.
+        """
         if not tf.io.gfile.isdir(self.path):
             return set()
         found = [_NAME.fullmatch(name) for name in tf.io.gfile.listdir(self.path)]
-        return {
-            int(match[1])
-            for match in found
-            if match and (not manifests or (match[2] and not match[3]))
-        }
+        if not manifests:
+            return {int(match[1]) for match in found if match}
+        numbers = {int(match[1]) for match in found if match and match[2] and not match[3]}
+        names = {number: os.path.basename(self.directory(number)) for number in numbers}
+        return {n for n, name in names.items() if self._made_for(n) in (None, name)}
 
     def _read(self, number: int) -> Backup:
         with tf.io.gfile.GFile(self._manifest(number), "r") as file:

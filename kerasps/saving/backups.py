@@ -14,14 +14,12 @@ import tensorflow as tf
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.connected import connected_host
 from kerasps.runtime.errors import check_ps_of
-from kerasps.saving.backup_files import Backup, BackupDirectory
+from kerasps.saving.backup_files import PROBE, Backup, BackupDirectory
 from kerasps.saving.variable_copies import VariableCopies, restore, specs_of, to_record
 from kerasps.variables import ParameterServerVariable, is_seed_state
 from kerasps.variables.flights import worker_timeout
 from kerasps.variables.kinds import is_metric_state
 from kerasps.variables.slots import optimizers_of
-
-_PROBE = "probe"
 
 
 class BackupStore:
@@ -133,7 +131,7 @@ class BackupStore:
         try:
             try:
                 number, directory = self._directory.begin()
-                probe = f"{directory}/{_PROBE}"
+                probe = f"{directory}/{PROBE}"
                 with tf.io.gfile.GFile(probe, "w") as file:
                     file.write("Made to learn which ps see this directory.")
                 pieces = copies.write(directory, probe)

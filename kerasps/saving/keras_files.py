@@ -7,10 +7,12 @@ if a process is killed while it saves, the previous file remains.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -289,17 +291,43 @@ def _written_aside(path: str | os.PathLike[str]) -> Iterator[str]:
 def _partial_directory(target: Path) -> Iterator[Path]:
     """Make a directory beside `target` for the time of this context.
 
-    If a save is killed, the directory remains, and the next save removes it.
+    If a save is killed, the directory remains, and the next save removes it. A lock tells it from
+    that of a process which saves to the same path now.
     """
     # Beside the target, and so on the same file system: `os.replace` is atomic only there.
     directory = target.with_name(f".partial.{target.name}")
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir()
     try:
-        yield directory
+        if not directory.is_symlink() and directory.is_dir():
+            with _locked(directory):
+                shutil.rmtree(directory)
+        directory.mkdir()
+    except (FileExistsError, BlockingIOError):
+        directory = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", dir=target.parent))
+    with _locked(directory):
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory, where its file system has locks for directories.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
     finally:
-        shutil.rmtree(directory)
+        os.close(descriptor)
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
@@ -334,6 +362,8 @@ def _save_weights_in_files(
     unique = f"{base}.{uuid.uuid4().hex}"
     # Keras opens this file even if the JSON file does not name it.
     first = target.with_name(f"{base}_00000.weights.h5")
+    replaced = _named_files(target)
+    is_first_ours = first.name in replaced or not first.exists()
     with _partial_directory(target) as directory:
         original(
             model,
@@ -348,14 +378,25 @@ def _save_weights_in_files(
         if not first.exists():
             h5py.File(first, "w").close()
         _put_in_place(index, target)
-        h5py.File(directory / first.name, "w").close()
-        _put_in_place(directory / first.name, first)
-    # Delete old files only now that the JSON file names the new ones. Delete numbered files of
-    # plain Keras too, which no JSON file names any more.
-    ours = re.compile(rf"{re.escape(base)}(\.[0-9a-f]{{32}})?_\d{{5}}\.weights\.h5")
+        if is_first_ours:
+            h5py.File(directory / first.name, "w").close()
+            _put_in_place(directory / first.name, first)
+    # Delete old files only now that the JSON file names the new ones: those that the old one named,
+    # and those of killed saves. Other files, such as `model_00001.weights.h5`, may be a callback's.
+    numbered = r"_\d{5}\.weights\.h5"
+    shards = re.compile(re.escape(base) + rf"(\.[0-9a-f]{{32}})?{numbered}")
+    ours = re.compile(re.escape(base) + rf"\.[0-9a-f]{{32}}{numbered}")
+    kept = {first.name, *(new.name for new in written)}
     for file in target.parent.iterdir():
-        if ours.fullmatch(file.name) and file.name not in {
-            first.name,
-            *(new.name for new in written),
-        }:
+        is_replaced = file.name in replaced and shards.fullmatch(file.name)
+        if (is_replaced or ours.fullmatch(file.name)) and file.name not in kept:
             file.unlink()
+
+
+def _named_files(index: Path) -> set[str]:
+    """Return the names of the files that the JSON file of an earlier save names."""
+    try:
+        places = json.loads(index.read_text())["weight_map"].values()
+        return {name for place in places for name in ([place] if isinstance(place, str) else place)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()

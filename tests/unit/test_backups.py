@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import warnings
@@ -86,6 +87,27 @@ def test_what_a_killed_process_left_is_no_backup_and_is_removed(tmp_path):
         "backup-000004.json",
         "notes.txt",
     ]
+
+
+def test_what_kerasps_did_not_make_stays(tmp_path):
+    write(tmp_path)
+    # A copy under another name, such as a date, is neither a later backup nor removed.
+    for name in ("backup-20251128", "backup-251128"):
+        shutil.copytree(tmp_path / "backup-000001", tmp_path / name)
+        shutil.copy(tmp_path / "backup-000001.json", tmp_path / f"{name}.json")
+    # A directory of the user's, a link, and a file among those of a backup.
+    (tmp_path / "backup-000002").mkdir()
+    (tmp_path / "backup-000002" / "0000.index").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "0000.index").write_text("mine")
+    (tmp_path / "backup-000003").symlink_to("elsewhere")
+    (tmp_path / "backup-000001" / "notes.txt").write_text("mine")
+    before = {path for path in tmp_path.rglob("*") if "backup-000001" not in str(path)}
+    assert numbers(tmp_path) == [1]
+    last = write(tmp_path)
+    assert numbers(tmp_path) == [last]
+    assert before <= set(tmp_path.rglob("*"))
+    assert [path.name for path in (tmp_path / "backup-000001").iterdir()] == ["notes.txt"]
 
 
 def cut(path):

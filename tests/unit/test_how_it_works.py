@@ -142,7 +142,10 @@ def test_decisions_are_numbered_and_listed():
 def test_a_decision_has_its_parts(page):
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# {page.stem[:4]}: ")
-    assert 15 <= len(text.splitlines()) <= 60
+    # A table may be as long as what it lists.
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    assert len(lines) <= 60
+    assert len(text.splitlines()) >= 15
     for part in ("Context", "Choice", "What would change it"):
         assert f"\n## {part}\n" in text
 

@@ -494,3 +494,22 @@ def test_clients_of_the_endpoint_that_break_off_print_nothing(capfd, sent):
     for thread in set(threading.enumerate()) - before:
         thread.join()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_socket_of_another_container_with_this_process_id_stays(monkeypatch, tmp_path):
+    monkeypatch.setattr(sockets, "directories", lambda: [tmp_path / "shared"])
+    first, second = StatusSocket(dict), StatusSocket(dict)
+    first.start()
+    try:
+        inode = os.lstat(first.path).st_ino
+        second.start()  # the same process id, as the first process of each container
+        assert second.path is None
+        second.close()
+        assert os.lstat(first.path).st_ino == inode
+        # One that replaced it is not removed.
+        path = first.path
+        path.unlink()
+        path.write_text("another's")
+    finally:
+        first.close()
+    assert path.read_text() == "another's"

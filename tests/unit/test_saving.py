@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -49,6 +50,27 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     with saving._written_aside(tmp_path / "model.keras") as partial, open(partial, "w") as file:
         file.write("new")
     assert os.listdir(tmp_path) == ["model.keras"]
+
+
+def test_two_saves_to_one_path_at_a_time_leave_each_other_alone(tmp_path):
+    path = tmp_path / "model.keras"
+    with saving._written_aside(path) as first:
+        Path(first).write_text("first")
+        with saving._written_aside(path) as second:
+            Path(second).write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["model.keras"]
+
+
+def test_a_link_with_the_name_of_the_directory_of_a_save_is_not_followed(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("mine")
+    (tmp_path / ".partial.model.keras").symlink_to("mine")
+    with saving._written_aside(tmp_path / "model.keras") as partial:
+        Path(partial).write_text("new")
+    assert (tmp_path / "mine" / "notes").read_text() == "mine"
+    assert (tmp_path / ".partial.model.keras").is_symlink()
 
 
 def test_the_target_of_a_link_is_replaced(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -27,7 +26,7 @@ from kerasps.cluster.local.local_registry import (
 )
 from kerasps.cluster.processes.callers import calling_line
 from kerasps.cluster.processes.local_environment import task_environment
-from kerasps.cluster.processes.logs import make_log_dir
+from kerasps.cluster.processes.logs import log_of, make_log_dir, remove_logs
 from kerasps.cluster.processes.process import TaskProcess
 from kerasps.cluster.processes.restarts import DEFAULT_MAX_RESTARTS, RestartBudget
 from kerasps.cluster.processes.task_watch import Death, TaskWatch
@@ -404,7 +403,7 @@ class LocalCluster:
         finally:
             self._end_at_once()
         if self._log_dir_is_ours and not (died or self._watch.saw_death or self._keep_logs):
-            shutil.rmtree(self._log_dir, ignore_errors=True)
+            remove_logs(self._log_dir, self._description.server_addresses)
         self._ended = True
         return died
 
@@ -445,7 +444,7 @@ class LocalCluster:
         """Start the process of a task that has none."""
         process = TaskProcess(
             self._description.for_task(task_type, task_index),
-            log_file=self._log_dir / f"{task_type}-{task_index}.log",
+            log_file=log_of(self._log_dir, (task_type, task_index)),
             env=self._environment_of(task_type, task_index),
         )
         self._processes[task_type, task_index] = process

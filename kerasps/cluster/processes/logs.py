@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -29,3 +30,16 @@ def open_log(path: Path) -> IO[bytes]:
         with contextlib.suppress(PermissionError):
             os.fchmod(stream.fileno(), 0o600)
     return stream
+
+
+def log_of(directory: Path, task: tuple[str, int]) -> Path:
+    """Return the path of the log of a task."""
+    return directory / f"{task[0]}-{task[1]}.log"
+
+
+def remove_logs(directory: Path, tasks: Iterable[tuple[str, int]]) -> None:
+    """Remove the logs of tasks, and their directory if it holds nothing else."""
+    with contextlib.suppress(OSError):
+        for task in tasks:
+            log_of(directory, task).unlink(missing_ok=True)
+        directory.rmdir()
