@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+
+import psutil
 
 from kerasps.errors import KeraspsError
 from kerasps.monitoring.sockets import RunningProcess, ask_running
@@ -68,4 +69,4 @@ def _line(process: RunningProcess) -> str:
 
 
 def _state_of(pid: int) -> str:
-    return "which runs" if os.path.exists(f"/proc/{pid}") else "which does not run"
+    return "which runs" if psutil.pid_exists(pid) else "which does not run"
