@@ -451,6 +451,12 @@ PRIVATE_NAMES: dict[str, PrivateName] = {
         "FuncGraph",
         "tells if a function that is being traced is part of another one",
     ),
+    "get_func_graphs": PrivateName(
+        "tensorflow.python.ops.cond_v2",
+        "get_func_graphs",
+        "the graphs of the branches of a condition, which show what a step makes of an old value",
+        ("op",),
+    ),
     "CondBranchFuncGraph": PrivateName(
         "tensorflow.python.ops.control_flow_v2_func_graphs",
         "CondBranchFuncGraph",

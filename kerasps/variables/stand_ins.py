@@ -3,7 +3,7 @@
 The states of metrics and seed generators are on the coordinator, which alone writes them (see
 `variable.py`). `fit` sends a worker its seeds and gets metric sums back. A function that the user
 schedules brings back only its return values. So each such state that it touches has a stand-in on a
-ps. A metric's stand-in adds up there, under the lock of the push and as part of it. A seed
+ps. A metric's stand-in is joined there, under the lock of the push and as part of it. A seed
 generator's stand-in advances there. A read of the state on the coordinator fetches the stand-in's
 value first.
 """
@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from kerasps.errors import UnsupportedError
 from kerasps.runtime.errors import naming_lost_ps
 from kerasps.runtime.on_ps import OnPS, under_lock
-from kerasps.variables.kinds import is_seed_state
+from kerasps.variables.joins import Join
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.phase import entering
 from kerasps.variables.variable import ParameterServerVariable
@@ -35,26 +36,45 @@ class StandIns:
         self._mutex = mutex
         self._lock = threading.RLock()
         self._originals: dict[str, list[weakref.ref[ParameterServerVariable]]] = {}
+        self._joins: dict[int, Join | None] = {}
         self._functions: dict[tuple[str, tuple[int, ...]], OnPS] = {}
 
-    def of(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
+    def of(
+        self, variable: ParameterServerVariable, device: str, join: Join | None = None
+    ) -> ParameterServerVariable:
         """Return the stand-in of a metric's or a seed generator's state; make it if there is none.
 
         Args:
             variable: the state on the coordinator.
             device: the device of the ps on which a new stand-in is made.
+            join: the way in which a metric's states are joined; None for a seed generator.
+
+        Raises:
+            UnsupportedError: an earlier function joins the states of the metric in another way.
         """
         with self._lock:
             if variable.stand_in is None:
-                variable.stand_in = self._make(variable, device)
+                variable.stand_in = self._make(variable, device, join)
                 variable.fetch_stand_ins = self.fetch_stand_ins
                 self._originals.setdefault(device, []).append(weakref.ref(variable))
+                self._joins[id(variable.stand_in)] = join
+            elif self._joins[id(variable.stand_in)] is not join:
+                earlier = self._joins[id(variable.stand_in)]
+                raise UnsupportedError(
+                    f"Two functions change the state '{variable.path}' of a metric in different "
+                    "ways, so that it cannot be made one of their states. Expected: "
+                    f"{earlier.value if earlier else ''} over batches, as in the first function. "
+                    f"Received: {join.value if join else ''}. Use a metric for each."
+                )
             return variable.stand_in
 
-    def _make(self, variable: ParameterServerVariable, device: str) -> ParameterServerVariable:
+    def _make(
+        self, variable: ParameterServerVariable, device: str, join: Join | None
+    ) -> ParameterServerVariable:
         value = variable.storage
-        # A metric's stand-in starts at zero; a generator's starts at the generator's state.
-        initial = value.read_value if is_seed_state(variable) else lambda: tf.zeros_like(value)
+        # A metric's stand-in starts as that of no batch; a generator's at the generator's state.
+        spec = tf.TensorSpec(value.shape, value.dtype)
+        initial = value.read_value if join is None else lambda: join.start(spec)
         with tf.init_scope(), entering(None), tf.device(device):
             storage = NamedVariable(
                 initial, shape=value.shape, dtype=value.dtype, trainable=False, name="stand_in"
@@ -78,33 +98,35 @@ class StandIns:
             with tf.init_scope(), entering(None), naming_lost_ps:
                 values = self._exchange(device, originals).take()
                 for original, value in zip(originals, values, strict=True):
-                    if is_seed_state(original):
-                        original._value.assign(value)
-                    else:
-                        original._value.assign_add(value)
+                    join = self._joins[id(original.stand_in)]
+                    stored = original._value
+                    if join is not None:
+                        value = join.tensors(stored.read_value(), value)
+                    stored.assign(value)
 
     def _exchange(self, device: str, originals: Sequence[ParameterServerVariable]) -> OnPS:
-        """Return the function that reads the stand-ins on a ps and sets metrics' ones to zero."""
+        """Return the function that reads the stand-ins on a ps and starts metrics' ones anew."""
         key = device, tuple(id(original.stand_in) for original in originals)
         if key not in self._functions:
             states = [
                 original.stand_in._value for original in originals if original.stand_in is not None
             ]
-            clears = [not is_seed_state(original) for original in originals]
+            joins = [self._joins[id(original.stand_in)] for original in originals]
             for stale in [known for known in self._functions if known[0] == device]:
                 del self._functions[stale]
             self._functions[key] = OnPS(
-                device, lambda: _take(states, clears), mutex=self._mutex(device)
+                device, lambda: _take(states, joins), mutex=self._mutex(device)
             )
         return self._functions[key]
 
 
-def _take(states: Sequence[tf.Variable], clears: Sequence[bool]) -> list[tf.Tensor]:
+def _take(states: Sequence[tf.Variable], joins: Sequence[Join | None]) -> list[tf.Tensor]:
     values = [tf.identity(state.read_value()) for state in states]
     with tf.control_dependencies(values):
-        for state, is_cleared in zip(states, clears, strict=True):
-            if is_cleared:
-                state.assign(tf.zeros(state.shape, state.dtype), read_value=False)
+        for state, join in zip(states, joins, strict=True):
+            if join is not None:
+                start = join.start(tf.TensorSpec(state.shape, state.dtype))
+                state.assign(start, read_value=False)
     return values
 
 

@@ -57,15 +57,31 @@ class SharedSum:
     Args:
         name: the name on the ps.
         length: the number of numbers.
+        num_maxima: how many of them, the last ones, are maxima and not sums; less than any number
+            at first.
         device: the device of the ps.
         mutex: returns the lock of a device, by the device's name.
     """
 
     def __init__(
-        self, name: str, length: int, device: str, mutex: Callable[[str], tf.Tensor]
+        self,
+        name: str,
+        length: int,
+        num_maxima: int,
+        device: str,
+        mutex: Callable[[str], tf.Tensor],
     ) -> None:
         self._length = length
         self._device = device
+        sizes = [length - num_maxima, num_maxima]
+
+        def start() -> tf.Tensor:
+            numbers = (tf.constant(0.0, tf.float64), tf.constant(-np.inf, tf.float64))
+            return tf.concat([tf.fill([n], x) for n, x in zip(sizes, numbers, strict=True)], 0)
+
+        def joined(before: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+            (sums, maxima), (addends, others) = tf.split(before, sizes), tf.split(values, sizes)
+            return tf.concat([sums + addends, tf.maximum(maxima, others)], 0)
 
         def locked(change: Callable[[tf.Tensor], tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
             handle = tf.raw_ops.VarHandleOp(
@@ -74,7 +90,7 @@ class SharedSum:
             before = tf.cond(
                 tf.raw_ops.VarIsInitializedOp(resource=handle),
                 lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64),
-                lambda: tf.zeros([length], tf.float64),
+                start,
             )
             before = tf.ensure_shape(before, [length])
             after = change(before)
@@ -88,18 +104,18 @@ class SharedSum:
         spec = tf.TensorSpec([length], tf.float64)
         with naming_lost_ps, tf.init_scope():
             self._add = tf.function(
-                lambda values: changed(lambda before: before + values)[1], autograph=False
+                lambda values: changed(lambda before: joined(before, values))[1], autograph=False
             ).get_concrete_function(spec)
             self._take = tf.function(
-                lambda: changed(tf.zeros_like)[0], autograph=False
+                lambda: changed(lambda _: start())[0], autograph=False
             ).get_concrete_function()
 
     def add(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Add a value to each number; return the new sums."""
+        """Add a value to each number; return the new numbers."""
         with naming_lost_ps, tf.device(self._device):
             return np.asarray(fetch([self._add(tf.constant(values, tf.float64))])[0])
 
     def take(self) -> np.ndarray:
-        """Return the sums, and reset them to zeros."""
+        """Return the numbers, and start them anew."""
         with naming_lost_ps, tf.device(self._device):
             return np.asarray(fetch([self._take()])[0])

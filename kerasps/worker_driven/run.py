@@ -142,9 +142,9 @@ class Run:
         """Return the cell with a name, on the first ps."""
         return Cell(self._named(name), dtype, self._device)
 
-    def shared_sum(self, name: str, length: int) -> SharedSum:
+    def shared_sum(self, name: str, length: int, num_maxima: int = 0) -> SharedSum:
         """Return the sum with a name, on the first ps."""
-        return SharedSum(self._named(name), length, self._device, self._mutex)
+        return SharedSum(self._named(name), length, num_maxima, self._device, self._mutex)
 
     def _named(self, name: str) -> str:
         return f"kerasps/{self._run_id}/{self._number}/{name}"

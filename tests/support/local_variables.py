@@ -11,9 +11,11 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.step.compute.compute import Compute
+from kerasps.step.contract.change import Change, StateChange
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs, InputNames
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.records.identity import ByIdentity
+from kerasps.step.records.specs import spec_of
 from kerasps.step.rows.row_requests import LookupIds
 from kerasps.step.updates.coupled import Sent
 from kerasps.step.updates.update import Update, UpdateTensors
@@ -99,10 +101,19 @@ def update_of(optimizer, gradients, clip_scale=None, applied=None):
     return Update(optimizer, variables, shared, ByIdentity(), tensors)
 
 
-def outputs_of(*updates, deltas=(), assigned=()):
-    return ComputeOutputs(
-        [], [update.tensors for update in updates], list(deltas), list(assigned), [], []
-    )
+def outputs_of(*updates, changes=()):
+    return ComputeOutputs([], [update.tensors for update in updates], list(changes), [], [])
+
+
+def adding(variable, after=0):
+    """The change of a variable by an addend that each step sends."""
+    return StateChange(variable, after, Change(), Change(addend=spec_of(variable)), replaces=False)
+
+
+def replacing(variable, after=0):
+    """The change of a variable by a value that each step sends."""
+    sent = Change(addend=spec_of(variable))
+    return StateChange(variable, after, Change(scale=0), sent, replaces=True)
 
 
 def inventory_of(pulled=(), tables=()):

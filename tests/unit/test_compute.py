@@ -172,7 +172,16 @@ def test_each_look_up_of_a_table_is_counted():
 # What a step assigns
 
 
-def test_a_counter_is_pushed_as_a_difference_and_a_flag_as_a_value():
+def changed(step, outputs, values=None):
+    """The values of the variables that a step changes, after its changes."""
+    values = [c.variable._value for c in step.phase.changes] if values is None else values
+    return [
+        sent.filled_from(change.numbers).of(tf.constant(value, change.variable.storage.dtype))
+        for change, sent, value in zip(step.phase.changes, outputs.changes, values, strict=True)
+    ]
+
+
+def test_a_counter_is_pushed_as_an_addition_and_a_flag_as_a_value():
     counter = local_variable(np.int64(40), trainable=False)
     flag = local_variable(np.array(True), trainable=False, dtype="bool")
 
@@ -183,12 +192,12 @@ def test_a_counter_is_pushed_as_a_difference_and_a_flag_as_a_value():
         return [counter.value]
 
     step = Traced(body, tf.constant(2, tf.int64))
-    deltas, assigned = step.phase.values.state_changes()
-    assert (deltas, assigned) == ([counter], [flag])
+    assert [change.variable for change in step.phase.changes] == [counter, flag]
     outputs = step.run()
     assert outputs.logs[0] == 84
-    assert outputs.deltas[0] == 44
-    assert not outputs.assigned[0]
+    assert changed(step, outputs) == [84, False]
+    # Another worker has pushed meanwhile: what the step added is doubled, and so is the rest.
+    assert changed(step, outputs, [50, False]) == [104, False]
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -200,7 +209,7 @@ def test_what_is_assigned_inside_a_condition_leaves_the_step(taken):
 
     step = Traced(lambda batch: tf.cond(batch, add, lambda: None), taken)
     assert step.inventory.scratch
-    assert step.run().deltas[0] == (5 if taken else 0)
+    assert changed(step, step.run(), [100]) == [105 if taken else 100]
 
 
 def test_seeds_are_counted_and_other_assignments_are_not():
@@ -300,7 +309,7 @@ def test_a_step_that_reads_a_variable_after_its_update_sees_the_new_value():
     before = np.arange(8, dtype=np.float32).reshape(4, 2)
     np.testing.assert_allclose(outputs.logs[0], before - 0.25 * 2.0)
     # The ps is sent the gradient; the worker's own update is not pushed as well.
-    assert len(outputs.deltas) == len(outputs.assigned) == 0
+    assert len(outputs.changes) == 0
     np.testing.assert_allclose(outputs.updates[0].gradients[0], np.full((4, 2), 2.0))
 
 
@@ -318,8 +327,10 @@ def test_what_a_step_adds_before_an_update_is_pushed_beside_the_update():
     outputs = traced.run()
     before = np.arange(8, dtype=np.float32).reshape(4, 2)
     np.testing.assert_allclose(outputs.logs[0], before + 1.0 - 0.25 * 2.0 + 10.0)
-    (difference,) = outputs.deltas
-    np.testing.assert_allclose(difference, np.full((4, 2), 11.0))
+    # One comes before the update on the ps, the other after it.
+    assert [change.after for change in traced.phase.changes] == [0, 1]
+    for sent, addend in zip(outputs.changes, (1.0, 10.0), strict=True):
+        np.testing.assert_allclose(sent.addend, np.full((4, 2), addend))
 
 
 @pytest.mark.parametrize("value", [2.0, -2.0])

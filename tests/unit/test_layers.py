@@ -50,7 +50,7 @@ WINGS = [
 ROOMS = {
     "cluster": ["description", "serving", "connection", "processes", "members", "local"],
     "step": [
-        *("records", "updates", "contract", "draws", "rows"),
+        *("records", "updates", "contract", "changes", "draws", "rows"),
         *("compute", "phases", "tracing", "running"),
     ],
     "cli": ["scripts", "nodes", "live", "commands"],

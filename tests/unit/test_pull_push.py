@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from kerasps.errors import KeraspsError
+from kerasps.step.contract.change import Change, StateChange
 from kerasps.step.phases.pull import PullMessage, PullPhase
 from kerasps.step.phases.push import DevicePush, PushPhase
 from kerasps.step.phases.push_message import StepChanges
@@ -18,6 +19,7 @@ from kerasps.step.phases.step_context import ReplicaInputs, StepContext, batch_i
 from kerasps.step.phases.update_rules import Immediate
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.records.packing import Packing
+from kerasps.step.records.specs import spec_of
 from kerasps.step.rows.groups import grouping
 from kerasps.step.rows.lookups import Round, plan_rounds
 from kerasps.step.rows.row_places import RowPlaces
@@ -27,12 +29,14 @@ from kerasps.variables import fences as fences_module
 from kerasps.variables.fences import OPEN_LANE, Fences
 from kerasps.variables.lane_table import NO_LANE, NUM_BINS, NUM_LANES, read_clock
 from support.local_variables import (
+    adding,
     compute_graph,
     inventory_of,
     local_variable,
     make_optimizer_local,
     outputs_of,
     patch_optimizers,
+    replacing,
     update_of,
 )
 
@@ -71,8 +75,8 @@ def made_twice(make, values, num_shards=1, layout="mod"):
     return pair
 
 
-def changes_of(*updates, tables=(), fused=(), deltas=(), assigned=(), sparse_updates="lazy"):
-    return StepChanges(updates, deltas, assigned, IdentitySet(tables), sparse_updates, fused)
+def changes_of(*updates, tables=(), fused=(), states=(), sparse_updates="lazy"):
+    return StepChanges(updates, states, IdentitySet(tables), sparse_updates, fused)
 
 
 class Lanes(dict):
@@ -160,14 +164,15 @@ def test_a_push_arrives_with_the_gradients_of_a_fused_variable_in_one(applied):
     fused = FusedVariables([update], IdentitySet([first, second]), IdentitySet())
     counter = local_variable(np.int64(2**40), trainable=False)
     flag = local_variable(np.array([True, False]), trainable=False)
-    changes = changes_of(update, fused=fused.all, deltas=[counter], assigned=[flag])
+    changes = changes_of(update, fused=fused.all, states=[adding(counter), replacing(flag)])
     (device,) = changes.devices
     on_device = changes.on(device)
     inventory = inventory_of()
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
     step = context(inventory, names, None)
     new_flag = tf.constant([False, True])
-    step.outputs = outputs_of(update, deltas=[tf.constant(3, tf.int64)], assigned=[new_flag])
+    sent = [Change(addend=tf.constant(3, tf.int64)), Change(addend=new_flag)]
+    step.outputs = outputs_of(update, changes=sent)
     sent, received = (
         Packing(specs(clocked=False, numbered=False))
         for specs in (on_device.sent_specs, on_device.received_specs)
@@ -184,8 +189,8 @@ def test_a_push_arrives_with_the_gradients_of_a_fused_variable_in_one(applied):
     )
     np.testing.assert_array_equal(pushed.gradients[0], gradients[2])
     assert pushed.applied is None if applied is None else pushed.applied == 1.0
-    assert message.deltas[0] == 3
-    np.testing.assert_array_equal(message.assigned[0], [False, True])
+    assert message.changes[0].addend == 3
+    np.testing.assert_array_equal(message.changes[1].addend, [False, True])
     assert on_device.updates[0].single == shards_in([third])
 
 
@@ -296,10 +301,10 @@ def test_a_push_of_dense_gradients_is_what_the_optimizer_does(name, num_shards, 
     for step in range(3):
         gradients = [tf.constant(g) for g in values_of(SHAPES, seed=step + 1)]
         update = update_of(ours, gradients)
-        deltas = [ours._iterations]
+        one = Change(addend=tf.constant(1, ours._iterations.storage.dtype))
         push(
-            changes_of(update, deltas=deltas),
-            outputs_of(update, deltas=[tf.constant(1, ours._iterations.storage.dtype)]),
+            changes_of(update, states=[adding(ours._iterations)]),
+            outputs_of(update, changes=[one]),
         )
         plain.apply(gradients)
     assert int(ours._iterations.storage) == int(plain._iterations.numpy()) == 3
@@ -409,14 +414,34 @@ def test_an_update_that_was_not_wanted_changes_nothing(applied):
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-def test_differences_are_added_and_values_assigned_shard_by_shard(num_shards):
+def test_additions_are_added_and_values_assigned_shard_by_shard(num_shards):
     counts = local_variable(np.arange(7), num_shards, trainable=False)
     scale = local_variable(np.arange(7, dtype=np.float32), num_shards, trainable=False)
-    changes = changes_of(deltas=[counts], assigned=[scale])
+    changes = changes_of(states=[adding(counts), replacing(scale)])
     added, assigned = np.arange(7) * 10, np.arange(7, dtype=np.float32)[::-1].copy()
-    push(changes, outputs_of(deltas=[tf.constant(added)], assigned=[tf.constant(assigned)]))
+    sent = [Change(addend=tf.constant(added)), Change(addend=tf.constant(assigned))]
+    push(changes, outputs_of(changes=sent))
     np.testing.assert_array_equal(counts.storage.numpy(), np.arange(7) * 11)
     np.testing.assert_array_equal(scale.storage.numpy(), assigned)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_moving_averages_of_one_factor_are_changed_as_one(num_shards):
+    values = values_of([(7,), (5,), (), (2, 3)])
+    variables = [local_variable(v, num_shards if v.ndim else 1, trainable=False) for v in values]
+    states = [
+        StateChange(v, 0, Change(scale=np.float32(scale)), Change(addend=spec_of(v)), False)
+        for v, scale in zip(variables, (0.5, 0.5, 0.5, 0.25), strict=True)
+    ]
+    addends = values_of([(7,), (5,), (), (2, 3)], seed=1)
+    changes = changes_of(states=states)
+    push(changes, outputs_of(changes=[Change(addend=tf.constant(a)) for a in addends]))
+    for variable, value, state, addend in zip(variables, values, states, addends, strict=True):
+        expected = value * state.numbers.scale + addend
+        np.testing.assert_allclose(variable.storage.numpy(), expected, rtol=1e-6)
+    (on_device,) = [changes.on(device) for device in changes.devices]
+    keys = [state.key_of_averages for state in on_device.states]
+    assert keys.count((np.float32(0.5), tf.float32)) == 2 * num_shards
 
 
 # Lanes
@@ -425,7 +450,7 @@ def test_differences_are_added_and_values_assigned_shard_by_shard(num_shards):
 def pushing_in_lanes(num_lanes=NUM_LANES, redoes=False):
     """Return fences; what pushes 1 to a counter in a lane, and returns the sum; and the devices."""
     counter = local_variable(np.int64(0), trainable=False)
-    changes = changes_of(deltas=[counter])
+    changes = changes_of(states=[adding(counter)])
     fences, inventory = Fences(lock, num_lanes), inventory_of()
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
     phase = PushPhase(changes, (), lock, Immediate(fences))
@@ -433,7 +458,7 @@ def pushing_in_lanes(num_lanes=NUM_LANES, redoes=False):
 
     def push_in(lane):
         step = context(inventory, names, None, lane)
-        step.outputs = outputs_of(deltas=[tf.constant(1, tf.int64)])
+        step.outputs = outputs_of(changes=[Change(addend=tf.constant(1, tf.int64))])
         phase.add_to(step)
         return int(counter.storage.numpy())
 
@@ -534,7 +559,7 @@ def test_a_push_counts_what_was_applied_since_its_pull():
     weight = local_variable(np.float32(0), trainable=False)
     inventory = inventory_of(pulled=[weight])
     fences = Fences(lock)
-    changes = changes_of(deltas=[weight])
+    changes = changes_of(states=[adding(weight)])
     tables = {device: fences.table(device) for device in changes.devices}
     clocks = {d: lambda table=table: read_clock(table.handle) for d, table in tables.items()}
     _, names, _ = compute_graph(inventory, None, lambda inputs: [])
@@ -545,7 +570,7 @@ def test_a_push_counts_what_was_applied_since_its_pull():
     def pulled(lane):
         step = context(inventory, names, None, lane)
         pull.add_to(step)
-        step.outputs = outputs_of(deltas=[tf.constant(1.0)])
+        step.outputs = outputs_of(changes=[Change(addend=tf.constant(1.0))])
         return step
 
     slow = pulled(first)

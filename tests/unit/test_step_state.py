@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from kerasps.step.records.packing import Packing
 from kerasps.step.tracing.state import Header, StepState, Ticket, WorkerVariables
+from kerasps.variables.joins import Join
 
 SPECS = StepState(
     steps=tf.TensorSpec([], tf.int64),
@@ -15,6 +16,8 @@ SPECS = StepState(
     rows=[tf.TensorSpec([4], tf.int64)],
     logs=[tf.TensorSpec([])],
 )
+
+SUMS = [Join.SUM, Join.SUM]
 
 
 def state(steps, scale=1.0):
@@ -46,7 +49,7 @@ def test_a_header_arrives_as_it_was_sent(num_seeds, in_graph):
 
 def test_the_state_travels_as_one_tensor_and_is_added_up_on_the_way():
     packing = Packing(SPECS)
-    (flat,) = packing.pack(state(1).followed_by(state(3, scale=0.5)))
+    (flat,) = packing.pack(state(1).followed_by(state(3, scale=0.5), SUMS))
     back = packing.unpack_numpy([flat.numpy()])
     assert int(back.steps) == 4
     np.testing.assert_array_equal(back.metrics[1], [1.5, 3.0, 4.5])
@@ -54,17 +57,36 @@ def test_the_state_travels_as_one_tensor_and_is_added_up_on_the_way():
     assert back.logs == [5.0]  # of the later steps alone
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int32, tf.bool])
+def test_maxima_and_minima_are_joined_on_the_way(dtype):
+    spec = tf.TensorSpec([2], dtype)
+    specs = StepState(tf.TensorSpec([], tf.int64), [spec, spec], [], [])
+    joins = [Join.MAXIMUM, Join.MINIMUM]
+    packing = Packing(specs)
+    variables = WorkerVariables(packing, 1, joins)
+    handles = variables.make(tf.constant(Ticket(1, [0]).to_array()))
+    values = tf.cast(tf.constant([[0, 1], [1, 1]]), dtype)
+    for row in values:
+        variables.add(handles, StepState(tf.constant(1, tf.int64), [row, row], [], []))
+    collected = packing.unpack(variables.collect(handles))
+    np.testing.assert_array_equal(collected.metrics[0], tf.cast([1, 1], dtype))
+    np.testing.assert_array_equal(collected.metrics[1], tf.cast([0, 1], dtype))
+    nothing = packing.unpack(variables.collect(handles))
+    for join, state, start in zip(joins, collected.metrics, nothing.metrics, strict=True):
+        np.testing.assert_array_equal(join.arrays(start.numpy(), state.numpy()), state)
+
+
 def test_no_steps_before_or_after_change_nothing_but_the_logs():
-    zeros = SPECS.zeros()
-    assert_state(zeros.followed_by(state(2)), state(2))
-    after = state(2).followed_by(zeros)
+    zeros = SPECS.start(SUMS)
+    assert_state(zeros.followed_by(state(2), SUMS), state(2))
+    after = state(2).followed_by(zeros, SUMS)
     assert after.logs[0] == 0.0
     assert_state(after._replace(logs=state(2).logs), state(2))
 
 
 def test_totals_stay_on_the_worker_until_they_are_collected():
     packing = Packing(SPECS)
-    variables = WorkerVariables(packing, num_ps=2)
+    variables = WorkerVariables(packing, 2, SUMS)
     ticket = tf.constant(Ticket(7, [1, 2]).to_array())
 
     @tf.function
@@ -79,15 +101,15 @@ def test_totals_stay_on_the_worker_until_they_are_collected():
     collected = packing.unpack(variables.collect(handles))
     assert collected.steps == 5
     np.testing.assert_array_equal(collected.metrics[1], [2.0, 4.0, 6.0])
-    assert_state(packing.unpack(variables.collect(handles)), SPECS.zeros())
+    assert_state(packing.unpack(variables.collect(handles)), SPECS.start(SUMS))
     variables.give(handles, tf.constant(Ticket(8, [0, 0]).to_array()))
     np.testing.assert_array_equal(variables.ticket(handles), [8, 0, 0])
 
 
 def test_what_is_made_ready_again_has_a_ticket_and_totals_of_its_own():
     packing = Packing(SPECS)
-    variables = WorkerVariables(packing, num_ps=1)
+    variables = WorkerVariables(packing, 1, SUMS)
     before, after = (variables.make(tf.constant(Ticket(lane, [0]).to_array())) for lane in (1, 2))
     variables.add(before, state(1))
-    assert_state(packing.unpack(variables.collect(after)), SPECS.zeros())
+    assert_state(packing.unpack(variables.collect(after)), SPECS.start(SUMS))
     assert [int(variables.ticket(handles)[0]) for handles in (before, after)] == [1, 2]

@@ -18,16 +18,19 @@ import keras
 import tensorflow as tf
 
 from kerasps import _compat
+from kerasps.step.changes.metric_joins import metric_joins
 from kerasps.step.compute.found_rows import GradientSums, rows_found
 from kerasps.step.compute.step_values import StepValues, zeros_of
 from kerasps.step.compute.update_recorder import UpdateRecorder
 from kerasps.step.compute.value_reads import ValueReads
+from kerasps.step.contract.change import StateChange
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs, InputNames
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.rows.row_requests import LookupIds, checked
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable
+from kerasps.variables.joins import Join
 from kerasps.variables.sharding import from_start
 from kerasps.variables.tensor_like import note_read
 
@@ -61,6 +64,9 @@ class Compute:
         values: the values of variables that it has whole.
         sums: makes gradients of tables dense.
         value_reads: the values that the step has asked for; it may use only rows of them.
+        changes: the changes of variables beside updates. Set by `outputs`.
+        joins: the joins of the metrics' states; None for a state that cannot be joined. Set by
+            `outputs`.
     """
 
     hides_constraints = True
@@ -86,6 +92,8 @@ class Compute:
         self.whole: ByIdentity[ParameterServerVariable, str] = ByIdentity()
         self.lookups: ByIdentity[ParameterServerVariable, list[LookupIds]] = ByIdentity()
         self.value_reads = ValueReads()
+        self.changes: list[StateChange] = []
+        self.joins: list[Join | None] = []
 
     # Reads and assignments of variables
 
@@ -281,12 +289,17 @@ class Compute:
         Call once, at the end of the trace, in the graph of the step.
         """
         self._recorder.finish()
-        deltas, assigned = self.values.state_changes()
+        changes = [
+            StateChange.of(variable, after, form.change, replaces=form.replaces)
+            for variable, after, form in self.values.changes()
+        ]
+        self.changes = [change for change, _ in changes]
+        metrics = [(v, self.values.metric_forms(v)) for v in self.inventory.metrics]
+        self.joins = metric_joins(self.values.sources, metrics)
         return ComputeOutputs(
             metrics=[self.read_whole(v) for v in self.inventory.metrics],
             updates=[update.tensors for update in self.updates],
-            deltas=[self.values.difference(v) for v in deltas],
-            assigned=[self.values.current(v) for v in assigned],
+            changes=[tensors for _, tensors in changes],
             logs=[],
             predicted=[],
         )

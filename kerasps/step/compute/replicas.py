@@ -20,10 +20,12 @@ from kerasps import _compat
 from kerasps.errors import UnsupportedError
 from kerasps.step.compute.compute import Compute
 from kerasps.step.compute.returned import Returned
+from kerasps.step.contract.change import Change
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.records.identity import IdentitySet
 from kerasps.variables import ParameterServerVariable, entering
+from kerasps.variables.joins import Join
 from kerasps.variables.phase import as_replica
 
 _Result = TypeVar("_Result")
@@ -255,29 +257,42 @@ class Replicas:
             ]
             self._changed |= phase.values.changed
             return
+        phase.values.num_updates = self.phases[0].values.num_updates
         for variable, value in self._last_changes:
             phase.values.set_ahead(variable, value)
 
     def outputs(self) -> ComputeOutputs:
         """Return the outputs of the step, except logs and predictions. Call once, after `call`.
 
-        In all but the first replica, states of metrics start at zeros, so that they add up.
+        In all but the first replica, states of metrics start anew, so that they can be joined.
         """
         first = self.phases[0]
-        outputs = first.outputs()
-        deltas, _ = first.values.state_changes()
-        return outputs._replace(
+        of_replicas = [phase.outputs() for phase in self.phases]
+        metrics = [outputs.metrics for outputs in of_replicas]
+        return of_replicas[0]._replace(
             metrics=[
-                tf.add_n([phase.read_whole(v) for phase in self.phases])
-                for v in first.inventory.metrics
+                functools.reduce((join or Join.SUM).tensors, states)
+                for join, *states in zip(first.joins, *metrics, strict=True)
             ],
-            deltas=[
-                first.values.difference(v)
-                if v in self._changed
-                else _aggregated(v, [phase.values.difference(v) for phase in self.phases])
-                for v in deltas
-            ],
+            changes=self._joined([outputs.changes for outputs in of_replicas]),
         )
+
+    def _joined(self, of_replicas: list[list[Change]]) -> list[Change]:
+        """Return the changes of all replicas, in the order of those of the first."""
+        others = [
+            iter(
+                tensors
+                for change, tensors in zip(phase.changes, changes, strict=True)
+                if change.variable not in self._changed
+            )
+            for phase, changes in zip(self.phases[1:], of_replicas[1:], strict=True)
+        ]
+        return [
+            tensors
+            if change.variable in self._changed
+            else change.joined([tensors, *map(next, others)])
+            for change, tensors in zip(self.phases[0].changes, of_replicas[0], strict=True)
+        ]
 
 
 def mean_logs(returned: Sequence[Returned]) -> list[tf.Tensor]:
@@ -326,20 +341,3 @@ def _sum(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> Any:
     """Return the sum of the gradients of a variable; None if no replica has one."""
     given = [gradient for gradient in gradients if gradient is not None]
     return tf.add_n(given) if given else None
-
-
-def _aggregated(variable: ParameterServerVariable, differences: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the total addition of all replicas to a variable that they assign.
-
-    It follows the variable's `aggregation`. Without one, integers are counts and are summed; other
-    values, such as moving averages, are averaged.
-    """
-    aggregation = variable.aggregation
-    if aggregation == "only_first_replica":
-        return differences[0]
-    total = tf.add_n(list(differences))
-    is_count = aggregation in (None, "none") and total.dtype.is_integer
-    if aggregation == "sum" or is_count:
-        return total
-    num = tf.constant(len(differences), total.dtype)
-    return total // num if total.dtype.is_integer else total / num

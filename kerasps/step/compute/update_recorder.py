@@ -286,6 +286,7 @@ class UpdateRecorder:
     def _record(self, update: Update) -> None:
         values, number = self._values, len(self.updates)
         self.updates.append(update)
+        values.num_updates = len(self.updates)
         if not values.in_control_flow():
             return
         if values.in_while_loop():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from kerasps.step.contract.change import Change
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.records.identity import ByIdentity
 from kerasps.step.records.packing import leaves_of
@@ -124,15 +125,13 @@ class ComputeOutputs(NamedTuple):
     Attributes:
         metrics: the new states of metrics.
         updates: the tensors of each update, in the order of the updates.
-        deltas: the additions of the step to each variable that is pushed as a difference.
-        assigned: the new value of each variable that is pushed as a value.
+        changes: the changes of the step to other variables: the fields that are sent.
         logs: the values that the step returned beside the metrics.
         predicted: the tensors that it predicted.
     """
 
     metrics: list[Any]
     updates: list[UpdateTensors]
-    deltas: list[Any]
-    assigned: list[Any]
+    changes: list[Change]
     logs: list[Any]
     predicted: list[Any]

@@ -34,11 +34,10 @@ class ScratchKey:
     """The key of a scratch resource, which holds a variable's value or a tensor of an update.
 
     Attributes:
-        kind: "value": the variable's value in the step; "base": that value without the step's
-            additions since the last update; "pending": the step's additions before that update;
-            "update": a tensor of an update.
+        kind: "value": the variable's value in the step; the name of a field of a `Change`: that
+            field of the step's change to it; "update": a tensor of an update.
         owner: the `id` of the variable, or the number of the update.
-        index: which tensor of the update.
+        index: which tensor of the update, or which stage of the step (see `StepValues`).
     """
 
     kind: str
@@ -55,14 +54,15 @@ class Inventory:
 
     Attributes:
         optimizers: those that the step applies.
-        optimizer_state: the optimizers' variables except the iterations; see
-            `StepValues.state_changes` for how they are pushed.
+        optimizer_state: the optimizers' variables except the iterations; a step replaces their
+            values.
         ahead: variables that the step reads again after their update.
         pulled: variables that are read whole.
         metrics: the states of metrics.
         seeds: the states of seed generators.
         tables: variables that are read by rows only, and the number of their look-ups.
         small: variables that would be tables, but are read whole because they are small.
+        replaced: variables whose values a step replaces, although it seems to add to them.
         scratch: the worker's resources for a step, and the specs of their values.
         coupled: the traced updates, by all that they depend on.
         grew: True if a trace added a variable or value since this was last set to False.
@@ -79,6 +79,7 @@ class Inventory:
         self.seeds: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.tables: ByIdentity[ParameterServerVariable, int] = ByIdentity()
         self.small: IdentitySet[ParameterServerVariable] = IdentitySet()
+        self.replaced: IdentitySet[ParameterServerVariable] = IdentitySet()
         self.scratch: dict[ScratchKey, tf.TensorSpec] = {}
         self.coupled: dict[Hashable, CoupledUpdate] = {}
         self.grew = False
@@ -185,6 +186,12 @@ class Inventory:
         if variable not in self.ahead:
             self.ahead.add(variable)
             self.read_whole(variable, _READ_AGAIN)
+            self.grew = True
+
+    def add_replaced(self, variable: ParameterServerVariable) -> None:
+        """Note a variable whose value the step replaces, although it seems to add to it."""
+        if variable not in self.replaced:
+            self.replaced.add(variable)
             self.grew = True
 
     def settle(

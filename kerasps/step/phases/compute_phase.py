@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps.step.compute.step_values import start_values
+from kerasps.step.compute.step_values import start_of, start_values
 from kerasps.step.contract.compute_messages import ComputeInputs, ComputeOutputs, TableRows
 from kerasps.step.contract.inventory import Inventory
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext
@@ -62,7 +62,7 @@ class ComputePhase:
             spec = self.inventory.scratch[key]
             value = start.get(key)
             if value is None:
-                value = tf.zeros([d or 0 for d in spec.shape], spec.dtype)
+                value = start_of(key, spec)
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     def _inputs(self, replica: ReplicaInputs) -> ComputeInputs:

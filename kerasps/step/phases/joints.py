@@ -17,13 +17,14 @@ import tensorflow as tf
 
 from kerasps.runtime.calls import separate_executor
 from kerasps.runtime.on_ps import OnPS, with_stateful
+from kerasps.step.contract.change import divided
+from kerasps.step.phases.joint_changes import JointChange, joint_variable
 from kerasps.step.phases.push_apply import apply
 from kerasps.step.phases.push_message import DeviceChanges, PushMessage
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.packing import filled, leaves_of
 from kerasps.step.rows.groups import ShardRun
 from kerasps.step.rows.row_places import RowPlaces
-from kerasps.variables import NamedVariable
 from kerasps.variables.joint_table import JOINT_TABLE_SIZE, Member, read_joint, release, wait_for
 from kerasps.variables.lane_table import apply_in_lane, is_open, read_clock
 
@@ -34,7 +35,9 @@ class _Last:
     """A tensor of which the last value counts: every worker computes the same one."""
 
     def __init__(self, spec: tf.TensorSpec) -> None:
-        self.variable = _variable(spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype))
+        self.variable = joint_variable(
+            spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype)
+        )
 
     def add(self, value: tf.Tensor) -> None:
         self.variable.assign(value, read_value=False)
@@ -48,17 +51,19 @@ class _Last:
 
 
 class _Sum:
-    """A tensor of which the mean counts: a gradient, or an addition to a state."""
+    """A tensor of which the mean counts: a gradient."""
 
     def __init__(self, spec: tf.TensorSpec) -> None:
-        self.variable = _variable(spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype))
+        self.variable = joint_variable(
+            spec.shape, spec.dtype, lambda: tf.zeros(spec.shape, spec.dtype)
+        )
 
     def add(self, value: tf.Tensor) -> None:
         self.variable.assign_add(value, read_value=False)
 
     def mean(self, count: tf.Tensor, place_of: tf.Tensor | None) -> tf.Tensor:
         del place_of
-        return _divided(self.variable.read_value(), count)
+        return divided(self.variable.read_value(), count)
 
     def clear(self) -> None:
         self.variable.assign(tf.zeros(self.variable.shape, self.variable.dtype), read_value=False)
@@ -70,7 +75,7 @@ class _Rows:
     def __init__(self, spec: tf.TensorSpec, run: ShardRun) -> None:
         self.run = run
         self._dtype, self._shape = spec.dtype, [-1, *spec.shape[1:]]
-        self.variable = _variable([], tf.variant, self._empty)
+        self.variable = joint_variable([], tf.variant, self._empty)
 
     def _empty(self) -> tf.Tensor:
         return tf.raw_ops.EmptyTensorList(
@@ -104,7 +109,7 @@ class _Rows:
         """
         assert place_of is not None  # rows of gradients have places
         num_places = tf.reduce_max(tf.concat([[-1], place_of], 0)) + 1
-        return _divided(tf.math.unsorted_segment_sum(self.all(), place_of, num_places), count)
+        return divided(tf.math.unsorted_segment_sum(self.all(), place_of, num_places), count)
 
     def clear(self) -> None:
         tf.raw_ops.AssignVariableOp(resource=self.variable.handle, value=self._empty())
@@ -140,10 +145,13 @@ class _Aside:
             )
             for update, update_specs in zip(changes.updates, specs.updates, strict=True)
         ]
+        self._states = [
+            JointChange(state.change, state_specs)
+            for state, state_specs in zip(changes.states, specs.changes, strict=True)
+        ]
         self._slots = PushMessage(
             updates=updates,
-            deltas=slots(_Sum, specs.deltas),
-            assigned=slots(_Last, specs.assigned),
+            changes=[],
             lane=None,
             number=None,
             clock=None,
@@ -162,7 +170,9 @@ class _Aside:
             )
             for update, update_message in zip(self._changes.updates, message.updates, strict=True)
         ]
-        brought = message._replace(updates=updates, lane=None, number=None, clock=None)
+        for state, change in zip(self._states, message.changes, strict=True):
+            state.add(change)
+        brought = message._replace(updates=updates, changes=[], lane=None, number=None, clock=None)
         for slot, value in zip(leaves_of(self._slots), leaves_of(brought), strict=True):
             slot.add(value)
 
@@ -185,8 +195,9 @@ class _Aside:
             update_message._replace(groups=[tf.concat(rows, 0) for rows in update_message.groups])
             for update_message in message.updates
         ]
-        apply(self._changes, message._replace(updates=updates), places)
-        for slot in [*slots, *self._ids]:
+        states = [state.joined(count) for state in self._states]
+        apply(self._changes, message._replace(updates=updates, changes=states), places)
+        for slot in [*slots, *self._ids, *self._states]:
             slot.clear()
 
 
@@ -204,7 +215,7 @@ class DeviceJoints:
         self._mutex = mutex
         self._num_backups = num_backups
         with tf.device(device):
-            self._table = _variable(
+            self._table = joint_variable(
                 [JOINT_TABLE_SIZE], tf.int64, lambda: tf.zeros([JOINT_TABLE_SIZE], tf.int64)
             )
         self._aside: _Aside | None = None
@@ -391,15 +402,3 @@ class Joints:
         with separate_executor():
             for joints in self.on.values():
                 joints.depart(lane)
-
-
-def _variable(
-    shape: Sequence[int], dtype: tf.DType, initial_value: Callable[[], object]
-) -> NamedVariable:
-    with tf.init_scope():
-        return NamedVariable(initial_value, shape=shape, dtype=dtype, trainable=False, name="joint")
-
-
-def _divided(total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    count = tf.cast(count, total.dtype)
-    return total / count if total.dtype.is_floating or total.dtype.is_complex else total // count

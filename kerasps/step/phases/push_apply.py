@@ -7,13 +7,20 @@ by rows, on these rows of the variable and its slots. Shards that it treats alik
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from kerasps.step.phases.push_message import DeviceChanges, DeviceUpdate, PushMessage, UpdateMessage
+from kerasps.step.contract.change import Change
+from kerasps.step.phases.push_message import (
+    DeviceChanges,
+    DeviceUpdate,
+    PushMessage,
+    ShardChange,
+    UpdateMessage,
+)
 from kerasps.step.records.identity import ByIdentity, IdentitySet
 from kerasps.step.rows.groups import ShardRun
 from kerasps.step.rows.row_places import RowPlaces
@@ -188,12 +195,38 @@ def apply(changes: DeviceChanges, message: PushMessage, places: RowPlaces) -> No
         message: the message of the worker.
         places: the places of the rows that gradients of tables have.
     """
+    states = list(zip(changes.states, message.changes, strict=True))
+
+    def apply_states(first: int, last: int) -> None:
+        """Apply the changes that come after `first` to `last` updates of the step."""
+        averages: dict[Hashable, list[tuple[ShardChange, Change]]] = {}
+        for state, sent in states:
+            if first <= state.change.after <= last:
+                key = state.key_of_averages
+                if key is None:
+                    state.apply(sent)
+                else:
+                    averages.setdefault(key, []).append((state, sent))
+        for alike in averages.values():
+            _apply_averages(*zip(*alike, strict=True))
+
+    done = 0
     for update, update_message in zip(changes.updates, message.updates, strict=True):
+        apply_states(done, update.number)
         _apply_if_wanted(update, update_message, places)
-    for shard, value in zip(changes.deltas, message.deltas, strict=True):
-        shard.storage.assign_add(value, read_value=False)
-    for shard, value in zip(changes.assigned, message.assigned, strict=True):
-        shard.storage.assign(value, read_value=False)
+        done = update.number + 1
+    apply_states(done, len(changes.changes.updates))
+
+
+def _apply_averages(states: Sequence[ShardChange], sent: Sequence[Change]) -> None:
+    """Apply moving averages of one factor, laid end to end: operations cost more than elements."""
+    storages = [state.shard.storage for state in states]
+    change = states[0].change.numbers._replace(addend=tf.concat([c.addend for c in sent], 0))
+    new = change.of(tf.concat([storage.read_value() for storage in storages], 0))
+    for storage, value in zip(
+        storages, tf.split(new, [storage.shape[0] for storage in storages]), strict=True
+    ):
+        storage.assign(value, read_value=False)
 
 
 def _apply_if_wanted(update: DeviceUpdate, message: UpdateMessage, places: RowPlaces) -> None:

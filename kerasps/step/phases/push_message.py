@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from kerasps.step.contract.change import Change, StateChange, is_number
 from kerasps.step.contract.compute_messages import ComputeOutputs
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import ByIdentity, IdentitySet
@@ -23,6 +24,7 @@ from kerasps.step.updates.optimizers import may_update_rows
 from kerasps.step.updates.update import Update, UpdateTensors
 from kerasps.step.updates.updating import Scalars
 from kerasps.variables import ParameterServerVariable, Shard, shards_in
+from kerasps.variables.placement import SMALL_BYTES
 
 
 class UpdateMessage(NamedTuple):
@@ -52,8 +54,7 @@ class PushMessage(NamedTuple):
 
     Attributes:
         updates: the message of each update.
-        deltas: the additions to shards of variables that are pushed as a difference.
-        assigned: the new values of shards of variables that are pushed as a value.
+        changes: the other changes of shards: the fields that are sent.
         lane: the lane in which the worker sends it (see `variables.Fences`), an int32 scalar.
         number: the number of its call in that lane, an int32 scalar; mostly None.
         clock: the clock of the ps when the worker pulled from it, an int64 scalar; None if the
@@ -61,8 +62,7 @@ class PushMessage(NamedTuple):
     """
 
     updates: list[UpdateMessage]
-    deltas: list[Any]
-    assigned: list[Any]
+    changes: list[Change]
     lane: Any
     number: Any
     clock: Any
@@ -74,8 +74,7 @@ class StepChanges:
 
     Attributes:
         updates: the updates of the optimizers, in order.
-        deltas: the variables that a difference is added to.
-        assigned: the variables that receive a value.
+        states: the other changes of variables.
         tables: the variables whose gradients have only the rows that the step asked for.
         sparse_updates: the strategy's argument of that name.
         fused: the fused variables.
@@ -84,8 +83,7 @@ class StepChanges:
     """
 
     updates: Sequence[Update]
-    deltas: Sequence[ParameterServerVariable]
-    assigned: Sequence[ParameterServerVariable]
+    states: Sequence[StateChange]
     tables: IdentitySet[ParameterServerVariable]
     sparse_updates: str
     fused: Sequence[FusedVariable]
@@ -95,7 +93,7 @@ class StepChanges:
     @property
     def devices(self) -> list[str]:
         """The devices of the ps that have some of the changed variables."""
-        shards = shards_in([*self.deltas, *self.assigned])
+        shards = shards_in([change.variable for change in self.states])
         for update in self.updates:
             shards += self.shards_of(update)
         return sorted({shard.device for shard in shards})
@@ -153,8 +151,11 @@ class StepChanges:
             device,
             self,
             [update for update in updates if update.changed],
-            here(shards_in(self.deltas)),
-            here(shards_in(self.assigned)),
+            [
+                ShardChange(number, change, shard)
+                for number, change in enumerate(self.states)
+                for shard in here(shards_in([change.variable]))
+            ],
         )
 
 
@@ -176,6 +177,7 @@ class DeviceUpdate:
         single: the other shards that have a gradient.
         rest: all shards that are not in fused variables or groups.
         compiles: whether XLA compiles the updates of large values.
+        number: as given.
     """
 
     def __init__(
@@ -197,7 +199,7 @@ class DeviceUpdate:
         self.single = [shard for shard in with_gradient if shard not in as_one]
         self.rest = [shard for shard in changed if shard not in as_one]
         self.compiles = changes.compiles
-        self._number = number
+        self.number = number
         self._changes = changes
 
     @property
@@ -257,7 +259,7 @@ class DeviceUpdate:
 
     def select(self, step: StepContext, outputs: ComputeOutputs) -> UpdateMessage:
         """Return the message, from the outputs of the compute phase."""
-        tensors: UpdateTensors = outputs.updates[self._number]
+        tensors: UpdateTensors = outputs.updates[self.number]
         variables = self.update.variables
         gradients = ByIdentity(zip(variables, tensors.gradients, strict=True))
         whole = ByIdentity(zip(variables, tensors.sent, strict=True))
@@ -294,6 +296,65 @@ class DeviceUpdate:
 
 
 @dataclass(frozen=True)
+class ShardChange:
+    """The change of one shard, beside updates.
+
+    Attributes:
+        number: the index of the variable's change in the step.
+        change: the change of the variable.
+        shard: the shard.
+    """
+
+    number: int
+    change: StateChange
+    shard: Shard
+
+    @property
+    def specs(self) -> Change:
+        """The specs of the fields that are sent: in full precision."""
+        return Change(
+            *(
+                None if spec is None else sent_state(self.shard) if spec.shape.rank else spec
+                for spec in self.change.sent
+            )
+        )
+
+    @property
+    def key_of_averages(self) -> Hashable | None:
+        """The key of small moving averages that a ps may change as one; None for other changes."""
+        numbers, sent, spec = self.change.numbers, self.change.sent, self.shard.spec
+        is_average = (
+            numbers == Change(scale=numbers.scale)
+            and sent == Change(addend=sent.addend)
+            and not numbers.only_replaces
+            and not numbers.only_adds
+        )
+        is_vector = sent.addend is not None and sent.addend.shape.rank == spec.shape.rank == 1
+        is_small = spec.shape.num_elements() * spec.dtype.size <= SMALL_BYTES
+        return (numbers.scale, spec.dtype) if is_average and is_vector and is_small else None
+
+    def select(self, outputs: ComputeOutputs) -> Change:
+        """Return the fields that are sent, from the outputs of the compute phase."""
+        tensors = outputs.changes[self.number]
+        return Change(
+            *(
+                self.shard.of(tensor) if spec is not None and spec.shape.rank else tensor
+                for spec, tensor in zip(self.change.sent, tensors, strict=True)
+            )
+        )
+
+    def apply(self, sent: Change) -> None:
+        """Change the shard, given the fields that were sent. Runs on the ps, under its lock."""
+        change = sent.filled_from(self.change.numbers)
+        storage = self.shard.storage
+        has_shape = change.addend is not None and not is_number(change.addend)
+        if change.only_adds and has_shape and change.addend.shape == storage.shape:
+            storage.assign_add(change.addend, read_value=False)
+        else:
+            storage.assign(change.of(storage.read_value()), read_value=False)
+
+
+@dataclass(frozen=True)
 class DeviceChanges:
     """The changes that a step makes on one ps.
 
@@ -301,15 +362,13 @@ class DeviceChanges:
         device: the device of the ps.
         changes: the changes of the step on all ps.
         updates: the updates that change shards there.
-        deltas: the shards that a difference is added to.
-        assigned: the shards that receive a value.
+        states: the other changes of shards there.
     """
 
     device: str
     changes: StepChanges
     updates: list[DeviceUpdate]
-    deltas: list[Shard]
-    assigned: list[Shard]
+    states: list[ShardChange]
 
     @property
     def tables(self) -> list[list[ShardRun]]:
@@ -349,8 +408,7 @@ class DeviceChanges:
     ) -> PushMessage:
         return PushMessage(
             updates=[update.specs(of_fused, of_group) for update in self.updates],
-            deltas=[sent_state(shard) for shard in self.deltas],
-            assigned=[sent_state(shard) for shard in self.assigned],
+            changes=[state.specs for state in self.states],
             lane=tf.TensorSpec([], tf.int32),
             number=tf.TensorSpec([], tf.int32) if numbered else None,
             clock=tf.TensorSpec([], tf.int64) if clocked else None,
@@ -359,12 +417,9 @@ class DeviceChanges:
     def select(self, step: StepContext) -> PushMessage:
         """Return the message, from the outputs of the compute phase in `step`."""
         outputs = step.outputs
-        deltas = ByIdentity(zip(self.changes.deltas, outputs.deltas, strict=True))
-        assigned = ByIdentity(zip(self.changes.assigned, outputs.assigned, strict=True))
         return PushMessage(
             updates=[update.select(step, outputs) for update in self.updates],
-            deltas=[shard.of(deltas[shard.variable]) for shard in self.deltas],
-            assigned=[shard.of(assigned[shard.variable]) for shard in self.assigned],
+            changes=[state.select(outputs) for state in self.states],
             lane=step.lanes[self.device],
             number=step.number,
             clock=step.clocks.get(self.device),

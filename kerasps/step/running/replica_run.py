@@ -24,6 +24,7 @@ from kerasps.step.compute.returned import Returned
 from kerasps.step.contract.host import StepHost
 from kerasps.step.phases.step_context import ReplicaInputs, StepContext
 from kerasps.step.records.identity import ByIdentity
+from kerasps.step.records.specs import spec_of
 from kerasps.step.tracing.plan import StepPlan
 from kerasps.step.tracing.surroundings import CallSurroundings
 from kerasps.step.tracing.tracer import Tracer
@@ -204,7 +205,7 @@ def _step_outputs(
         for key, spec in plan.inventory.scratch.items()
     }
     start: ByIdentity[ParameterServerVariable, tf.Tensor] = ByIdentity(
-        (v, tf.zeros(v.shape, v.dtype)) for v in plan.metrics
+        (v, join.start(spec_of(v))) for v, join in zip(plan.metrics, plan.joins, strict=True)
     )
     if plan.draw is not None:
         start.update(zip(plan.seeds, plan.draw.add_to(handles), strict=True))

@@ -15,6 +15,7 @@ from kerasps.runtime.calls import call_flat
 from kerasps.runtime.devices import COORDINATOR_CPU
 from kerasps.runtime.fetching import fetch, sent
 from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
+from kerasps.step.compute.derived_logs import DerivedLog
 from kerasps.step.compute.methods import ModelMethod
 from kerasps.step.compute.returned import MetricResult
 from kerasps.step.contract.host import StepHost
@@ -31,6 +32,7 @@ from kerasps.step.tracing.surroundings import FitSurroundings
 from kerasps.step.tracing.tracer import Tracer
 from kerasps.step.tracing.traffic import StepTraffic
 from kerasps.variables import ParameterServerVariable
+from kerasps.variables.joins import Join
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ExecutionResult:
 
     Attributes:
         steps: the number of steps that were done.
-        metrics: the metric states that these steps alone add up to.
+        metrics: the metric states of these steps alone.
         rows: the number of rows read of each shard of a table, in one array; empty without tables.
         logs: the logs of the last step, except the metrics.
         outputs: the predictions of each step.
@@ -69,6 +71,7 @@ class TracedStep:
     Attributes:
         plans: its plans, by the devices that compute.
         earlier: steps of the model in the same mode for other batches, the last used one first.
+        joins: the ways in which the states of metrics are joined, in the order of `metrics`.
     """
 
     def __init__(
@@ -99,7 +102,10 @@ class TracedStep:
         self.plans = DevicePlans(self._tracer, device)
         self._trace = self.plans.trace
         self._plan = self._trace.plan
-        self._variables = WorkerVariables(self._plan.state, len(self._plan.push.devices))
+        self.joins: list[Join] = self._plan.joins
+        self._variables = WorkerVariables(
+            self._plan.state, len(self._plan.push.devices), self.joins
+        )
         self._state = _state_of(model)
         self.earlier: list[TracedStep] = []
         # Updated by the code that drives the step.
@@ -147,8 +153,8 @@ class TracedStep:
         return self._trace.logs_are_metrics
 
     @property
-    def results(self) -> dict[str, MetricResult]:
-        """The results of metrics among the other logs, by name."""
+    def results(self) -> dict[str, MetricResult | DerivedLog]:
+        """Those of the other logs that are, or follow from, results of metrics, by name."""
         return self._trace.results
 
     @property

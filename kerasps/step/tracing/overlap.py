@@ -5,8 +5,8 @@ the same variables, and a graph keeps the order of such operations. With overlap
 the push of the step before the last. So the values of a step lack at most one update of its worker,
 the last one, and a step waits for the network once, not twice.
 
-The worker does not pull values that it knows better than the ps: the number of iterations, and the
-changes that it pushes as values (see `StepValues.state_changes`).
+The worker does not pull values that it knows better than the ps: the number of iterations, and
+those by which a step replaces a value (see `StateChange.replaces`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from kerasps.step.contract.change import StateChange
 from kerasps.step.phases.step_context import StepContext
 from kerasps.step.records.identity import IdentitySet
 from kerasps.step.tracing.plan import StepPlan
@@ -40,8 +41,9 @@ class Overlap:
         self._loops: dict[Any, tf.Tensor] = {}
         changes = plan.push.changes
         counters = IdentitySet(o._iterations for o in plan.inventory.optimizers)
-        self._counters = [(i, v) for i, v in enumerate(changes.deltas) if v in counters]
-        self._assigned = list(enumerate(changes.assigned))
+        states = list(enumerate(changes.states))
+        self._counters = [(i, change) for i, change in states if change.variable in counters]
+        self._replaced = [(i, change) for i, change in states if change.replaces]
 
     def after_loop(self, steps: tf.Tensor) -> None:
         """Make later steps in this graph wait for a loop over earlier ones.
@@ -68,11 +70,18 @@ class Overlap:
         if recent:
             before = recent[-1]
             step.add_values(
-                (v, tf.maximum(step.values[v], before.values[v] + before.outputs.deltas[i]))
-                for i, v in self._counters
-                if v in step.values
+                (v, tf.maximum(step.values[v], _after(before, i, change, before.values[v])))
+                for i, change in self._counters
+                if (v := change.variable) in step.values
             )
             step.add_values(
-                (v, before.outputs.assigned[i]) for i, v in self._assigned if v in step.values
+                (v, _after(before, i, change, step.values[v]))
+                for i, change in self._replaced
+                if (v := change.variable) in step.values
             )
         recent.append(step)
+
+
+def _after(before: StepContext, number: int, change: StateChange, value: tf.Tensor) -> tf.Tensor:
+    """Return a value after the change that a step has pushed."""
+    return before.outputs.changes[number].filled_from(change.numbers).of(value)

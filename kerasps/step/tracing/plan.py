@@ -24,6 +24,7 @@ from kerasps.step.tracing.state import StepState
 from kerasps.step.tracing.traffic import StepTraffic, TableTraffic
 from kerasps.step.updates.fused import FusedVariables
 from kerasps.variables import LookupTables, ParameterServerVariable, Shard
+from kerasps.variables.joins import Join
 from kerasps.variables.named import HandleFinder
 
 # A `tf.while_loop` across devices costs about 1 ms an iteration, which the steps of a block share,
@@ -69,6 +70,7 @@ class StepPlan:
         fused: the fused variables.
         find_handles: finds by name, in a step graph, the variables that the phases have captured.
         lookup_tables: the lookup tables that the compute phase has captured.
+        joins: the ways in which the states of metrics are joined, in their order.
         draws: the number of seeds that a step takes from each generator.
         draw: draws the seeds on a ps, if their states are there (see `variables.StandIns`).
         log_names: the names of the logs that the step returned beside the metrics.
@@ -85,6 +87,7 @@ class StepPlan:
     fused: FusedVariables
     find_handles: HandleFinder
     lookup_tables: LookupTables
+    joins: list[Join]
     draws: list[int]
     draw: SeedDraw | None
     log_names: list[str]

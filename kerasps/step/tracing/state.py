@@ -1,12 +1,12 @@
 """The inputs and outputs of an execution: its header, and the state that its steps add to.
 
-The state passes from step to step. It starts at zero. An execution returns it, or adds it to the
-totals of the worker (`WorkerVariables`), which saves the coordinator a fetch per execution.
+The state passes from step to step. It starts as that of no step. An execution returns it, or adds
+it to the totals of the worker (`WorkerVariables`), which saves the coordinator a fetch per
+execution.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import tensorflow as tf
 from kerasps.step.records.packing import Packing
 from kerasps.variables import anonymous_handle
 from kerasps.variables.fences import OPEN_LANE
+from kerasps.variables.joins import Join
 
 # Keras's seeds are positive, and less than this.
 _MAX_SEED = 2**31 - 1
@@ -82,19 +83,29 @@ class StepState(NamedTuple):
     rows: list[Any]
     logs: list[Any]
 
-    def zeros(self) -> StepState:
-        """Return the state before the first step; call it on a state of specs."""
+    def start(self, joins: Sequence[Join]) -> StepState:
+        """Return the state before the first step; call it on a state of specs.
+
+        Args:
+            joins: the joins of the metrics' states.
+        """
         zeros: StepState = tf.nest.map_structure(
             lambda spec: tf.zeros(spec.shape, spec.dtype), self
         )
-        return zeros
+        metrics = [join.start(spec) for join, spec in zip(joins, self.metrics, strict=True)]
+        return zeros._replace(metrics=metrics)
 
-    def followed_by(self, later: StepState) -> StepState:
-        """Return the state after the steps of both: sums, and the last logs."""
-        sums: StepState = tf.nest.map_structure(
-            operator.add, self._replace(logs=[]), later._replace(logs=[])
+    def followed_by(self, later: StepState, joins: Sequence[Join]) -> StepState:
+        """Return the state after the steps of both: sums, metrics by `joins`, and the last logs."""
+        return StepState(
+            steps=self.steps + later.steps,
+            metrics=[
+                join.tensors(before, after)
+                for join, before, after in zip(joins, self.metrics, later.metrics, strict=True)
+            ],
+            rows=[before + after for before, after in zip(self.rows, later.rows, strict=True)],
+            logs=later.logs,
         )
-        return sums._replace(logs=later.logs)
 
 
 class Ticket(NamedTuple):
@@ -130,9 +141,11 @@ class WorkerVariables:
     Args:
         packing: packs the state into flat tensors.
         num_ps: the number of ps that the step pushes to.
+        joins: the joins of the metrics' states.
     """
 
-    def __init__(self, packing: Packing[StepState], num_ps: int) -> None:
+    def __init__(self, packing: Packing[StepState], num_ps: int, joins: Sequence[Join]) -> None:
+        self._joins = joins
         self._packing = packing
         self._num_ps = num_ps
         self._ticket_spec = tf.TensorSpec([1 + num_ps], tf.int32)
@@ -158,12 +171,12 @@ class WorkerVariables:
     def add(self, handles: Sequence[tf.Tensor], state: StepState) -> None:
         """Add to the totals, in the graph of an execution."""
         totals = self._packing.unpack(self._read(handles)[1:])
-        self._write(handles, [None, *self._packing.pack(totals.followed_by(state))])
+        self._write(handles, [None, *self._packing.pack(totals.followed_by(state, self._joins))])
 
     def _make(self, ticket: tf.Tensor) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
             handles = [anonymous_handle(spec.shape, spec.dtype) for spec in self._specs]
-        self._write(handles, [ticket, *self._packing.pack(self._packing.specs.zeros())])
+        self._write(handles, [ticket, *self._start()])
         return handles
 
     def _give(self, handles: Sequence[tf.Tensor], ticket: tf.Tensor) -> None:
@@ -173,8 +186,12 @@ class WorkerVariables:
         flats = self._read(handles)[1:]
         # Cleared after the read: without the edge, TensorFlow may do both in any order.
         with tf.control_dependencies(flats):
-            self._write(handles, [None, *self._packing.pack(self._packing.specs.zeros())])
+            self._write(handles, [None, *self._start()])
         return flats
+
+    def _start(self) -> list[tf.Tensor]:
+        """Return the packed totals of no steps."""
+        return self._packing.pack(self._packing.specs.start(self._joins))
 
     def _read(self, handles: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         values = []

@@ -181,7 +181,7 @@ def _all_steps(
 ) -> tuple[StepState, list[list[tf.Tensor]]]:
     """Return the state after all steps, and the predictions for each batch of unrolled steps."""
     plan = step.plan
-    state = plan.state.specs.zeros()
+    state = plan.state.specs.start(plan.joins)
     if layout.blocks:
 
         def block(number: tf.Tensor, state: StepState) -> tuple[tf.Tensor, StepState]:
@@ -437,7 +437,7 @@ class _Step:
     ) -> ByIdentity[ParameterServerVariable, tf.Tensor]:
         """Return the initial metric states and seeds of replica `index`."""
         plan = self.plan
-        metrics = [tf.zeros_like(value) for value in state.metrics] if index else state.metrics
+        metrics = plan.state.specs.start(plan.joins).metrics if index else state.metrics
         start = ByIdentity(zip(plan.metrics, metrics, strict=True))
         steps = state.steps + index if index else state.steps
         start.update(zip(plan.seeds, self._seeds_at(steps), strict=True))

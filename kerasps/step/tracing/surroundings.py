@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, assert_never
 
 from kerasps.runtime.devices import ps_device
+from kerasps.step.contract.change import Change, Field, StateChange
 from kerasps.step.contract.compute_messages import ComputeOutputs
 from kerasps.step.contract.host import StepHost
 from kerasps.step.contract.inventory import Inventory
@@ -18,9 +19,24 @@ from kerasps.step.phases.joints import Joints
 from kerasps.step.phases.push_message import StepChanges
 from kerasps.step.phases.seed_draw import SeedDraw
 from kerasps.step.phases.update_rules import Immediate, Synchronous, UpdateRule
+from kerasps.step.records.specs import spec_of
 from kerasps.step.tracing.synchronous_checks import check_no_update, check_synchronous
 from kerasps.step.updates.update import Update
 from kerasps.variables import ParameterServerVariable, shards_in
+from kerasps.variables.joins import Join
+
+
+def _joining(join: Join, state: Field) -> Change:
+    """Return the change by which a state, or its spec, is joined to a stand-in."""
+    match join:
+        case Join.SUM:
+            return Change(addend=state)
+        case Join.MAXIMUM:
+            return Change(low=state)
+        case Join.MINIMUM:
+            return Change(high=state)
+        case unknown:
+            assert_never(unknown)
 
 
 class Surroundings(Protocol):
@@ -33,8 +49,13 @@ class Surroundings(Protocol):
 
     trains_bare: ClassVar[bool]
 
-    def outputs(self, outputs: ComputeOutputs) -> ComputeOutputs:
-        """Return the outputs of the compute phase, given those of the replicas."""
+    def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:
+        """Return the outputs of the compute phase, given those of the replicas.
+
+        Args:
+            outputs: the outputs of the replicas.
+            joins: the joins of the metrics' states.
+        """
 
     def states_on_ps(
         self,
@@ -42,14 +63,16 @@ class Surroundings(Protocol):
         updates: Sequence[Update],
         changed: Sequence[ParameterServerVariable],
         draws: Sequence[int],
-    ) -> tuple[list[ParameterServerVariable], SeedDraw | None]:
-        """Return the stand-ins of metrics that the step adds to, and the draw of its seeds.
+        joins: Sequence[Join],
+    ) -> tuple[list[StateChange], SeedDraw | None]:
+        """Return the changes of the stand-ins of metrics, and the draw of the step's seeds.
 
         Args:
             inventory: the variables that the step touches.
             updates: the updates of its optimizers.
             changed: the other variables that it changes.
             draws: the number of seeds that it draws from each generator.
+            joins: the joins of the metrics' states.
         """
 
     def update_rule(
@@ -79,7 +102,7 @@ class FitSurroundings:
     host: StepHost
     trains_bare: ClassVar[bool] = False
 
-    def outputs(self, outputs: ComputeOutputs) -> ComputeOutputs:
+    def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:
         return outputs
 
     def states_on_ps(
@@ -88,7 +111,8 @@ class FitSurroundings:
         updates: Sequence[Update],
         changed: Sequence[ParameterServerVariable],
         draws: Sequence[int],
-    ) -> tuple[list[ParameterServerVariable], SeedDraw | None]:
+        joins: Sequence[Join],
+    ) -> tuple[list[StateChange], SeedDraw | None]:
         return [], None
 
     def update_rule(
@@ -121,8 +145,9 @@ class CallSurroundings:
     numbers_calls: bool
     trains_bare: ClassVar[bool] = True
 
-    def outputs(self, outputs: ComputeOutputs) -> ComputeOutputs:
-        return outputs._replace(deltas=[*outputs.deltas, *outputs.metrics])
+    def outputs(self, outputs: ComputeOutputs, joins: Sequence[Join]) -> ComputeOutputs:
+        metrics = map(_joining, joins, outputs.metrics)
+        return outputs._replace(changes=[*outputs.changes, *metrics])
 
     def states_on_ps(
         self,
@@ -130,12 +155,22 @@ class CallSurroundings:
         updates: Sequence[Update],
         changed: Sequence[ParameterServerVariable],
         draws: Sequence[int],
-    ) -> tuple[list[ParameterServerVariable], SeedDraw | None]:
+        joins: Sequence[Join],
+    ) -> tuple[list[StateChange], SeedDraw | None]:
         extended = self.host.extended
         # On a ps that the step pushes to anyway.
         variables = [*(v for update in updates for v in update.variables), *changed]
         ps = min((shard.device for shard in shards_in(variables)), default=ps_device(0))
-        metrics = [extended.stand_ins.of(v, ps) for v in inventory.metrics]
+        metrics = [
+            StateChange(
+                extended.stand_ins.of(v, ps, join),
+                after=0,
+                numbers=Change(),
+                sent=_joining(join, spec_of(v)),
+                replaces=False,
+            )
+            for v, join in zip(inventory.metrics, joins, strict=True)
+        ]
         seeds = [extended.stand_ins.of(v, ps_device(0)) for v in inventory.seeds]
         return metrics, SeedDraw(seeds, draws, extended.mutex) if seeds else None
 

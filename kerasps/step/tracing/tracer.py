@@ -13,7 +13,9 @@ from kerasps import _compat
 from kerasps.cluster.description.worker_devices import FIRST_CPU
 from kerasps.errors import KeraspsError, UnsupportedError
 from kerasps.inputs import has_loops, python_calls
+from kerasps.step.changes.metric_joins import check_metrics
 from kerasps.step.compute.compute import Compute
+from kerasps.step.compute.derived_logs import DerivedLog, derived_logs
 from kerasps.step.compute.methods import Method
 from kerasps.step.compute.replicas import OnlyReplica, Replicas, mean_logs
 from kerasps.step.compute.returned import MetricResult, Returned
@@ -43,6 +45,7 @@ from kerasps.variables import (
     ParameterServerVariable,
     entering,
 )
+from kerasps.variables.joins import Join
 from kerasps.variables.named import HandleFinder
 from kerasps.variables.slots import move_slots
 
@@ -58,13 +61,13 @@ class Trace:
         plan: all that a step graph needs to know.
         predicted: the predictions of the step, as tensors of the trace; [] if it predicts nothing.
         logs_are_metrics: whether the step returned the model's metrics and nothing else.
-        results: those of the other logs that are results of metrics.
+        results: those of the other logs that are, or follow from, results of metrics.
     """
 
     plan: StepPlan
     predicted: Any
     logs_are_metrics: bool
-    results: dict[str, MetricResult]
+    results: dict[str, MetricResult | DerivedLog]
 
 
 class _Call(NamedTuple):
@@ -237,6 +240,8 @@ class Tracer:
         if not self._surroundings.trains_bare:
             _check_assigned(function.graph, self._method.name)
         _check_python_calls(graph_def, self._method.name)
+        check_metrics(self._method.name, inventory.metrics, phase.joins)
+        derived = derived_logs(phase, function.graph, returned, self._method.name)
         lookups = ByIdentity(
             (table, [looked_up for replica in phases for looked_up in replica.lookups[table]])
             for table in inventory.tables
@@ -254,7 +259,8 @@ class Tracer:
         ledger = self._host.extended.ledger
         ledger.note_looked_up(inventory.tables, small=False)
         ledger.note_looked_up(inventory.small, small=True)
-        return Trace(plan, returned.predicted, returned.logs_are_metrics, returned.results)
+        results: dict[str, MetricResult | DerivedLog] = {**returned.results, **derived}
+        return Trace(plan, returned.predicted, returned.logs_are_metrics, results)
 
     def _trace_function(
         self, devices: Sequence[str]
@@ -273,7 +279,7 @@ class Tracer:
                 values = [replica.values(inventory).values() for replica in by_replica]
                 graph = tf.compat.v1.get_default_graph()
                 place_scalars(graph, itertools.chain(*values), devices)
-            return self._surroundings.outputs(call.outputs)._replace(
+            return self._surroundings.outputs(call.outputs, _joins(call.phases[0]))._replace(
                 logs=returned[0].logs if len(returned) == 1 else mean_logs(returned),
                 predicted=[
                     leaf
@@ -356,18 +362,16 @@ class Tracer:
         single: StepPlan | None,
     ) -> StepPlan:
         inventory, phases, phase = self._inventory, call.phases, call.phases[0]
-        deltas, assigned = phase.values.state_changes()
+        states, joins = list(phase.changes), _joins(phase)
         # All plans of a step share the fused variables.
         fused = known.fused if known is not None else self._fuse(phase)
         draws = self._num_draws(phase)
         stand_ins, draw = self._surroundings.states_on_ps(
-            inventory, phase.updates, [*deltas, *assigned], draws
+            inventory, phase.updates, [change.variable for change in states], draws, joins
         )
-        deltas += stand_ins
         changes = StepChanges(
             phase.updates,
-            deltas,
-            assigned,
+            states + stand_ins,
             IdentitySet(inventory.tables),
             self._host.options.sparse_updates,
             fused.all,
@@ -396,6 +400,7 @@ class Tracer:
             fused=fused,
             find_handles=HandleFinder(captures, self._host.extended.mutex),
             lookup_tables=lookup_tables,
+            joins=joins,
             draws=draws,
             draw=draw,
             log_names=call.returned[0].log_names,
@@ -438,14 +443,18 @@ class Tracer:
         )
 
     def _fuse(self, phase: Compute) -> FusedVariables:
-        deltas, assigned = phase.values.state_changes()
         self._fused_variables = FusedVariables(
             phase.updates if self._fused else [],
             self._inventory.pulled,
-            IdentitySet([*deltas, *assigned]),
+            phase.values.assigned,
             self._fused_variables,
         )
         return self._fused_variables
+
+
+def _joins(phase: Compute) -> list[Join]:
+    """Return the joins of the metrics' states; any for those that `check_metrics` refuses."""
+    return [join or Join.SUM for join in phase.joins]
 
 
 def _check_assigned(graph: tf.Graph, method: str) -> None:

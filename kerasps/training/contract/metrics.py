@@ -1,4 +1,4 @@
-"""Adds up the metric states that executions return."""
+"""Joins the metric states that executions return."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kerasps.step import ExecutionResult, TracedStep
 
 
 class MetricTotals:
-    """The sums of the metric states that workers have returned.
+    """The metric states of all steps, from those that workers have returned.
 
-    Each result starts at zero and is added here, so an execution that is retried because its result
-    was lost counts once. The sums are arrays; `logs` writes them to the model's metrics.
+    Each result is that of its steps alone and is joined here, so an execution that is retried
+    because its result was lost counts once. `logs` writes the states to the model's metrics.
 
     Args:
         model: the model; its metrics hold the initial state.
-        function: the `TracedStep` whose results are added.
+        function: the `TracedStep` whose results are joined.
     """
 
     def __init__(self, model: keras.Model, function: TracedStep) -> None:
@@ -30,7 +30,7 @@ class MetricTotals:
 
     @property
     def states(self) -> list[np.ndarray]:
-        """The sums, in the order of `TracedStep.metrics`."""
+        """The states, in the order of `TracedStep.metrics`."""
         return list(self._totals)
 
     @property
@@ -43,22 +43,24 @@ class MetricTotals:
         self.steps, self._totals, self._last_logs = steps, list(states), dict(logs)
 
     def add(self, result: ExecutionResult) -> None:
-        """Add the states of one or more executions."""
+        """Join the states of one or more executions."""
         self.steps += result.steps
+        joins = self._function.joins
         self._totals = [
-            total + state for total, state in zip(self._totals, result.metrics, strict=True)
+            join.arrays(total, state)
+            for join, total, state in zip(joins, self._totals, result.metrics, strict=True)
         ]
         self._last_logs = result.logs
 
     def logs(self) -> dict[str, Any]:
-        """Write the sums to the model's metrics, and return the current logs."""
+        """Write the states to the model's metrics, and return the current logs."""
         for variable, total in zip(self._function.metrics, self._totals, strict=True):
             variable.storage.assign(total)
         if self._function.logs_are_metrics:
             logs = dict(self._model.get_metrics_result())
         else:
             logs = dict(self._last_logs)
-            # An execution begins with metrics at 0, so its last logs cover only its steps.
+            # An execution begins with new metrics, so its last logs cover only its steps.
             for name in self._function.results.keys() & logs.keys():
                 logs[name] = self._function.results[name].value()
         # `result` may return a variable. A callback that read one would wait for the steps in
