@@ -14,6 +14,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
 from kerasps.runtime.addresses import split_address
+from kerasps.runtime.open_sockets import open_sockets
 
 _Task = TypeVar("_Task", bound=Hashable)
 
@@ -288,21 +289,14 @@ def break_connections(address: str) -> int:
     Calls that wait for a task which hangs then end with an error; nothing else ends them. Only
     Linux lists a process's sockets; other systems have none to shut down.
     """
-    try:
-        names = os.listdir("/proc/self/fd")
-    except OSError:
-        return 0
     places = [name for _, _, _, _, name in _resolved(address)]
     broken = 0
-    for number in names:
+    for connection in open_sockets():
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(number))) as connection:
-                peer = connection.getpeername()
-                if any(_is_same(peer, place) for place in places):
-                    connection.shutdown(socket.SHUT_RDWR)
-                    broken += 1
+            peer = connection.getpeername()
+            if any(_is_same(peer, place) for place in places):
+                connection.shutdown(socket.SHUT_RDWR)
+                broken += 1
     return broken
 
 

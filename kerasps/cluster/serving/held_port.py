@@ -16,12 +16,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
-from pathlib import Path
+
+from kerasps.runtime.open_sockets import listening_sockets
 
 # Passes the file descriptors of the sockets that hold the port to the restarted process.
 _VARIABLE = "KERASPS_HELD_SOCKETS"
-_DESCRIPTORS = Path("/proc/self/fd")
 
 
 class HeldPort:
@@ -44,9 +43,8 @@ class HeldPort:
         """End the reservation: the port belongs to the server that listens on it, or is free."""
         if not self._sockets:
             return
-        for listener in _listeners(self._port):
-            with listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+        for listener in listening_sockets(self._port):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
         for held in self._sockets:
             held.close()
         self._sockets = []
@@ -58,8 +56,8 @@ def hold(port: int) -> None:
     If the system does not allow that, the port is free meanwhile. Call just before `os.execv`.
     """
     held = []
-    for listener in _listeners(port):
-        with listener, contextlib.suppress(OSError):
+    for listener in listening_sockets(port):
+        with contextlib.suppress(OSError):
             held.append(_bound_beside(listener).detach())
     os.environ[_VARIABLE] = ",".join(map(str, held))
 
@@ -85,23 +83,6 @@ def share(descriptor: int) -> None:
     """Allow a socket, before it is bound, to share the address of the sockets that reserve it."""
     with socket.socket(fileno=os.dup(descriptor)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-
-
-def _listeners(port: int) -> Iterator[socket.socket]:
-    """Yield a duplicate of each socket of this process that listens on a port."""
-    for entry in list(_DESCRIPTORS.iterdir()) if _DESCRIPTORS.exists() else []:
-        try:
-            if not os.readlink(entry).startswith("socket:"):
-                continue
-            found = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:
-            continue  # closed meanwhile
-        is_ip = found.family in (socket.AF_INET, socket.AF_INET6)
-        is_listening = is_ip and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if is_listening and found.getsockname()[1] == port:
-            yield found
-        else:
-            found.close()
 
 
 def _bound_beside(listener: socket.socket) -> socket.socket:

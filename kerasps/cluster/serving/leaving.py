@@ -8,11 +8,13 @@ worker's machine can write the name of the worker's process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 
 from kerasps.cluster.serving.renewal import connections_to
+from kerasps.runtime.open_sockets import listening_sockets
 
 # The name of a process that may end. The kernel keeps 15 bytes of a name.
 MAY_END = "kerasps-let-go"
@@ -52,13 +54,6 @@ def leave(port: int) -> None:
 
 def stop_listening(port: int) -> None:
     """Make this process refuse new connections at `port`, and keep the existing ones."""
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(number))) as listener:
-                is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if is_listening and listener.getsockname()[1] == port:
-                    listener.shutdown(socket.SHUT_RDWR)
-        except OSError:  # closed meanwhile, or a socket of another kind
-            continue
+    for listener in listening_sockets(port):
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
