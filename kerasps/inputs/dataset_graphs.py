@@ -104,22 +104,22 @@ def reject_python_calls(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def as_graph(
-    dataset: tf.data.Dataset, fill: Callable[[tf.Tensor], tf.Tensor]
-) -> Callable[[tf.Tensor], tf.data.Dataset]:
+    dataset: tf.data.Dataset, fill: Callable[[Any], tf.Tensor]
+) -> Callable[[Any], tf.data.Dataset]:
     """Return a function that makes the same dataset in any graph, also on another task.
 
     A dataset stays on the task where it was made; its graph can be sent.
 
     Args:
         dataset: the dataset.
-        fill: returns its serialized graph, given the key of a pass.
+        fill: returns its serialized graph, given the key of a pass, or what else a caller has.
 
     Returns:
-        A function that returns the dataset, given the key of a pass.
+        A function that returns the dataset, given what `fill` takes.
     """
     element_spec, cardinality = dataset.element_spec, int(dataset.cardinality())
 
-    def make(key: tf.Tensor) -> tf.data.Dataset:
+    def make(key: Any) -> tf.data.Dataset:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=fill(key))
         copy = tf.data.experimental.from_variant(variant, element_spec)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:

@@ -27,6 +27,15 @@ import numpy as np
 import tensorflow as tf
 
 from kerasps.inputs.dataset_graphs import name_of, upstream
+from kerasps.inputs.written_files import (
+    MARK_BYTES,
+    all_nodes,
+    free_mark,
+    mark_names,
+    names_written,
+    padded,
+    writers,
+)
 
 # The places of the seeds among the inputs of operations with seeds. `RandomDataset` gives the same
 # numbers in each pass unless an attribute (`_VARIES`) says otherwise.
@@ -80,6 +89,9 @@ def _draw_process_seeds() -> None:
 
 
 _draw_process_seeds()
+# The seeds of shuffles before a cache in a file, if they have none: workers may have written their
+# files in different runs, and must agree on the order.
+_SEEDS_OF_FILES = (20261128, 44)
 # A fork shuffles as any other process does.
 os.register_at_fork(after_in_child=_draw_process_seeds)
 
@@ -92,11 +104,14 @@ class _Hole:
         markers: random bytes in the graph at the places of the seeds.
         seeds: the seeds that the user gave, zeros if there are none.
         varies: whether each pass has other seeds.
+        default: the seeds of all passes where it does not vary and the user gave none; None for
+            those of this process.
     """
 
     markers: tuple[bytes, bytes]
     seeds: tuple[int, int]
     varies: bool
+    default: tuple[int, int] | None = None
 
 
 @dataclass
@@ -131,23 +146,34 @@ class OrderedGraph:
     def __init__(self, graph_def: tf.compat.v1.GraphDef, origin: object) -> None:
         self._history = _histories.setdefault(origin, _History())
         self._holes = _make_holes(graph_def)
-        for nodes in _all_nodes(graph_def):
+        for nodes in all_nodes(graph_def):
             for node in nodes:
                 _make_deterministic(node)
         _limit_parallel_calls(graph_def.node)
+        self._files = sorted({n for nodes in all_nodes(graph_def) for n in names_written(nodes)})
+        mark = os.urandom(MARK_BYTES // 2).hex().encode()
+        for nodes in all_nodes(graph_def):
+            mark_names(nodes, "" if nodes is graph_def.node else ":output:0", mark)
         serialized = graph_def.SerializeToString()
-        # The text of the graph between the holes. Seeds have a fixed length, so inserting them
-        # changes no length that the format writes before a field.
-        self._texts = []
-        for marker in (marker for hole in self._holes for marker in hole.markers):
-            text, serialized = serialized.split(marker)
-            self._texts.append(tf.constant(text))
-        self._texts.append(tf.constant(serialized))
+        # The text of the graph between the holes. Seeds and marks have a fixed length, so inserting
+        # them changes no length that the format writes before a field.
+        markers = [marker for hole in self._holes for marker in hole.markers]
+        places = [(serialized.index(marker), number) for number, marker in enumerate(markers)]
+        lengths = dict.fromkeys(range(len(markers)), 8) | {len(markers): MARK_BYTES}
+        begin = serialized.find(mark)
+        while begin >= 0:
+            places.append((begin, len(markers)))
+            begin = serialized.find(mark, begin + 1)
+        self._texts, self._pieces, end = [], [number for _, number in sorted(places)], 0
+        for begin, number in sorted(places):
+            self._texts.append(tf.constant(serialized[end:begin]))
+            end = begin + lengths[number]
+        self._texts.append(tf.constant(serialized[end:]))
 
     @property
     def key_spec(self) -> tf.TensorSpec:
         """The `tf.TensorSpec` of the seeds of a pass."""
-        return tf.TensorSpec([len(self._texts) - 1], tf.string)
+        return tf.TensorSpec([2 * len(self._holes)], tf.string)
 
     def next_key(self, epoch: int) -> tf.Tensor:
         """Return the seeds of a new pass, for `fill`; each call returns different seeds."""
@@ -179,21 +205,27 @@ class OrderedGraph:
 
     def _seeds(self, hole: _Hole, number: int) -> Sequence[int]:
         if not hole.varies:
-            return hole.seeds if any(hole.seeds) else _process_seeds
+            return hole.seeds if any(hole.seeds) else hole.default or _process_seeds
         if not any(hole.seeds):
             return _mixed(self._history.entropy, number)
         # The first pass uses the dataset's seeds, so one worker reads the same as plain Keras.
         return _mixed(*hole.seeds, number) if number else hole.seeds
 
-    def fill(self, seeds: tf.Tensor) -> tf.Tensor:
-        """Return the serialized graph with the seeds of one pass, as a string tensor."""
+    def fill(self, seeds: tf.Tensor, mark: tf.Tensor) -> tf.Tensor:
+        """Return the serialized graph with the seeds of one pass, as a string tensor.
+
+        Args:
+            seeds: the seeds.
+            mark: the text behind the names of files that the reader writes.
+        """
         if len(self._texts) == 1:
             return self._texts[0]
+        pieces = tf.unstack(seeds, num=2 * len(self._holes))
+        if len(pieces) in self._pieces:
+            pieces.append(padded(free_mark(self._files, mark)))
         joined = [self._texts[0]]
-        for seed, text in zip(
-            tf.unstack(seeds, num=len(self._texts) - 1), self._texts[1:], strict=True
-        ):
-            joined += [seed, text]
+        for number, text in zip(self._pieces, self._texts[1:], strict=True):
+            joined += [pieces[number], text]
         return tf.strings.join(joined)
 
 
@@ -202,11 +234,6 @@ def _mixed(*numbers: int) -> tuple[int, int]:
     entropy = [number % 2**64 for number in numbers]
     first, second = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
     return int(first >> 2) + 1, int(second >> 2) + 1
-
-
-def _all_nodes(graph_def: tf.compat.v1.GraphDef) -> list[Any]:
-    """Return the nodes of the graph, and those of each of its functions."""
-    return [graph_def.node, *(function.node_def for function in graph_def.library.function)]
 
 
 def _make_deterministic(node: tf.compat.v1.NodeDef) -> None:
@@ -249,11 +276,11 @@ def _make_holes(graph_def: tf.compat.v1.GraphDef) -> list[_Hole]:
     """
     # A cache keeps the elements in the order of the first pass, so the shuffles before it must not
     # vary.
-    cached = upstream(
-        graph_def.node, [node.name for node in graph_def.node if node.op.startswith("CacheDataset")]
-    )
+    files = [node.name for node, _ in writers(graph_def.node)]
+    caches = [node.name for node in graph_def.node if node.op.startswith("CacheDataset")]
+    cached, filed = upstream(graph_def.node, [*caches, *files]), upstream(graph_def.node, files)
     holes: list[_Hole] = []
-    for nodes in _all_nodes(graph_def):
+    for nodes in all_nodes(graph_def):
         suffix = "" if nodes is graph_def.node else ":output:0"
         consts = {node.name: node for node in nodes if node.op == "Const"}
         for node in [node for node in nodes if node.op in _SEED_INPUTS]:
@@ -269,6 +296,7 @@ def _make_holes(graph_def: tf.compat.v1.GraphDef) -> list[_Hole]:
                 (os.urandom(8), os.urandom(8)),
                 (seeds[0], seeds[1]),
                 varies and node.name not in cached,
+                _SEEDS_OF_FILES if varies and node.name in filed else None,
             )
             for number, (place, marker) in enumerate(zip(places, hole.markers, strict=True)):
                 const = nodes.add(name=f"kerasps_seed_{len(holes)}_{number}", op="Const")
@@ -283,7 +311,7 @@ def _make_holes(graph_def: tf.compat.v1.GraphDef) -> list[_Hole]:
 
 def leaves_order_open(graph_def: tf.compat.v1.GraphDef) -> bool:
     """Return whether two readers may read different elements, or the same in different orders."""
-    nodes = [node for nodes in _all_nodes(graph_def) for node in nodes]
+    nodes = [node for nodes in all_nodes(graph_def) for node in nodes]
     if any(
         "deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes
     ):
@@ -312,7 +340,7 @@ class _Draws:
             function.signature.name: function.node_def for function in graph_def.library.function
         }
         self.choices: set[str] = set()
-        for nodes in _all_nodes(graph_def):
+        for nodes in all_nodes(graph_def):
             self._follow({node.name: node for node in nodes})
 
     def _follow(self, nodes: dict[str, tf.compat.v1.NodeDef]) -> None:

@@ -110,7 +110,7 @@ class FedInput:
             self._taken += 1
         return NextBatches(len(batches), batches, first)
 
-    def open(self, split: int | None, skip: int) -> OpenDataset:
+    def open(self, split: int | None, skip: int, reader: int | None = None) -> OpenDataset:
         return OpenDataset(None)
 
     def on_epoch_begin(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import keras
@@ -28,14 +30,13 @@ from kerasps.inputs.dataset_order import OrderedGraph, random_choices
 from kerasps.inputs.fed_input import FedInput
 from kerasps.inputs.pass_order import SeededOrder
 from kerasps.inputs.source import Input
-from kerasps.inputs.worker_input import WorkerInput
+from kerasps.inputs.worker_input import MakeDataset, WorkerInput
+
+_LOGGER = logging.getLogger("kerasps")
 
 # A function that is sent to a worker contains the arrays, and TensorFlow's limit for a message is
 # 2 GiB.
 MAX_ARRAY_BYTES = 2**31 - 2**20
-
-# Makes the dataset of a worker, given the worker's index and the key of the pass (a tensor).
-_MakeDataset = Callable[[int, tf.Tensor], tf.data.Dataset]
 
 
 class InputArguments(TypedDict, total=False):
@@ -90,8 +91,11 @@ def as_input(
     if isinstance(data, tf.data.Dataset):
         # A `batch_size` is ignored, as in Keras's adapter for a dataset.
         _reject_beside_dataset(data, y=y, sample_weight=sample_weight)
-        if steps is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            raise endless_input()
+        if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            if steps is None:
+                raise endless_input()
+            if goes_on and num_workers > 1:
+                _tell_of_endless_data()
         limited = data if limit is None else data.take(limit)
         return _from_whole(data, _weighted(limited, class_weight), num_workers)
     if (
@@ -131,6 +135,16 @@ def _reject_beside_dataset(data: object, **arguments: object) -> None:
             )
 
 
+@functools.cache
+def _tell_of_endless_data() -> None:
+    """Log, once in a process, that workers read endless data at different rates."""
+    _LOGGER.warning(
+        "The dataset never ends, so each worker reads a part of it at its pace: examples in the "
+        "part of a slower worker are seen less often. To see each example once in an epoch, leave "
+        "out `.repeat()` and `steps_per_epoch`."
+    )
+
+
 def _reject_empty(num_batches: int | None, data: object) -> None:
     if num_batches == 0:
         raise InputError(
@@ -160,7 +174,7 @@ def _from_creator(
     limit = None if goes_on else steps
     make = _shared_creator(data, num_workers, limit) if in_order else _creator(data, num_workers)
     worker_input = WorkerInput(
-        lambda worker, epoch: _weighted(make(worker, epoch), class_weight), num_workers
+        lambda *given: _weighted(make(*given), class_weight), num_workers, is_whole=in_order
     )
     worker_input.reject_python_calls()
     if steps is None and worker_input.never_ends:
@@ -200,26 +214,31 @@ def _from_whole(given: object, dataset: tf.data.Dataset, num_workers: int) -> In
         )
         return FedInput(dataset, num_batches=num_batches)
     graph = OrderedGraph(with_gathered_batches(graph_def), given)
-    make = as_graph(dataset, graph.fill)
+
+    make_whole = as_graph(dataset, lambda key: graph.fill(*key))
+
+    def make(worker: int, seeds: tf.Tensor, mark: tf.Tensor) -> tf.data.Dataset:
+        return make_whole((seeds, mark)).shard(num_workers, worker)
+
     return WorkerInput(
-        lambda worker, seeds: make(seeds).shard(num_workers, worker),
+        make,
         num_workers,
         num_batches=num_batches,
         order=graph,
     )
 
 
-def _creator(creator: DatasetCreator, num_workers: int) -> _MakeDataset:
-    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
-        del epoch
+def _creator(creator: DatasetCreator, num_workers: int) -> MakeDataset:
+    def make(worker: int, epoch: tf.Tensor, mark: tf.Tensor) -> tf.data.Dataset:
+        del epoch, mark
         return creator(tf.distribute.InputContext(num_workers, worker, num_replicas_in_sync=1))
 
     return make
 
 
-def _shared_creator(creator: DatasetCreator, num_workers: int, limit: int | None) -> _MakeDataset:
-    def make(worker: int, epoch: tf.Tensor) -> tf.data.Dataset:
-        del epoch
+def _shared_creator(creator: DatasetCreator, num_workers: int, limit: int | None) -> MakeDataset:
+    def make(worker: int, epoch: tf.Tensor, mark: tf.Tensor) -> tf.data.Dataset:
+        del epoch, mark
         dataset = creator(tf.distribute.InputContext(1, 0, num_replicas_in_sync=1))
         return (dataset if limit is None else dataset.take(limit)).shard(num_workers, worker)
 
@@ -331,7 +350,9 @@ def _from_arrays(
     num_batches = -(-length // batch_size)
     num_batches = num_batches if limit is None else min(limit, num_batches)
 
-    def make(worker: int, key: tf.Tensor) -> tf.data.Dataset:
+    def make(worker: int, key: tf.Tensor, mark: tf.Tensor) -> tf.data.Dataset:
+        del mark
+
         # Every worker computes the same order of the epoch, and takes its split of the batches.
         def rows_of(number: tf.Tensor) -> Any:
             begin = number * batch_size

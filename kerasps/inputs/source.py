@@ -124,9 +124,10 @@ class Input(Protocol):
     def next_batches(self, num_steps: int) -> NextBatches:
         """Return the data of an execution of at most `num_steps` steps. Thread: `fit`'s."""
 
-    def open(self, split: int | None, skip: int) -> OpenDataset:
+    def open(self, split: int | None, skip: int, reader: int | None = None) -> OpenDataset:
         """Open a split after its first `skip` batches, on the current device.
 
+        `reader` is the worker that reads it; by default the one with the number of the split.
         Thread: that of the worker's session. If batches are sent, `split` is None.
         """
 

@@ -22,10 +22,15 @@ from kerasps.inputs.dataset_graphs import (
 from kerasps.inputs.dataset_order import leaves_order_open
 from kerasps.inputs.pass_order import EpochOrder, PassOrder, key_from_json, key_to_json
 from kerasps.inputs.source import NextBatches, OpenDataset
+from kerasps.inputs.written_files import mark_of_split, mark_of_whole, mark_operations
 from kerasps.runtime.fetching import fetch, sent
 from kerasps.runtime.graph_optimizer import GraphOptimizer, optimizing
 from kerasps.variables import LookupTables, call_with
 
+# Makes the dataset of a worker, given its index, the key of the pass, and a mark of files.
+MakeDataset = Callable[[int, tf.Tensor, tf.Tensor], tf.data.Dataset]
+# The marks of files with the same data on all workers, and of files with the data of a split.
+_MARKS_SPEC = tf.TensorSpec([2], tf.string)
 # Operations that keep a dataset finite or endless, besides those that map, batch and shuffle.
 _KEEP_LENGTH = ("Identity", "OptionsDataset", "PrefetchDataset", "ShardDataset")
 
@@ -34,12 +39,13 @@ class WorkerInput:
     """An input in splits, which workers read: first their split, then those of lost workers.
 
     Args:
-        make_dataset: returns the worker's `tf.data.Dataset`, given (worker, key of the pass);
-            traced once per worker.
+        make_dataset: returns the worker's `tf.data.Dataset`, given (worker, key of the pass, mark
+            of files with the same data on all workers); traced once per worker.
         num_workers: the number of workers.
         num_batches: the number of batches of one whole pass; None if it is unknown.
         order: gives each pass its key, which all workers get. Default: the number of the pass's
             first epoch.
+        is_whole: whether each dataset reads all data and drops those of other splits.
     """
 
     sends_batches = False
@@ -47,12 +53,14 @@ class WorkerInput:
 
     def __init__(
         self,
-        make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset],
+        make_dataset: MakeDataset,
         num_workers: int,
         *,
         num_batches: int | None = None,
         order: PassOrder | None = None,
+        is_whole: bool = False,
     ) -> None:
+        self._is_whole = is_whole
         self._order: PassOrder = order or EpochOrder()
         self._key_spec = self._order.key_spec
         self._key: tf.Tensor | None = None
@@ -68,17 +76,19 @@ class WorkerInput:
         self.num_batches = num_batches
         self.num_splits = num_workers
 
-    def _trace(self, make_dataset: Callable[[int, tf.Tensor], tf.data.Dataset], worker: int) -> Any:
-        def trace(make: Callable[[tf.Tensor], tf.data.Dataset]) -> Any:
-            def dataset_of_worker(key: tf.Tensor) -> Any:
-                dataset = quickly_deleted(make(key).prefetch(tf.data.AUTOTUNE))
-                gather_batches(tf.compat.v1.get_default_graph())
+    def _trace(self, make_dataset: MakeDataset, worker: int) -> Any:
+        def trace(make: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]) -> Any:
+            def dataset_of_worker(key: tf.Tensor, marks: tf.Tensor) -> Any:
+                dataset = quickly_deleted(make(key, marks[0]).prefetch(tf.data.AUTOTUNE))
+                graph = tf.compat.v1.get_default_graph()
+                gather_batches(graph)
                 cut_arrays(dataset)
+                mark_operations(graph, marks[0] if self._is_whole else marks[1])
                 self._element_specs[worker] = dataset.element_spec
                 self._not_deterministic |= options_of(dataset).deterministic is False
                 return dataset, dataset.cardinality()
 
-            signature = [self._key_spec]
+            signature = [self._key_spec, _MARKS_SPEC]
             return tf.function(
                 dataset_of_worker, autograph=False, input_signature=signature
             ).get_concrete_function()
@@ -86,11 +96,13 @@ class WorkerInput:
         function = trace(functools.partial(make_dataset, worker))
         if any(outer.dtype == tf.variant for outer, _ in function.graph.captures):
             # It uses a dataset that was made before, in this process.
-            made_before = make_dataset(worker, tf.zeros(self._key_spec.shape, self._key_spec.dtype))
+            no_key = tf.zeros(self._key_spec.shape, self._key_spec.dtype)
+            made_before = make_dataset(worker, no_key, tf.constant(""))
             graph_def = dataset_graph(made_before)
             reject_python_calls(graph_def)
             serialized = tf.constant(with_gathered_batches(graph_def).SerializeToString())
-            function = trace(as_graph(made_before, lambda key: serialized))
+            make = as_graph(made_before, lambda key: serialized)
+            function = trace(lambda key, mark: make(key))
         return function
 
     def reject_python_calls(self) -> None:
@@ -170,13 +182,16 @@ class WorkerInput:
     def next_batches(self, num_steps: int) -> NextBatches:
         return NextBatches(num_steps)
 
-    def open(self, split: int | None, skip: int) -> OpenDataset:
+    def open(self, split: int | None, skip: int, reader: int | None = None) -> OpenDataset:
         assert split is not None  # `num_splits` is not 0
+        reader = split if reader is None else reader
+        of_whole = mark_of_whole(reader, self.num_splits)
+        marks = tf.constant([of_whole, mark_of_split(split, reader, self.num_splits)])
         assert self._key is not None  # `start_pass` comes before
         # The graph contains arrays, which each pass of the optimizer would copy. TensorFlow does
         # not optimize the making of datasets outside of functions either.
         with optimizing(GraphOptimizer.OFF):
-            dataset, cardinality = self._splits[split].make(sent(self._key))
+            dataset, cardinality = self._splits[split].make(sent(self._key), sent(marks))
         cardinality = int(fetch([cardinality])[0])
         if cardinality == tf.data.INFINITE_CARDINALITY:
             if self._must_end:
@@ -216,16 +231,16 @@ class _Split:
         self.function = function
         self._captures = list(function.captured_inputs)
         self._lookup_tables = LookupTables(function)
-        make = tf.function(self._make, autograph=False, input_signature=[key_spec])
+        make = tf.function(self._make, autograph=False, input_signature=[key_spec, _MARKS_SPEC])
         self._make_with_copies = make.get_concrete_function() if self._lookup_tables else function
 
-    def make(self, key: tf.Tensor | None) -> Any:
+    def make(self, key: tf.Tensor, marks: tf.Tensor) -> Any:
         """Return the dataset, on the current device, and its cardinality."""
         self._lookup_tables.bring()
-        return self._make_with_copies(key)
+        return self._make_with_copies(key, marks)
 
-    def _make(self, key: tf.Tensor) -> Any:
-        return call_with(self._lookup_tables.handles(), self.function, self._captures, key)
+    def _make(self, key: tf.Tensor, marks: tf.Tensor) -> Any:
+        return call_with(self._lookup_tables.handles(), self.function, self._captures, key, marks)
 
 
 def _repeats_for_ever(dataset: tf.Tensor) -> bool:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 # which executions queue up, nothing was gained.
 SHORT_EXECUTION_S = 0.01
 STEPS_PER_EXECUTION = 10
+# If a worker waits less than this share of its time for the coordinator, longer executions gain
+# little.
+WAITING_SHARE = 0.2
 # Python runs one thread at a time, so the coordinator's process cannot use much more than this.
 BUSY_CPU = 0.9
 # The rates of a shorter run say only how it started.

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator
 
+from kerasps.monitoring.advice import STEPS_PER_EXECUTION
 from kerasps.plan.report import Advice, Plan, PSPlan
 from kerasps.words import num_bytes
 
@@ -15,8 +16,6 @@ LINK_BYTES_PER_S = 1.25e9
 SLOW_S = 0.1
 # The time of an execution beside its steps (see `training/loop/execution_size.py`).
 EXECUTION_S = 2.5e-3
-# The most steps per execution to advise: with these, the time beside the steps is small.
-STEPS_PER_EXECUTION = 10
 # Fewer bytes are not worth a change.
 NOTABLE_BYTES = 16 << 20
 # The load is uneven if the heaviest ps holds more than this many times the mean.

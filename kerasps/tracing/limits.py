@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kerasps.monitoring.advice import STEPS_PER_EXECUTION, WAITING_SHARE
 from kerasps.tracing.intervals import Interval, both, length, union, without
 from kerasps.tracing.steps import WorkerStep
 
@@ -30,10 +31,12 @@ class Limits:
     Attributes:
         shares: for each worker, the share of each activity; their sum is 1.
         sentence: what limits the training; empty if the trace holds no step.
+        remedy: a sentence about what to change; empty if none is known.
     """
 
     shares: dict[int, dict[str, float]]
     sentence: str
+    remedy: str = ""
 
 
 def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) -> Limits:
@@ -63,7 +66,14 @@ def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) ->
     sentence = text.format(
         worker=worker, share=shares[worker][activity], ps=_slowest_ps(by_worker[worker], activity)
     )
-    return Limits(shares, sentence)
+    waits = max(share["coordinator"] for share in shares.values())
+    remedy = ""
+    if has_coordinator and waits >= WAITING_SHARE:
+        remedy = (
+            f"Workers wait for the coordinator up to {waits:.0%} of the time: compile the model "
+            f"with steps_per_execution={STEPS_PER_EXECUTION} or more, unless callbacks are slow."
+        )
+    return Limits(shares, sentence, remedy)
 
 
 def _activities(steps: Sequence[WorkerStep]) -> dict[str, list[Interval]]:

@@ -29,6 +29,7 @@ class Report:
         limit: a sentence about what limits the training; empty if the trace holds no step.
         shares: for each worker, the share of its time for each activity.
         missing: the reason for each task that is missing in it.
+        remedy: a sentence about what to change; empty if none is known.
     """
 
     file: Path
@@ -36,11 +37,12 @@ class Report:
     limit: str
     shares: dict[int, dict[str, float]]
     missing: dict[Task, str]
+    remedy: str = ""
 
     def __str__(self) -> str:
         steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
         said = [f"Trace of {steps}: {self.file}."]
-        said += [self.limit] if self.limit else []
+        said += [text for text in (self.limit, self.remedy) if text]
         said += [f"{job} {index} is missing: {why}." for (job, index), why in self.missing.items()]
         return " ".join(said)
 
@@ -105,4 +107,6 @@ def write_report(
         missing=recording.missing,
         moves=moves,
     )
-    return Report(file, len(steps), limits.sentence, limits.shares, recording.missing)
+    return Report(
+        file, len(steps), limits.sentence, limits.shares, recording.missing, limits.remedy
+    )

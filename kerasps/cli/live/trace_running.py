@@ -12,6 +12,7 @@ from kerasps.errors import ClusterConfigError, TaskUnreachableError
 from kerasps.tracing.recording import MAX_SECONDS, Recording
 from kerasps.tracing.report import new_run, write_report
 from kerasps.tracing.steps import Task
+from kerasps.words import say
 
 
 def trace_running(log_dir: str, seconds: float, pid: int | None) -> int:
@@ -40,10 +41,12 @@ def trace_running(log_dir: str, seconds: float, pid: int | None) -> int:
     directory = Path(log_dir)
     run = new_run(directory)
     recording = Recording(addresses, f"kerasps-{run}-{os.getpid()}")
+    say(f"kerasps trace: {len(addresses)} tasks record for {seconds:g} s.")
     recording.start()
     try:
         time.sleep(seconds)
     finally:
+        say("kerasps trace: waiting for the recordings, on a busy machine for longer than that.")
         recording.stop()
     if not recording.contents:
         reasons = "; ".join(f"{job} {i}: {why}" for (job, i), why in recording.missing.items())

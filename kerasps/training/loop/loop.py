@@ -75,6 +75,9 @@ class Loop:
         self._dispatcher: Dispatching = host.dispatcher(
             model, mode, function, inputs, collect_interval=interval
         )
+        # As in Keras, the last execution of an epoch counts as if it were whole. With several
+        # workers it is cut, so that no callback is told of a batch behind the last.
+        self._counts_whole = self._per_step == 1 and self._dispatcher.num_workers == 1
         self._has_sources = False
         self._numbers = StepNumbers(model, function)
         self._whole, self._size = self._sizes()
@@ -324,9 +327,9 @@ class Loop:
         if self._is_stopped and first and not callbacks.has_begun:
             return  # after a stop, callbacks are not called for steps that were in flight
         counted_until = self._done
-        if self._per_step == 1 and (self._steps is None or self._done >= self._steps):
-            # As in Keras, the last execution of an epoch counts as if it were whole. If this result
-            # has several, or a part of one, then the last began at a multiple of `_whole`.
+        if self._counts_whole and (self._steps is None or self._done >= self._steps):
+            # If this result has several executions, or a part of one, then the last began at a
+            # multiple of `_whole`.
             begin = first if self._listens else (self._done - 1) // self._whole * self._whole
             counted_until = max(counted_until, begin + self._whole)
         callbacks.add(first, counted_until - 1)
@@ -340,8 +343,7 @@ class Loop:
             outputs = predictions.next_to_report(self._whole, is_last=is_last)
             if not outputs:
                 return
-            # As in Keras, the last execution counts as if it were whole.
-            count = self._whole if self._per_step == 1 else len(outputs)
+            count = self._whole if self._counts_whole else len(outputs)
             callbacks.add(first, first + count - 1, outputs)
 
     @property

@@ -173,7 +173,7 @@ class Session:
     def _open(self, command: Open) -> None:
         if self._source.handles is None:
             self._source.handles = self._function.start(self._lanes.open(self._worker))
-        dataset = self._inputs.open(command.split, command.skip)
+        dataset = self._inputs.open(command.split, command.skip, self._worker)
         self._source.open(dataset)
         self._post(
             SplitOpened(

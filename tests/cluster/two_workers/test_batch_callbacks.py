@@ -112,3 +112,28 @@ def test_stops_of_evaluate_and_predict(strategy, ahead):
     # As many of the first rows as there is no gap in: one worker may be slower.
     assert 1 <= len(rows) <= 5 + strategy.num_workers
     np.testing.assert_array_equal(rows, weights[: len(rows)])
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_no_batch_is_behind_the_last(strategy, size):
+    """Plain Keras counts the last execution as whole, so that a bar ends at 30/25."""
+    told = []
+
+    class Batches(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            told.append(batch)
+
+        on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=size)
+    x, y = np.ones((25 * 4, 2)), np.ones(25 * 4)
+    batches = Batches()
+    for method, data in ((model.fit, (x, y)), (model.evaluate, (x, y)), (model.predict, (x,))):
+        told.clear()
+        method(*data, batch_size=4, verbose=0, callbacks=[batches])
+        assert max(told) == 24
+    told.clear()
+    model.fit(x, y, batch_size=4, steps_per_epoch=15, epochs=1, verbose=0, callbacks=[batches])
+    assert max(told) == 14
