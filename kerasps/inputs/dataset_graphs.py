@@ -119,7 +119,7 @@ def as_graph(
     """
     element_spec, cardinality = dataset.element_spec, int(dataset.cardinality())
 
-    def make(key: Any) -> tf.data.Dataset:
+    def make(key: tf.Tensor | tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=fill(key))
         copy = tf.data.experimental.from_variant(variant, element_spec)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:

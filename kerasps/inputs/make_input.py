@@ -92,10 +92,7 @@ def as_input(
         # A `batch_size` is ignored, as in Keras's adapter for a dataset.
         _reject_beside_dataset(data, y=y, sample_weight=sample_weight)
         if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            if steps is None:
-                raise endless_input()
-            if goes_on and num_workers > 1:
-                _tell_of_endless_data()
+            _check_endless(steps, is_shared=goes_on and num_workers > 1)
         limited = data if limit is None else data.take(limit)
         return _from_whole(data, _weighted(limited, class_weight), num_workers)
     if (
@@ -133,6 +130,13 @@ def _reject_beside_dataset(data: object, **arguments: object) -> None:
                 f"Expected: None. Received: {name} of type {type(value).__name__}. Put it into the "
                 "dataset."
             )
+
+
+def _check_endless(steps: int | None, *, is_shared: bool) -> None:
+    if steps is None:
+        raise endless_input()
+    if is_shared:
+        _tell_of_endless_data()
 
 
 @functools.cache

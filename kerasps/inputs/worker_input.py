@@ -234,9 +234,13 @@ class _Split:
         make = tf.function(self._make, autograph=False, input_signature=[key_spec, _MARKS_SPEC])
         self._make_with_copies = make.get_concrete_function() if self._lookup_tables else function
 
-    def make(self, key: tf.Tensor, marks: tf.Tensor) -> Any:
-        """Return the dataset, on the current device, and its cardinality."""
+    def make(self, key: tf.Tensor | None, marks: tf.Tensor | None = None) -> Any:
+        """Return the dataset, on the current device, and its cardinality.
+
+        Without `marks`, files that the dataset writes have their own names.
+        """
         self._lookup_tables.bring()
+        marks = tf.constant(["", ""]) if marks is None else marks
         return self._make_with_copies(key, marks)
 
     def _make(self, key: tf.Tensor, marks: tf.Tensor) -> Any:
