@@ -7,8 +7,8 @@ import ipaddress
 import socket
 import threading
 import time
+import types
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import psutil
 
@@ -94,7 +94,9 @@ class Listeners:
         return False
 
 
-def _listening(source: Any, *addresses: str) -> Iterator[tuple[str, int | None]]:
+def _listening(
+    source: types.ModuleType | psutil.Process, *addresses: str
+) -> Iterator[tuple[str, int | None]]:
     """Yield the given addresses at which a process listens, with its id if psutil knows it.
 
     Args:

@@ -240,3 +240,41 @@ def test_a_compute_phase_that_is_not_on_its_device_is_refused(strategy, monkeypa
     monkeypatch.setattr(compute_phase, "tf", without_devices)
     with pytest.raises(KeraspsError, match=r"not on its device\. Expected: GPU:0\. Received: "):
         build(2)
+
+
+class Smallest(keras.metrics.Metric):
+    """The smallest error. Keras's `reset_state` sets it to zero, so only a new one is right."""
+
+    def __init__(self):
+        super().__init__(name="smallest")
+        self.value = self.add_weight(name="value", initializer=keras.initializers.Constant(1e9))
+
+    def update_state(self, y, predicted, sample_weight=None):
+        errors = keras.ops.abs(keras.ops.cast(y, "float32") - predicted)
+        self.value.assign(keras.ops.minimum(self.value, keras.ops.min(errors)))
+
+    def result(self):
+        return self.value + 0.0
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])
+def test_new_metrics_begin_with_their_initial_values_as_in_plain_keras(strategy, method):
+    x, y = regression_data(num_examples=32)
+    found = []
+    for scope in (contextlib.nullcontext(), strategy.scope()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Smallest()])
+        values = []
+        for _ in range(2):
+            if method == "fit":
+                values += model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["smallest"]
+            elif method == "evaluate":
+                logs = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
+                values.append(logs["smallest"])
+            else:
+                values.append(getattr(model, method)(x, y, return_dict=True)["smallest"])
+        found.append(values)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    assert 0 < found[0][0] < 1e9

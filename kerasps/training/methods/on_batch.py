@@ -81,7 +81,6 @@ def _logs_on_batch(
     model: keras.Model, mode: Mode, batch: tuple[object, object, object]
 ) -> dict[str, Any]:
     function, result = _run_on_batch(model, mode, batch)
-    model.reset_metrics()
     return plain_logs(merge_once(model, function, result))
 
 
@@ -95,6 +94,8 @@ def _run_on_batch(
     packed = keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*batch))
     packed = keras.tree.map_structure(_as_tensor, packed)
     build_stateful(model, lambda: keras.utils.unpack_x_y_sample_weight(packed)[0])
+    if mode is not PREDICT:
+        model.reset_metrics()  # before the step builds new ones
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), packed)
     host = host_of(model)
     _warn_of_local_step(host, f"`{mode.name}_on_batch`")

@@ -70,6 +70,8 @@ def fit(
         goes_on=True,
     )
     build_stateful(model, lambda: first_batch_of(x, batch_size, steps_per_epoch))
+    # Before the step builds the metrics: as in Keras, new ones begin with their initial values.
+    model.reset_metrics()
     function = step_for(model, TRAIN, inputs)
     host.before_steps(model, TRAIN, function, inputs)
     callbacks = _callback_list(
@@ -150,7 +152,8 @@ def _run_epochs(
         # `BackupAndRestore` may have restored a backup of plain Keras.
         first_epoch = model._initial_epoch or epochs.start
     for epoch in range(first_epoch, epochs.stop):
-        model.reset_metrics()
+        if epoch > first_epoch:
+            model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
         backups.epoch = epoch
         totals = loop.run_epoch(epoch)
@@ -212,13 +215,13 @@ def _evaluate(
     verbose: object,
     on_turn: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
+    model.reset_metrics()  # before the step builds new ones
     function = step_for(model, TEST, inputs)
     host_of(model).before_steps(model, TEST, function, inputs)
     callback_list = _callback_list(model, callbacks, verbose, 1, steps or inputs.num_batches)
     with translated_errors(host_of(model)):
         model.stop_evaluating = False
         callback_list.on_test_begin()
-        model.reset_metrics()
         loop = Loop(model, TEST, function, inputs, steps=steps, callbacks=callback_list)
         loop.on_turn = on_turn
         totals = loop.run_epoch(0)
