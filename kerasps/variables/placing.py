@@ -16,6 +16,7 @@ from kerasps.cluster.description.protocol import ClusterResolver
 from kerasps.runtime.devices import COORDINATOR_CPU, ps_device
 from kerasps.strategy_arguments import Partitioner
 from kerasps.variables.fences import Fences
+from kerasps.variables.kinds import TABLE_NAME
 from kerasps.variables.named import NamedVariable, mutex_name, on_own_task, plain_variable
 from kerasps.variables.phase import current_phase, num_replicas
 from kerasps.variables.placement import PlacementLedger
@@ -126,6 +127,10 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
         if not shape or self._placing.beside_whole:
             return None
         count = self._chosen_count(shape, dtype)
+        num_bytes = math.prod(shape) * dtype.size
+        # A table is read by rows, so all of it is never sent at once.
+        if name != TABLE_NAME and num_bytes > MAX_SENT_BYTES * count:
+            count = min(math.ceil(num_bytes / (MAX_SENT_BYTES // 2)), shape[0])
         if shape[0] > MAX_SHARD_ROWS * count:
             least = math.ceil(shape[0] / MAX_SHARD_ROWS)
             raise ValueError(
@@ -134,9 +139,6 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
                 f"in {count:,} shard(s). Pass `kerasps.FixedShardsPartitioner({max(2, least)})` as "
                 "`variable_partitioner` to the strategy."
             )
-        num_bytes = math.prod(shape) * dtype.size
-        if num_bytes > MAX_SENT_BYTES * count:
-            count = min(math.ceil(num_bytes / (MAX_SENT_BYTES // 2)), shape[0])
         if count <= 1:
             return None
         return Sharding(shape[0], count, self._shard_layout), [

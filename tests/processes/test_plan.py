@@ -230,7 +230,8 @@ def test_a_table_of_more_rows_than_32_bits_count_is_read_by_rows(tmp_path):
             def call(self, x):
                 ids = tf.cast(x, tf.int64)
                 return tf.squeeze(tf.nn.embedding_lookup(self.table, ids), -1)
-        with kerasps.ParameterServerStrategy().scope():
+        two = kerasps.FixedShardsPartitioner(2, min_bytes=2**30)
+        with kerasps.ParameterServerStrategy(variable_partitioner=two).scope():
             model = make(keras.layers.Embedding({rows}, 1), keras.layers.Flatten(), Table())
         model.fit(x, y, batch_size=8)
         """,
