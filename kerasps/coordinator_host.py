@@ -177,7 +177,7 @@ class CoordinatorHost(BaseHost):
         self, data: object, callbacks: object, **arguments: Unpack[InputArguments]
     ) -> tuple[Input, Any]:
         """Return an input that all workers read, and the user's callbacks."""
-        return as_input(data, self.num_workers, **arguments), callbacks
+        return as_input(data, self.num_workers, in_passes=True, **arguments), callbacks
 
     def dispatcher(
         self,

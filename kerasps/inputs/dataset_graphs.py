@@ -104,20 +104,20 @@ def reject_python_calls(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def as_graph(
-    dataset: tf.data.Dataset, fill: Callable[[Any], tf.Tensor]
+    element_spec: object, cardinality: int, fill: Callable[[Any], tf.Tensor]
 ) -> Callable[[Any], tf.data.Dataset]:
-    """Return a function that makes the same dataset in any graph, also on another task.
+    """Return a function that makes a dataset in any graph, also on another task.
 
     A dataset stays on the task where it was made; its graph can be sent.
 
     Args:
-        dataset: the dataset.
+        element_spec: the dataset's `element_spec`.
+        cardinality: the number of its elements, as `tf.data.Dataset.cardinality` returns it.
         fill: returns its serialized graph, given the key of a pass, or what else a caller has.
 
     Returns:
         A function that returns the dataset, given what `fill` takes.
     """
-    element_spec, cardinality = dataset.element_spec, int(dataset.cardinality())
 
     def make(key: tf.Tensor | tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
         variant = tf.raw_ops.DatasetFromGraph(graph_def=fill(key))

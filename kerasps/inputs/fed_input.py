@@ -25,6 +25,7 @@ class FedInput:
     """
 
     sends_batches = True
+    begins_again = False
     num_splits = 0
 
     def __init__(

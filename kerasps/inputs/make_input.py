@@ -29,6 +29,7 @@ from kerasps.inputs.dataset_graphs import (
 from kerasps.inputs.dataset_order import OrderedGraph, random_choices
 from kerasps.inputs.fed_input import FedInput
 from kerasps.inputs.pass_order import SeededOrder
+from kerasps.inputs.repeated import one_pass
 from kerasps.inputs.source import Input
 from kerasps.inputs.worker_input import MakeDataset, WorkerInput
 
@@ -64,6 +65,7 @@ def as_input(
     steps: int | None = None,
     goes_on: bool = False,
     in_order: bool = False,
+    in_passes: bool = False,
 ) -> Input:
     """Return the `Input` of the arguments of a model's method, as `keras.Model.fit` takes them.
 
@@ -77,6 +79,7 @@ def as_input(
         in_order: whether to number the batches as one process would read them. A `DatasetCreator`
             then makes one dataset, and worker `w` takes each batch `i` with
             `i % num_workers == w`.
+        in_passes: whether to return one pass of data that repeat, where their graph shows it.
 
     Raises:
         InputError: kerasps cannot read this kind of input.
@@ -91,10 +94,10 @@ def as_input(
     if isinstance(data, tf.data.Dataset):
         # A `batch_size` is ignored, as in Keras's adapter for a dataset.
         _reject_beside_dataset(data, y=y, sample_weight=sample_weight)
-        if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            _check_endless(steps, is_shared=goes_on and num_workers > 1)
-        limited = data if limit is None else data.take(limit)
-        return _from_whole(data, _weighted(limited, class_weight), num_workers)
+        if steps is None and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise endless_input()
+        dataset = _weighted(data if limit is None else data.take(limit), class_weight)
+        return _from_whole(data, dataset, num_workers, in_passes=in_passes)
     if (
         isinstance(data, keras.utils.PyDataset)
         or hasattr(data, "__next__")
@@ -130,13 +133,6 @@ def _reject_beside_dataset(data: object, **arguments: object) -> None:
                 f"Expected: None. Received: {name} of type {type(value).__name__}. Put it into the "
                 "dataset."
             )
-
-
-def _check_endless(steps: int | None, *, is_shared: bool) -> None:
-    if steps is None:
-        raise endless_input()
-    if is_shared:
-        _tell_of_endless_data()
 
 
 @functools.cache
@@ -190,12 +186,15 @@ def _from_creator(
     return worker_input
 
 
-def _from_whole(given: object, dataset: tf.data.Dataset, num_workers: int) -> Input:
+def _from_whole(
+    given: object, dataset: tf.data.Dataset, num_workers: int, *, in_passes: bool = False
+) -> Input:
     """Return the input of a dataset that all workers read, each keeping its split of the batches.
 
     Args:
         given: the user's object, whose passes are counted.
         dataset: the dataset that was made of it.
+        in_passes: whether a pass over data that repeat ends before the next begins.
     """
     cardinality = int(dataset.cardinality())
     num_batches = cardinality if cardinality >= 0 else None
@@ -217,9 +216,18 @@ def _from_whole(given: object, dataset: tf.data.Dataset, num_workers: int) -> In
             "examples, so two workers that read it would get different ones"
         )
         return FedInput(dataset, num_batches=num_batches)
+    begins_again = False
+    if cardinality == tf.data.INFINITE_CARDINALITY and num_workers > 1:
+        single = one_pass(graph_def, num_workers) if in_passes else None
+        if single is None:
+            _tell_of_endless_data()
+        else:
+            begins_again = True
+            graph_def, cardinality = single
+            num_batches = cardinality if cardinality >= 0 else None
     graph = OrderedGraph(with_gathered_batches(graph_def), given)
 
-    make_whole = as_graph(dataset, lambda key: graph.fill(*key))
+    make_whole = as_graph(dataset.element_spec, cardinality, lambda key: graph.fill(*key))
 
     def make(worker: int, seeds: tf.Tensor, mark: tf.Tensor) -> tf.data.Dataset:
         return make_whole((seeds, mark)).shard(num_workers, worker)
@@ -229,6 +237,7 @@ def _from_whole(given: object, dataset: tf.data.Dataset, num_workers: int) -> In
         num_workers,
         num_batches=num_batches,
         order=graph,
+        begins_again=begins_again,
     )
 
 

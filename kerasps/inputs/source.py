@@ -62,13 +62,16 @@ class Input(Protocol):
 
     `num_batches` is the length of one whole pass, or None if that is unknown. `num_splits` is the
     number of workers if each reads a split; it is 0 if batches are sent with executions, and then
-    `sends_batches` is True. If `reads_once` is True, the data allow one pass only.
+    `sends_batches` is True. If `reads_once` is True, the data allow one pass only. If
+    `begins_again` is True, the user repeats the data without end: the next pass begins when one
+    ends, also within an epoch.
     """
 
     num_batches: int | None
     num_splits: int
     sends_batches: bool
     reads_once: bool
+    begins_again: bool
 
     @property
     def element_spec(self) -> Any:

@@ -46,6 +46,7 @@ class WorkerInput:
         order: gives each pass its key, which all workers get. Default: the number of the pass's
             first epoch.
         is_whole: whether each dataset reads all data and drops those of other splits.
+        begins_again: whether the data are one pass of those that the user repeats without end.
     """
 
     sends_batches = False
@@ -59,7 +60,9 @@ class WorkerInput:
         num_batches: int | None = None,
         order: PassOrder | None = None,
         is_whole: bool = False,
+        begins_again: bool = False,
     ) -> None:
+        self.begins_again = begins_again
         self._is_whole = is_whole
         self._order: PassOrder = order or EpochOrder()
         self._key_spec = self._order.key_spec
@@ -101,7 +104,8 @@ class WorkerInput:
             graph_def = dataset_graph(made_before)
             reject_python_calls(graph_def)
             serialized = tf.constant(with_gathered_batches(graph_def).SerializeToString())
-            make = as_graph(made_before, lambda key: serialized)
+            length = int(made_before.cardinality())
+            make = as_graph(made_before.element_spec, length, lambda key: serialized)
             function = trace(lambda key, mark: make(key))
         return function
 
@@ -203,6 +207,8 @@ class WorkerInput:
             dataset = dataset.skip(resumed) if resumed and skip == resumed else dataset
             return OpenDataset(iter(dataset), is_endless=True)
         if skip:
+            # A position in data that were read as endless may lie behind the end of the pass.
+            skip = skip if cardinality < 0 else min(skip, cardinality)
             dataset = dataset.skip(skip)
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             return OpenDataset(iter(dataset), is_checked=True)

@@ -97,7 +97,7 @@ def test_a_pipeline_yields_what_it_yielded(seed):
     # Nothing is left of what was replaced.
     assert "TensorSliceDataset" not in kinds(graph_def)
     serialized = tf.constant(graph_def.SerializeToString())
-    copy = as_graph(dataset, lambda key: serialized)(None)
+    copy = as_graph(dataset.element_spec, int(dataset.cardinality()), lambda key: serialized)(None)
     # The copy shares the seeds of `dataset`, which differ from pass to pass.
     assert contents(copy) == contents(pipeline(seed))
 

@@ -568,8 +568,11 @@ class Cluster:
         steps,
         travels,
         is_endless=False,
+        begins_again=False,
         max_ahead=None,
     ):
+        # How many passes have begun, and whether another begins within the epoch.
+        self.passes, self.begins_again = 1, begins_again and sum(lengths) > 0
         self.is_endless = is_endless
         self.lengths, self.is_known, self.keeps = lengths, is_known, interval > 0
         self.per_execution = min(per_execution, max_ahead or per_execution)
@@ -624,6 +627,9 @@ class Cluster:
                 self.given_out += size
                 self.asked += size
             if self.settle():
+                if self.begins_again and self.state.num_in_flight:
+                    self.begin_pass()
+                    continue
                 self.is_over = True
                 return
             if not self.reports:
@@ -635,6 +641,14 @@ class Cluster:
                 self.check_place(report)
                 self.counted.update(report.result)
                 self.done += len(report.result)
+
+    def begin_pass(self):
+        assert self.counted == Counter(dict.fromkeys(self.examples(), self.passes))
+        self.passes += 1
+        self.post(PassBegan(len(self.lengths)))
+
+    def examples(self):
+        return [(split, i) for split, length in enumerate(self.lengths) for i in range(length)]
 
     def check_place(self, report):
         """A result that returns alone says which batches it is of."""
@@ -780,9 +794,11 @@ class Cluster:
         assert self.state.num_in_flight >= 0
         # Two workers that share data without an end read the same.
         if not self.is_endless:
-            assert max(self.counted.values(), default=0) <= 1, "something was counted twice"
+            most = max(self.counted.values(), default=0)
+            assert most <= self.passes, "something was counted twice"
             for applied in self.applied:
-                assert max(applied.values(), default=0) <= 1, "a ps applied a step twice"
+                most = max(applied.values(), default=0)
+                assert most <= self.passes, "a ps applied a step twice"
 
     def finish(self, gone):
         """Let the rest go well, on all workers but those that are gone; then nothing is due."""
@@ -857,10 +873,7 @@ def test_every_example_of_a_finite_pass_is_counted_once(
         cluster.begin(0)
         cluster.lose(0)
     cluster.finish(gone)
-    if travels:
-        expected = range(sum(lengths))
-    else:
-        expected = [(split, i) for split, length in enumerate(lengths) for i in range(length)]
+    expected = range(sum(lengths)) if travels else cluster.examples()
     assert cluster.counted == Counter(expected)
     assert cluster.applied == [Counter(expected)] * NUM_PS
 
@@ -933,6 +946,45 @@ def test_epochs_of_one_pass_go_on_where_the_one_before_ended(
         left -= cluster.done
         cluster.begin_epoch()
     assert sum(cluster.counted.values()) == sum(lengths) - left
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=LENGTHS,
+    is_known=st.booleans(),
+    interval=st.sampled_from([0.0, 0.3, 100.0]),
+    per_execution=st.integers(1, 7),
+    steps=st.integers(1, 60),
+    max_ahead=MAX_AHEAD,
+    is_worker_gone=st.booleans(),
+    epochs=st.lists(ACTION_LISTS, min_size=1, max_size=4),
+)
+def test_a_pass_begins_within_an_epoch_when_every_example_of_the_last_one_is_counted(
+    lengths, is_known, interval, per_execution, steps, max_ahead, is_worker_gone, epochs
+):
+    cluster = Cluster(
+        lengths,
+        is_known=is_known,
+        interval=interval,
+        per_execution=per_execution,
+        steps=steps,
+        travels=False,
+        begins_again=True,
+        max_ahead=max_ahead,
+    )
+    for actions in epochs:
+        play(cluster, actions)
+        gone = set()
+        if is_worker_gone and len(lengths) > 1:
+            gone = {0}
+            cluster.begin(0)
+            cluster.lose(0)
+        cluster.finish(gone)
+        assert cluster.done == (steps if sum(lengths) else 0)
+        assert cluster.applied == [cluster.counted] * NUM_PS
+        cluster.begin_epoch()
+    least = min((cluster.counted[example] for example in cluster.examples()), default=0)
+    assert least >= max(cluster.counted.values(), default=0) - 1
 
 
 @pytest.mark.parametrize("interval", [0.0, 0.3])

@@ -16,7 +16,9 @@ class Dispatching(Protocol):
 
     Contract: call `make_sources` before the first epoch of a pass. Then, for each epoch, call
     `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
-    an error. Thread: `fit`'s. `Dispatcher` runs executions on the workers of a coordinator.
+    an error. `make_sources` may also follow a `settle` that returned True though executions are in
+    flight: these are done in the new pass. Thread: `fit`'s. `Dispatcher` runs executions on the
+    workers of a coordinator.
     """
 
     @property

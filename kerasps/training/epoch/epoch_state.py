@@ -178,7 +178,8 @@ class EpochState:
                 there = self.workers.begin_pass(event.num_splits, event.positions)
                 # The other workers wait for those that are about to begin.
                 self._admission.begin(there)
-                return []
+                # Within an epoch, all workers are without data.
+                return self._wake_dry()
             case EpochBegan():
                 self._dealer.forget()
                 return []

@@ -89,11 +89,15 @@ class Loop:
         self._batch_callbacks: BatchCallbacks | None = None
         # The position from which the next epoch resumes, if it was begun before.
         self._resumed: LoopPosition | None = None
+        # The steps counted before the current pass, if this loop has begun it.
+        self._counted_before: int | None = None
 
     def _sizes(self) -> tuple[int, ExecutionSize]:
         """Return how many steps callbacks are called for at a time, and how many are sent."""
         listens, inputs, steps = self._listens, self._inputs, self._steps
         limits = self._function.limits
+        # The steps behind which workers wait for each other: those of an epoch, or of a pass.
+        together = inputs.num_batches if steps is None or inputs.begins_again else steps
         host = host_of(self._model)
         max_staleness = host.options.max_staleness
         limit = limits.fed_steps if inputs.sends_batches else limits.steps
@@ -114,7 +118,7 @@ class Loop:
             most = min(number for number in at_once if number is not None)
             per_execution *= executions_at_once(
                 most * self._per_step // per_execution,
-                None if steps is None else steps // per_execution,
+                None if steps is None else (together or steps) // per_execution,
                 host.num_workers,
             )
             if not overlaps and limit is None:
@@ -126,7 +130,7 @@ class Loop:
             per_execution,
             least=per_execution if is_whole else min(self._per_step, per_execution),
             most=longer,
-            in_epoch=inputs.num_batches if steps is None else steps,
+            in_epoch=together,
             num_workers=host.num_workers,
             timing=self._function.timing,
         )
@@ -137,14 +141,13 @@ class Loop:
         resumed, self._resumed = self._resumed, None
         goes_on = resumed is not None and resumed.splits is not None
         if not goes_on and (target is None or not self._has_sources):
-            dispatcher.make_sources(epoch, must_end=target is None)
-            self._has_sources = True
+            self._begin_pass(epoch)
         self._totals = totals = MetricTotals(self._model, self._function)
         if resumed is not None and resumed.steps:
             totals.resume(resumed.steps, resumed.metrics, resumed.logs)
         with self._run_meter.loop(self._mode.name, epoch, dispatcher), dispatcher.hold():
             dispatcher.start_epoch()
-            self._run_steps(totals)
+            self._run_steps(totals, epoch)
             dispatcher.finish_epoch(totals)
         # With one split, the steps that found no data are the last ones.
         self._numbers.settle(
@@ -156,6 +159,23 @@ class Loop:
             self._has_sources = False
             warn_of_missing_data()
         return totals
+
+    def _begin_pass(self, epoch: int) -> None:
+        self._dispatcher.make_sources(epoch, must_end=self._steps is None)
+        self._has_sources, self._counted_before = True, self._num_counted
+
+    def _begins_next_pass(self, epoch: int) -> bool:
+        """Begin the next pass over data that repeat, if executions have found no data in this one.
+
+        Call when nothing is pending that this pass has data for.
+        """
+        if not self._inputs.begins_again or not self._dispatcher.num_in_flight:
+            return False
+        is_empty = self._counted_before == self._num_counted
+        if is_empty or (self._is_stopped and self._done):
+            return False
+        self._begin_pass(epoch)
+        return True
 
     # Positions
 
@@ -243,7 +263,7 @@ class Loop:
         if position.steps and shapes != [state.shape for state in position.metrics]:
             raise CannotResumeError("the model has other metrics")
 
-    def _run_steps(self, totals: MetricTotals) -> None:
+    def _run_steps(self, totals: MetricTotals, epoch: int) -> None:
         """Run the steps of an epoch, and add them to `totals`."""
         self._asked = self._done = totals.steps
         self._found_no_data = False
@@ -259,6 +279,8 @@ class Loop:
             while True:
                 has_data = has_data and self._send_steps(callbacks)
                 if dispatcher.settle(all_asked=not (has_data and self._wants_more)):
+                    if self._begins_next_pass(epoch):
+                        continue
                     break
                 self._count(dispatcher.wait(), totals, callbacks)
                 self.on_turn()

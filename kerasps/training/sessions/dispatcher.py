@@ -47,7 +47,8 @@ class Dispatcher:
 
     Contract: call `make_sources` before the first epoch of a pass. Then, for each epoch, call
     `hold`, `start_epoch`, any number of `send` and `wait`, and `finish_epoch`, or `abandon` after
-    an error. Thread: `fit`'s.
+    an error. `make_sources` may also follow a `settle` that returned True though executions are in
+    flight: these are done in the new pass. Thread: `fit`'s.
 
     Args:
         host: the host of the strategy whose workers run the executions.

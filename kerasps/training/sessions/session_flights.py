@@ -87,8 +87,12 @@ class SessionFlights:
         return self._owner.locked()
 
     def begin_pass(self) -> None:
-        """Drop the workers' iterators, since a new pass over the data begins."""
-        self._sources = {}
+        """Drop the workers' iterators, since a new pass over the data begins.
+
+        Sessions that run keep theirs, and the results beside them, until they open the next.
+        """
+        if not self.is_held:
+            self._sources = {}
 
     def take_off(self) -> None:
         """Begin a flight. Call while the lock that `hold` returned is held."""

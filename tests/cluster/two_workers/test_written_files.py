@@ -92,6 +92,6 @@ def test_a_function_of_datasets_that_write_files(model, tmp_path, is_named):
 def test_it_is_said_once_that_workers_read_endless_data_at_their_pace(model, caplog):
     _tell_of_endless_data.cache_clear()
     for _ in range(2):
-        model.fit(examples().batch(10).repeat(), steps_per_epoch=3, epochs=1, verbose=0)
+        model.fit(examples().batch(10).repeat().shuffle(3), steps_per_epoch=3, verbose=0)
     (text,) = [text for text in caplog.messages if "never ends" in text]
     assert "leave out `.repeat()` and `steps_per_epoch`" in text
