@@ -162,6 +162,11 @@ def _wrapped(method: Callable[..., object]) -> None:
 for _method in (
     NamedVariable._read_variable_op,
     NamedVariable.numpy,
+    # These fetch what a read has returned, and an earlier operation may fail in between.
+    NamedVariable.__bool__,
+    NamedVariable.__complex__,
+    NamedVariable.__float__,
+    NamedVariable.__int__,
     NamedVariable.assign,
     NamedVariable.assign_add,
     NamedVariable.assign_sub,

@@ -24,23 +24,30 @@ def make(value=1.0):
 
 
 @contextlib.contextmanager
+def sent_ahead():
+    """In this context, operations return before they are done; it gives their executor."""
+    context = _compat.eager_context()
+    before, executor = context.executor, _compat.new_executor(True)
+    context.executor = executor
+    try:
+        yield executor
+    finally:
+        executor.clear_error()
+        context.executor = before
+
+
+@contextlib.contextmanager
 def left_behind(message):
     """In this context, the next operation ends in an error that is not its own.
 
     What is deleted of a lost task leaves one in this way: an executor that has failed refuses what
     comes after.
     """
-    context = _compat.eager_context()
-    before, executor = context.executor, _compat.new_executor(True)
-    context.executor = executor
-    try:
+    with sent_ahead() as executor:
         tf.raw_ops.Assert(condition=False, data=[message])
         with contextlib.suppress(tf.errors.OpError):
             executor.wait()
         yield
-    finally:
-        executor.clear_error()
-        context.executor = before
 
 
 def test_a_variable_is_made_though_a_worker_was_lost():
@@ -56,6 +63,24 @@ def test_a_variable_is_used_once_though_a_worker_was_lost(method):
     with left_behind(FROM_WORKER):
         getattr(variable, method)(*arguments)
     assert variable.numpy() == {"assign_add": 3.0, "assign": 2.0}.get(method, 1.0)
+
+
+@pytest.mark.parametrize("convert", [bool, complex, float, int])
+def test_a_variable_is_a_number_though_a_worker_is_lost_between_read_and_fetch(
+    convert, monkeypatch
+):
+    variable, read, reads = make(2.0), NamedVariable._read_variable_op, []
+
+    def read_that_fails_first(self, *args, **kwargs):
+        reads.append(self)
+        if len(reads) == 1:
+            return tf.debugging.check_numerics(float("nan"), FROM_WORKER)
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(NamedVariable, "_read_variable_op", read_that_fails_first)
+    with sent_ahead():
+        assert convert(variable) == convert(2.0)
+    assert len(reads) == 2
 
 
 def test_an_error_of_another_kind_is_raised():
