@@ -269,12 +269,17 @@ class Replicas:
         first = self.phases[0]
         of_replicas = [phase.outputs() for phase in self.phases]
         metrics = [outputs.metrics for outputs in of_replicas]
+        joined = self._joined([outputs.changes for outputs in of_replicas])
+        first.changes = [
+            change if change.variable in self._changed else change.of_replicas(len(self.phases))
+            for change in first.changes
+        ]
         return of_replicas[0]._replace(
             metrics=[
                 functools.reduce((join or Join.SUM).tensors, states)
                 for join, *states in zip(first.joins, *metrics, strict=True)
             ],
-            changes=self._joined([outputs.changes for outputs in of_replicas]),
+            changes=joined,
         )
 
     def _joined(self, of_replicas: list[list[Change]]) -> list[Change]:

@@ -14,7 +14,7 @@ it holds then. All changes have one form, `clip(scale * value + addend, low, hig
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,17 +184,31 @@ class StateChange:
                 addend = following(addend, later_scale, later_addend)
         return scale, addend
 
-    def _added(self, addends: list[tf.Tensor]) -> tf.Tensor:
-        """Return the total addition of all replicas.
+    def of_replicas(self, count: int) -> StateChange:
+        """Return the change that `count` replicas make together; see `joined` for its tensors.
+
+        A number that each of them adds is not sent, so it is multiplied here.
+        """
+        addend = self.numbers.addend
+        if addend is None or self.replaces or not self._adds_up:
+            return self
+        return replace(self, numbers=self.numbers._replace(addend=addend * count))
+
+    @property
+    def _adds_up(self) -> bool:
+        """True if the additions of replicas are summed; else they are averaged.
 
         It follows the variable's `aggregation`. Without one, integers are counts and are summed;
         other values, such as moving averages, are averaged.
         """
         aggregation = self.variable.aggregation
-        is_count = aggregation in (None, "none") and addends[0].dtype.is_integer
-        if self.numbers.scale is None and (aggregation == "sum" or is_count):
-            return tf.add_n(addends)
-        return mean_of(addends)
+        is_count = aggregation in (None, "none") and self.variable.storage.dtype.is_integer
+        is_addition = self.numbers.scale is None and self.sent.scale is None
+        return is_addition and (aggregation == "sum" or is_count)
+
+    def _added(self, addends: list[tf.Tensor]) -> tf.Tensor:
+        """Return the total addition of all replicas."""
+        return tf.add_n(addends) if self._adds_up else mean_of(addends)
 
 
 def mean_of(tensors: list[tf.Tensor]) -> tf.Tensor:
