@@ -23,6 +23,4 @@ def test_no_update_is_lost_whenever_training_is_interrupted(once, where):
     assert set(report["ways"]) == {"fit", "watched", "on_batch", "failing"}
     assert report["pairs"] > 2
     assert report["slots"] == report["weights"] == 4
-    assert "worker 1 at 127.0.0.1:" in report["stopped"], (
-        "the next fit did not say who holds a step"
-    )
+    assert report["stopped"] == 10, "the next fit waited for a worker that does not answer"
