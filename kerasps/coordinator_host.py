@@ -24,7 +24,7 @@ from kerasps.training import Dispatching
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.scheduled import ScheduledCalls
 from kerasps.training.sessions.dispatcher import Dispatcher
-from kerasps.variables.flights import wait_for_flights
+from kerasps.variables.flights import wait_for_calls, wait_for_flights
 from kerasps.variables.placing import Extended
 from kerasps.variables.row_pools import RowPools
 from kerasps.variables.stand_ins import StandIns
@@ -33,6 +33,8 @@ from kerasps.variables.wire import WireRule
 # The wait for steps in flight when the cluster is closed. They fail at once, unless a worker is
 # computing.
 _LANDING_S = 2.0
+# A call to a task that is silent ends within some 10 s, most of which are over by then.
+_CALLS_S = 5.0
 
 
 class CoordinatorHost(BaseHost):
@@ -117,6 +119,7 @@ class CoordinatorHost(BaseHost):
     def leave(self) -> None:
         """Stop watching the tasks, since this process ends."""
         self.membership.stop()
+        wait_for_calls(_CALLS_S)
 
     def note_closing(self) -> None:
         """Stop watching the tasks, since they end on purpose."""

@@ -105,7 +105,9 @@ class StatusReader:
             staleness_max=staleness.max if staleness.pushes else None,
             coordinator=self._usage.read(os.getpid()) if host.own_worker is None else None,
         )
-        return dataclasses.replace(status, advice=advice_for(status, meter.execution_steps))
+        return dataclasses.replace(
+            status, advice=advice_for(status, meter.execution_steps, meter.call_seconds)
+        )
 
     def advise(self, seconds: float) -> None:
         """Log advice on making `fit` faster, once per process; nothing after a short `fit`.

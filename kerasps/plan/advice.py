@@ -6,7 +6,12 @@ import math
 import os
 from collections.abc import Iterator
 
-from kerasps.monitoring.advice import STEPS_PER_EXECUTION
+from kerasps.monitoring.advice import (
+    EXECUTION_S,
+    STEPS_PER_EXECUTION,
+    are_too_short,
+    worth_below,
+)
 from kerasps.plan.report import Advice, Plan, PSPlan
 from kerasps.words import num_bytes
 
@@ -14,8 +19,6 @@ from kerasps.words import num_bytes
 LINK_BYTES_PER_S = 1.25e9
 # A worker's step that waits this long for one ps is slow, whatever it computes meanwhile.
 SLOW_S = 0.1
-# The time of an execution beside its steps (see `training/loop/execution_size.py`).
-EXECUTION_S = 2.5e-3
 # Fewer bytes are not worth a change.
 NOTABLE_BYTES = 16 << 20
 # The load is uneven if the heaviest ps holds more than this many times the mean.
@@ -165,12 +168,14 @@ def _steps_per_execution(plan: Plan) -> Iterator[Advice]:
     if step.num_batches is not None:
         # At least two executions for each worker, or some are idle at the end.
         steps = min(steps, step.num_batches // (2 * plan.num_workers))
-    if seconds < EXECUTION_S and steps > 1:
+    waiting = EXECUTION_S / (EXECUTION_S + seconds)
+    if steps > 1 and are_too_short(step.steps_per_execution, waiting):
         yield Advice(
             "steps_per_execution",
             f"Pass `steps_per_execution={steps}` to `compile`, if updates may be {steps} steps "
-            f"older: an execution costs some {EXECUTION_S * 1e3:g} ms beside its steps, and the "
-            f"traffic of a step takes {seconds * 1e3:.2g} ms at 10 Gbit/s.",
+            f"older, and a step takes less than {worth_below(EXECUTION_S) * 1e3:g} ms: an "
+            f"execution costs some {EXECUTION_S * 1e3:g} ms beside its steps. The traffic of a "
+            f"step takes {seconds * 1e3:.2g} ms at 10 Gbit/s.",
         )
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kerasps.monitoring.advice import STEPS_PER_EXECUTION, WAITING_SHARE
+from kerasps.monitoring.advice import execution_advice
 from kerasps.tracing.intervals import Interval, both, length, union, without
 from kerasps.tracing.steps import WorkerStep
 
@@ -39,12 +39,20 @@ class Limits:
     remedy: str = ""
 
 
-def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) -> Limits:
+def find_limits(
+    steps: Sequence[WorkerStep],
+    *,
+    has_coordinator: bool = True,
+    execution_steps: int = 1,
+    reads: Sequence[Interval] = (),
+) -> Limits:
     """Return the shares of the workers' time in these steps, and what limits them.
 
     Args:
         steps: the steps.
         has_coordinator: whether workers wait for a coordinator between executions.
+        execution_steps: the steps of an execution.
+        reads: the times in which the coordinator read data for the workers.
     """
     by_worker: dict[int, list[WorkerStep]] = defaultdict(list)
     for step in steps:
@@ -66,14 +74,19 @@ def find_limits(steps: Sequence[WorkerStep], *, has_coordinator: bool = True) ->
     sentence = text.format(
         worker=worker, share=shares[worker][activity], ps=_slowest_ps(by_worker[worker], activity)
     )
-    waits = max(share["coordinator"] for share in shares.values())
     remedy = ""
-    if has_coordinator and waits >= WAITING_SHARE:
-        remedy = (
-            f"Workers wait for the coordinator up to {waits:.0%} of the time: compile the model "
-            f"with steps_per_execution={STEPS_PER_EXECUTION} or more, unless callbacks are slow."
-        )
+    if has_coordinator:
+        # A worker that waits for another one waits longer than that one, so take the least.
+        waiting = min(_waiting(worker_steps, reads) for worker_steps in by_worker.values())
+        remedy = execution_advice(execution_steps, waiting)
     return Limits(shares, sentence, remedy)
+
+
+def _waiting(steps: Sequence[WorkerStep], reads: Sequence[Interval]) -> float:
+    """Return the share of a worker's time that it waits for a coordinator that reads no data."""
+    times = _activities(steps)
+    total = sum(length(time) for time in times.values())
+    return length(without(times["coordinator"], union(reads))) / total if total else 0.0
 
 
 def _activities(steps: Sequence[WorkerStep]) -> dict[str, list[Interval]]:

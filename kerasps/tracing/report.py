@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +13,7 @@ from kerasps.tracing.chrome_trace import write_trace
 from kerasps.tracing.clocks import aligned
 from kerasps.tracing.limits import find_limits
 from kerasps.tracing.recording import Recording
-from kerasps.tracing.steps import Task, WorkerStep, find_steps
+from kerasps.tracing.steps import Task, WorkerStep, find_steps, reads_of_data
 from kerasps.tracing.task_events import TaskEvents
 
 # The directory of recordings for TensorBoard's profile page, below its log directory.
@@ -95,8 +96,15 @@ def write_report(
         (folder / f"{job}-{index}.xplane.pb").write_bytes(content)
     read = {task: TaskEvents.read(content) for task, content in recording.contents.items()}
     events, moves = aligned(read, recording.asked)
-    steps = _chosen(find_steps(events), num_steps)
-    limits = find_limits(steps, has_coordinator=("chief", 0) in addresses)
+    found = find_steps(events)
+    steps = _chosen(found, num_steps)
+    in_execution = Counter((step.worker, step.key[0]) for step in found)
+    limits = find_limits(
+        steps,
+        has_coordinator=("chief", 0) in addresses,
+        execution_steps=max(in_execution.values(), default=0),
+        reads=reads_of_data(events.get(("chief", 0), TaskEvents())),
+    )
     file = log_dir / f"trace_{run}.json.gz"
     write_trace(
         file,

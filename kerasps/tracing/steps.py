@@ -117,6 +117,11 @@ def find_steps(events: Mapping[Task, TaskEvents]) -> list[WorkerStep]:
     return sorted(steps, key=lambda step: step.compute)
 
 
+def reads_of_data(events: TaskEvents) -> list[Interval]:
+    """Return the times in which a task read a batch."""
+    return [(op.begin, op.end) for op in [*events.operations, *events.waits] if op.kind in _READS]
+
+
 def _done_on_ps(events: TaskEvents) -> dict[StepKey, OnPS]:
     found: dict[StepKey, OnPS] = defaultdict(OnPS)
     for execution, operations in _by_execution(events.operations).items():

@@ -27,6 +27,7 @@ from typing import Any
 
 from kerasps.checks import time_limit
 from kerasps.errors import WorkerLostError
+from kerasps.runtime.inbox import Inbox
 from kerasps.runtime.supervision import tell_supervisor
 
 # How often a flight checks that its owner still exists, and a waiting thread checks that its flight
@@ -41,6 +42,10 @@ _WORKER_TIMEOUT_S = 600.0
 _in_flight: set[Flight] = set()
 
 
+# The threads that belong to flights, also of those that were given up.
+_aboard: set[int] = set()
+
+
 class _ThreadState(threading.local):
     is_aboard = False
 
@@ -52,10 +57,13 @@ _STATE = _ThreadState()
 def aboard() -> Iterator[None]:
     """In this context, make this thread belong to a flight, so that it waits for no flight."""
     before, _STATE.is_aboard = _STATE.is_aboard, True
+    _aboard.add(threading.get_ident())
     try:
         yield
     finally:
         _STATE.is_aboard = before
+        if not before:
+            _aboard.discard(threading.get_ident())
 
 
 def wait_for_ending_flights() -> None:
@@ -81,6 +89,17 @@ def wait_for_flights(limit: float) -> None:
     deadline = time.monotonic() + limit
     for flight in list(_in_flight):
         flight.wait(limit=max(0.0, deadline - time.monotonic()))
+
+
+def wait_for_calls(limit: float) -> None:
+    """Wait until no flight has a call in progress, for at most `limit` seconds.
+
+    Call before the process ends. Python ends a thread whose call returns later in a way that makes
+    TensorFlow abort the process, with another exit code (134).
+    """
+    deadline = time.monotonic() + limit
+    while _aboard - {threading.get_ident()} and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def worker_timeout() -> float:
@@ -121,10 +140,9 @@ class Flight:
         self._work = work
         self._holders = holders
         self._ended = False
-        # A put only wakes the waiting thread, which then checks the state. These queues are written
-        # in C: an interrupt in the `__exit__` of a `Condition` would leave it locked.
-        self._for_flight: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._for_owner: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # A put only wakes the waiting thread, which then checks the state.
+        self._for_flight: Inbox[None] = Inbox()
+        self._for_owner: Inbox[None] = Inbox()
         self.has_landed = False
         self.result: Any = None
         self.error: BaseException | None = None

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kerasps.monitoring.advice import advice_for
+from kerasps.monitoring.advice import EXECUTION_S, advice_for, are_too_short, worth_below
 from kerasps.monitoring.reader import StatusReader
 from kerasps.monitoring.status import ProcessUsage, RunStatus, WorkerRunStatus, status_of
 
@@ -31,14 +31,24 @@ def status(rates=(200.0, 200.0), cpu=0.5, seconds=60.0, **fields):
 
 
 def test_short_executions_of_several_workers():
+    # An execution takes 5 ms, and a call without steps 2.5 ms unless another time is measured.
     (advice,) = advice_for(status(), 1)
     assert "steps_per_execution=10" in advice
-    assert "5.0 ms" in advice
+    assert "waits for the coordinator some 50% of the time" in advice
+    (advice,) = advice_for(status(), 1, 0.002)
+    assert "waits for the coordinator some 24% of the time" in advice
+    (advice,) = advice_for(status(), 1, 0.02)
+    assert "waits for the coordinator some 100% of the time" in advice
+    assert advice_for(status(), 1, 0.0015) == ()
 
 
-def test_a_coordinator_that_is_busy():
-    (advice,) = advice_for(status(rates=(20.0, 20.0), cpu=0.97), 1)
-    assert "uses a whole core" in advice
+def test_a_status_a_trace_and_a_plan_have_one_rule():
+    assert are_too_short(1, 0.2)
+    assert are_too_short(9, 0.2)
+    assert not are_too_short(1, 0.19)
+    assert not are_too_short(10, 0.9)
+    assert not are_too_short(0, 0.9)
+    assert worth_below(EXECUTION_S) == pytest.approx(0.0125)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +57,7 @@ def test_a_coordinator_that_is_busy():
         ({"rates": (200.0,)}, 1),  # its executions wait for it
         ({"rates": (200.0, 0.0)}, 1),  # the other one is lost
         ({"rates": ()}, 0),
-        ({"rates": (90.0, 90.0)}, 1),
+        ({"rates": (79.0, 79.0)}, 1),
         ({"rates": (200.0, 200.0)}, 10),
         ({"rates": (200.0, 200.0), "seconds": 3.0}, 1),
         ({"cpu": None}, 1),  # a worker that drives its own steps

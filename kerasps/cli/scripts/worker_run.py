@@ -18,6 +18,7 @@ from kerasps.cluster.processes.process import describe_exit_code
 from kerasps.cluster.processes.restarts import RestartBudget
 from kerasps.cluster.processes.task_watch import Death
 from kerasps.evaluator.process import EvaluatorProcess
+from kerasps.runtime.inbox import Inbox
 from kerasps.script_start import with_quiet_start
 from kerasps.words import say
 
@@ -53,7 +54,7 @@ class WorkerRun:
         # The times at which workers that a signal ended restart.
         self._due: dict[int, float] = {}
         self._codes: dict[int, int] = {}
-        self._deaths: queue.SimpleQueue[Death] = queue.SimpleQueue()
+        self._deaths: Inbox[Death] = Inbox()
         task_watch_of(cluster).on_death = self._deaths.put
         # Where the scripts have made strategies.
         self._strategies: set[str] = set()
@@ -124,7 +125,7 @@ class WorkerRun:
     def _look_at_ps(self, wait_s: float = 0.0) -> None:
         while True:
             try:
-                death = self._deaths.get(timeout=wait_s) if wait_s else self._deaths.get_nowait()
+                death = self._deaths.get(wait_s)
             except queue.Empty:
                 return
             wait_s = 0.0

@@ -34,6 +34,7 @@ from kerasps.quiet_start import quiet_server_start
 from kerasps.runtime.addresses import split_address
 from kerasps.runtime.devices import COORDINATOR_JOB
 from kerasps.runtime.grpc_options import hang_limit, set_grpc_options
+from kerasps.runtime.inbox import Inbox
 from kerasps.runtime.probe import Answer, ask_servers, limits_pings
 
 # As many as TensorFlow's strategy, or more up to the hang limit; a task that is restarted takes a
@@ -276,7 +277,7 @@ def _wait_for_tasks(update: Callable[[], None], cluster: ClusterDescription) -> 
     Raises:
         TaskUnreachableError: a task stopped answering.
     """
-    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    ended: Inbox[BaseException | None] = Inbox()
 
     def run() -> None:
         try:

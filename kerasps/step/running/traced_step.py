@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,6 +46,7 @@ class ExecutionResult:
         rows: the number of rows read of each shard of a table, in one array; empty without tables.
         logs: the logs of the last step, except the metrics.
         outputs: the predictions of each step.
+        call_seconds: the time of the call that fetched them; None if it ran steps, too.
     """
 
     steps: int
@@ -52,6 +54,7 @@ class ExecutionResult:
     rows: list[np.ndarray]
     logs: dict[str, np.ndarray]
     outputs: list[Any]
+    call_seconds: float | None = None
 
 
 class TracedStep:
@@ -325,7 +328,9 @@ class TracedStep:
 
     def collect(self, handles: list[tf.Tensor]) -> ExecutionResult:
         """Return and clear the totals of the worker on whose device this runs."""
-        return self._result(self._variables.collect(handles))
+        began = time.monotonic()
+        result = self._result(self._variables.collect(handles))
+        return replace(result, call_seconds=time.monotonic() - began)
 
     def _outputs_of_steps(self, leaves: list[tf.Tensor], sizes: tf.Tensor) -> list[Any]:
         """Return the predictions of each step, given the outputs of a step graph."""

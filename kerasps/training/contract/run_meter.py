@@ -15,6 +15,8 @@ from kerasps.training.epoch.worker_activity import WorkerActivity
 # show that a worker is lost.
 WINDOW_S = 10.0
 _SAMPLE_S = 0.5
+# Calls are made five times a second for each worker, and some wait for Python.
+_CALLS = 101
 
 
 class Rate:
@@ -60,6 +62,8 @@ class RunMeter:
         self.after_fit: Callable[[float], None] | None = None
         # The largest number of steps of an execution in the last `fit`.
         self._execution_steps = 0
+        # The seconds of the last calls to workers in it that ran no steps.
+        self._calls: deque[float] = deque(maxlen=_CALLS)
         self._before: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
         self._began = time.monotonic()
@@ -79,6 +83,7 @@ class RunMeter:
         with contextlib.ExitStack() as at_end:
             self._before, self._rates, self._epoch = dict(self._totals), {}, None
             self._execution_steps = 0
+            self._calls.clear()
             self._fits.append(at_end)
             try:
                 yield
@@ -126,6 +131,11 @@ class RunMeter:
         self._totals[worker] = total = total + steps
         self._rates[worker].note(now, total)
 
+    def note_call(self, seconds: float | None) -> None:
+        """Note the time of a call to a worker that ran no steps; None for a call with steps."""
+        if seconds is not None:
+            self._calls.append(seconds)
+
     # Queries
 
     @property
@@ -137,6 +147,12 @@ class RunMeter:
     def execution_steps(self) -> int:
         """The largest number of steps of an execution in the last `fit`; 0 before the first."""
         return self._execution_steps
+
+    @property
+    def call_seconds(self) -> float | None:
+        """The median time of a call to a worker without steps in the last `fit`; None if none."""
+        calls = sorted(self._calls.copy())
+        return calls[len(calls) // 2] if calls else None
 
     @property
     def mode(self) -> str:

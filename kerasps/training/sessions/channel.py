@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kerasps.cluster.members.membership import Membership
+from kerasps.runtime.inbox import Inbox
 from kerasps.training.epoch.epoch_events import (
     AllAsked,
     Command,
@@ -39,7 +40,7 @@ class EpochChannel:
         self._state = state
         self._is_torn = False
         self.mailboxes: dict[int, Mailbox] = {}
-        self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self.reports: Inbox[Report] = Inbox()
 
     def post(self, event: Event) -> None:
         """Pass an event to the state. Thread: any."""

@@ -150,9 +150,10 @@ class SessionRunner:
         NAMES.retire()  # calls that were sent to the worker may still run there
 
         def leave() -> None:
-            if executor is not None:
-                drain(executor)
-            sessions.leave(mailbox)
+            with aboard():
+                if executor is not None:
+                    drain(executor)
+                sessions.leave(mailbox)
 
         # After any error, the results on the worker may be those of executions to retry.
         source.close()
