@@ -80,6 +80,7 @@ class SessionRunner:
         """Forget the failures of earlier epochs."""
         self._failures.begin_epoch()
 
+    @aboard()  # to the end: what follows a failure calls tasks, too
     def run(self, sources: dict[int, WorkerSource], sessions: Sessions) -> None:
         """Carry out the state's commands on one worker. Thread: that worker's, on its device.
 
@@ -124,7 +125,7 @@ class SessionRunner:
                 post=post,
                 on_success=self._failures.forget,
             )
-            with aboard(), sending_through(executor):
+            with sending_through(executor):
                 session.run(mailbox, lambda: sessions.is_over)
         except BaseException as exc:
             error = first_error(executor, exc)
