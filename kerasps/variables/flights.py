@@ -40,8 +40,6 @@ _WORKER_TIMEOUT_S = 600.0
 
 # The flights that run or are ending, without those that have landed.
 _in_flight: set[Flight] = set()
-
-
 # The threads that belong to flights, also of those that were given up.
 _aboard: set[int] = set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 import weakref
 from collections import deque
@@ -131,10 +132,9 @@ class RunMeter:
         self._totals[worker] = total = total + steps
         self._rates[worker].note(now, total)
 
-    def note_call(self, seconds: float | None) -> None:
-        """Note the time of a call to a worker that ran no steps; None for a call with steps."""
-        if seconds is not None:
-            self._calls.append(seconds)
+    def note_call(self, seconds: float) -> None:
+        """Note the time of a call to a worker that ran no steps."""
+        self._calls.append(seconds)
 
     # Queries
 
@@ -151,8 +151,8 @@ class RunMeter:
     @property
     def call_seconds(self) -> float | None:
         """The median time of a call to a worker without steps in the last `fit`; None if none."""
-        calls = sorted(self._calls.copy())
-        return calls[len(calls) // 2] if calls else None
+        calls = self._calls.copy()
+        return statistics.median(calls) if calls else None
 
     @property
     def mode(self) -> str:

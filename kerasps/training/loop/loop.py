@@ -339,7 +339,8 @@ class Loop:
         self._meter.add(report.pushes, result.rows)
         if self._mode is TRAIN:
             self._run_meter.add(report.worker, report.pushes)
-            self._run_meter.note_call(result.call_seconds)
+            if result.call_seconds is not None:
+                self._run_meter.note_call(result.call_seconds)
         first = self._done
         self._done += result.steps
         self._num_counted += result.steps
