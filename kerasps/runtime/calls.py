@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -20,6 +20,8 @@ from kerasps.runtime.errors import lost_ps, ps_is_there
 
 _Returned = TypeVar("_Returned")
 _MAX_TRIES = 3
+# More than the operations that an executor of a session holds.
+_MAX_ERRORS = 5
 _PAUSE_S = 0.05
 
 
@@ -78,6 +80,20 @@ def separate_executor() -> Iterator[None]:
         executor.clear_error()
 
 
+def drain(executor: Any) -> None:
+    """Wait until an executor that has failed is empty, and clear its errors.
+
+    The remaining operations fail too, at the latest when they are cancelled. TensorFlow prints the
+    errors that an executor has when it is deleted.
+    """
+    for _ in range(_MAX_ERRORS):
+        try:
+            executor.wait()
+            return
+        except tf.errors.OpError:
+            executor.clear_error()
+
+
 def persist(
     call: Callable[[], _Returned],
     *,
@@ -103,7 +119,7 @@ def persist(
         except tf.errors.OpError as exc:
             if not when(exc):
                 raise
-            _compat.eager_context().executor.clear_error()
+            drain(_compat.eager_context().executor)
             ps, host = lost_ps(exc), connected_host()
             if ps is not None and host is not None and not ps_is_there(host, ps):
                 raise

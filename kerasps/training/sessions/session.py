@@ -306,17 +306,3 @@ def first_error(executor: Any, error: BaseException) -> BaseException:
             first: BaseException = exc
             return first
     return error
-
-
-def drain(executor: Any) -> None:
-    """Wait until an executor that has failed is empty.
-
-    The remaining operations fail too, at the latest when they are cancelled. TensorFlow prints the
-    errors that an executor has when it is deleted.
-    """
-    for _ in range(2 * EXECUTIONS_AHEAD + 1):
-        try:
-            executor.wait()
-            return
-        except tf.errors.OpError:
-            executor.clear_error()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kerasps import _compat
 from kerasps.inputs import Input
+from kerasps.runtime.calls import drain
 from kerasps.runtime.errors import absent_ps_error, comes_from
 from kerasps.step import TracedStep
 from kerasps.training.calls.coordinator_port import CoordinatorPort
@@ -30,7 +31,6 @@ from kerasps.training.sessions.session import (
     EXECUTIONS_AHEAD,
     Session,
     WorkerSource,
-    drain,
     first_error,
     sending_through,
 )

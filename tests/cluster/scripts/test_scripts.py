@@ -2,8 +2,9 @@
 give under plain Keras.
 
 A script ends with `counts`, which must be the same, and `figures`: name to value and by how much it
-may differ, since two workers do not update the weights in the order of one process. What must hold
-in either is an `assert` in the script.
+may differ, since two workers do not update the weights in the order of one process. That order is
+luck: a figure is wrong if it is too far off each time that the script runs. What must hold in
+either is an `assert` in the script.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 from support import scripts
 from support.matrix import with_matrix
 
+MAX_ATTEMPTS = 3
 NAMES = sorted(path.stem for path in scripts.PLAIN.glob("*.py"))
 
 # With their variables of 256 bytes or more in two shards.
@@ -57,15 +59,25 @@ AT_LENGTH = [
 def test_a_script_gives_what_it_gives_in_plain_keras(name, cluster, tmp_path):
     source = (scripts.PLAIN / f"{name}.py").read_text()
     plain = scripts.run(source, tmp_path / "plain")
-    keras.config.set_dtype_policy("float32")
-    ours = scripts.run_on_cluster(
-        source, tmp_path / "ours", cluster, num_shards=2 if name in SHARDED else 1
-    )
-    assert ours["warnings"] <= plain["warnings"] | EXPECTED_WARNINGS.get(name, set())
-    assert ours["counts"] == plain["counts"]
-    assert ours["figures"].keys() == plain["figures"].keys()
-    for figure, (value, tolerance) in ours["figures"].items():
-        assert value == pytest.approx(plain["figures"][figure][0], abs=tolerance), figure
+    off = []
+    for attempt in range(MAX_ATTEMPTS):
+        keras.config.set_dtype_policy("float32")
+        ours = scripts.run_on_cluster(
+            source, tmp_path / f"ours{attempt}", cluster, num_shards=2 if name in SHARDED else 1
+        )
+        assert ours["warnings"] <= plain["warnings"] | EXPECTED_WARNINGS.get(name, set())
+        assert ours["counts"] == plain["counts"]
+        assert ours["figures"].keys() == plain["figures"].keys()
+        off.append(
+            {
+                figure: (value, plain["figures"][figure][0])
+                for figure, (value, tolerance) in ours["figures"].items()
+                if value != pytest.approx(plain["figures"][figure][0], abs=tolerance)
+            }
+        )
+        if not off[-1]:
+            return
+    pytest.fail(f"figures under the strategy and in plain Keras, {MAX_ATTEMPTS} times: {off}")
 
 
 @pytest.mark.parametrize("name", NAMES)
