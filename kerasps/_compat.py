@@ -25,13 +25,17 @@ from typing import Any
 from kerasps._private_names import PRIVATE_ATTRIBUTES, PRIVATE_NAMES, Feature, Row
 from kerasps.errors import MissingNameError, UnsupportedError
 
-# The first and the last minor version of each package that the tests ran with. `pyproject.toml`
-# requires the first; a version after the last causes a warning.
+# The first and the last minor version of each package that the tests ran with: `tox -e oldest` and
+# `tox -e newest`, which fails until a newer version stands here. All other texts follow from these,
+# or a test compares them. A version after the last causes a warning.
 TESTED_VERSIONS = {"keras": ((3, 12), (3, 15)), "tensorflow": ((2, 20), (2, 21))}
 # Keras 2: the package `tf_keras`, which is `tf.keras` under TF_USE_LEGACY_KERAS, and the part that
 # TensorFlow still contains.
 KERAS_2 = ("tf_keras", "tensorflow.python.keras")
-SUPPORTED_VERSIONS = "Keras 3.12 to 3.15 with TensorFlow 2.20 or 2.21"
+SUPPORTED_VERSIONS = " with ".join(
+    f"{name} {first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    for name, (first, last) in zip(("Keras", "TensorFlow"), TESTED_VERSIONS.values(), strict=True)
+)
 
 
 def owner_of(handle: object) -> Any:

@@ -22,8 +22,12 @@ from kerasps.runtime.connected import connected_strategy
 from kerasps.variables.adoption import strategy_of
 
 # The earliest versions that the tests run with (`tox -e oldest`).
-KERAS = "Keras 3.12"
-TENSORFLOW = "TensorFlow 2.20"
+KERAS, TENSORFLOW = (
+    f"{name} {first[0]}.{first[1]}"
+    for name, (first, _) in zip(
+        ("Keras", "TensorFlow"), _compat.TESTED_VERSIONS.values(), strict=True
+    )
+)
 
 
 @dataclass(frozen=True)

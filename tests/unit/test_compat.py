@@ -12,6 +12,7 @@ import importlib.metadata
 import inspect
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import keras
@@ -125,8 +126,13 @@ def test_what_is_overridden_is_looked_for_wherever_it_is_listed():
     assert {row.where for row in PRIVATE_ATTRIBUTES if row.is_overridden} == set(OVERRIDING)
 
 
-def test_versions_that_were_tested_draw_no_warning():
-    _compat.warn_of_untested_versions()  # warnings are errors
+def test_a_release_with_which_the_tests_run_is_one_that_was_tested():
+    """Else `TESTED_VERSIONS` gets it. A nightly build is of a version to come."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _compat.warn_of_untested_versions()
+    warned = {str(each.message).split()[3] for each in caught}
+    assert warned <= {each.__name__ for each in (keras, tf) if "dev" in each.__version__}
 
 
 @pytest.mark.parametrize(
@@ -150,8 +156,12 @@ def test_the_versions_that_were_tested_are_the_same_wherever_they_stand():
         ["{}.{}".format(*version) for version in _compat.TESTED_VERSIONS[package]]
         for package in ("keras", "tensorflow")
     )
-    expected = f"Keras {first_keras} to {last_keras} with TensorFlow {first_tf} or {last_tf}"
+    expected = f"Keras {first_keras} to {last_keras} with TensorFlow {first_tf} to {last_tf}"
     assert expected == _compat.SUPPORTED_VERSIONS
+    page = " ".join((CHECKOUT / "docs" / "compatibility.md").read_text().split())
+    assert f"kerasps is tested with {expected}." in page
+    assert f"The tables are for Keras {last_keras}." in page
+    assert f"and TensorFlow {last_tf}." in page
     project = (CHECKOUT / "pyproject.toml").read_text()
     assert f'dependencies = ["keras>={first_keras}", "tensorflow>={first_tf}", ' in project
     tox = (CHECKOUT / "tox.ini").read_text()
@@ -365,6 +375,11 @@ def test_the_docs_hold_the_table_of_patches():
     page = (CHECKOUT / "kerasps" / "hooks" / "README.md").read_text()
     table = as_markdown(PATCHES)
     assert table in page, f"Replace the table in kerasps/hooks/README.md by:\n\n{table}"
+
+
+def test_the_page_of_hooks_that_would_replace_patches_has_every_patch():
+    page = (CHECKOUT / "docs" / "upstream.md").read_text()
+    assert [p.label for p in PATCHES if not re.search(rf"[`.]{p.name}`", page)] == []
 
 
 def test_nothing_is_patched_but_from_the_table():
