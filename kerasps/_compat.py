@@ -13,6 +13,7 @@ import contextlib
 import dis
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import json
@@ -20,6 +21,7 @@ import os
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from kerasps._private_names import PRIVATE_ATTRIBUTES, PRIVATE_NAMES, Feature, Row
@@ -287,6 +289,8 @@ def missing_attribute(row: Row) -> list[str]:
     if not row.parameters:
         return []
     known = inspect.signature(getattr(cls, row.name)).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in known.values()):  # a user's wrapper
+        return []
     return [f"{row.name}({each})" for each in row.parameters if each not in known]
 
 
@@ -301,14 +305,25 @@ def _assigns(cls: type, attribute: str) -> bool:
     )
 
 
-def _codes(cls: type) -> list[types.CodeType]:
-    """Return the code of the methods of a class, and of those that decorators have wrapped."""
-    methods = [
-        method
-        for each in vars(cls).values()
-        for method in ((each.fget, each.fset) if isinstance(each, property) else (each,))
-    ]
-    return [inspect.unwrap(each).__code__ for each in methods if inspect.isfunction(each)]
+def _codes(cls: type) -> Iterator[types.CodeType]:
+    """Yield the code of the methods that a class defines, also where a user has replaced them."""
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py"):
+        return
+    nested = [_code_of(cls.__module__, file)]
+    while nested:
+        code = nested.pop()
+        if code is not None:
+            nested += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            if code.co_qualname.startswith(f"{cls.__qualname__}."):
+                yield code
+
+
+@functools.cache
+def _code_of(module: str, file: str) -> types.CodeType | None:
+    """Return the code of a module, from Python's cache of compiled modules."""
+    return importlib.machinery.SourceFileLoader(module, file).get_code(module)
 
 
 def _installed_versions() -> str:
