@@ -2,36 +2,42 @@
 
 This is the only module that imports private names of Keras or TensorFlow. It imports a name at its
 first use, so that modules which need no TensorFlow (the server of a task, the command line) start
-fast. A name that has moved raises an error with the versions that were tested; the canary
-(`test_compat.py`) resolves every name. `kerasps._private_names` and `kerasps._private_attributes`
-list the names, and `kerasps.hooks.PATCHES` the methods that kerasps replaces.
+fast. `kerasps._private_names` lists the names, and `kerasps.hooks.PATCHES` the methods that kerasps
+replaces, each with the feature that needs it. A name that has moved costs that feature: it raises
+an error with the versions that were tested. The canary (`test_compat.py`) looks for every name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import json
 import os
-import re
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
-from kerasps._private_attributes import PRIVATE_ATTRIBUTES
-from kerasps._private_names import PRIVATE_NAMES
-from kerasps.errors import UnsupportedError
+from kerasps._private_names import PRIVATE_ATTRIBUTES, PRIVATE_NAMES, Feature, Row
+from kerasps.errors import MissingNameError, UnsupportedError
 
-# The first and the last minor version of each package that the tests ran with. `pyproject.toml`
-# requires the first; a version after the last causes a warning.
+# The first and the last minor version of each package that the tests ran with: `tox -e oldest` and
+# `tox -e newest`, which fails until a newer version stands here. All other texts follow from these,
+# or a test compares them. A version after the last causes a warning.
 TESTED_VERSIONS = {"keras": ((3, 12), (3, 15)), "tensorflow": ((2, 20), (2, 21))}
 # Keras 2: the package `tf_keras`, which is `tf.keras` under TF_USE_LEGACY_KERAS, and the part that
 # TensorFlow still contains.
 KERAS_2 = ("tf_keras", "tensorflow.python.keras")
-SUPPORTED_VERSIONS = "Keras 3.12 to 3.15 with TensorFlow 2.20 or 2.21"
+SUPPORTED_VERSIONS = " with ".join(
+    f"{name} {first[0]}.{first[1]} to {last[0]}.{last[1]}"
+    for name, (first, last) in zip(("Keras", "TensorFlow"), TESTED_VERSIONS.values(), strict=True)
+)
 
 
 def owner_of(handle: object) -> Any:
@@ -48,41 +54,112 @@ def resolve(name: str) -> Any:
     """Import a private name.
 
     Raises:
-        ImportError: it is missing; the message names the versions that were tested.
+        MissingNameError: it is missing; the message names the versions that were tested.
     """
-    private = PRIVATE_NAMES[name]
+    row = PRIVATE_NAMES[name]
     try:
-        return _attribute(private.module, private.attribute)
+        return find(row.where)
     except (ImportError, AttributeError) as exc:
-        if private.later_module:
+        if row.later:
             with contextlib.suppress(ImportError, AttributeError):
-                return _attribute(private.later_module, private.attribute)
-        raise moved(f"{private.module}.{private.attribute}", private.why) from exc
+                return find(row.later)
+        raise moved(row.feature, [label_of(row)]) from exc
 
 
-def trainer_that_defines(method: str) -> Any:
-    """Return the class among the bases of `keras.Model` that defines a method of the training.
-
-    Keras has two, which have other names in 3.16: one for all backends, with `compile`, and one for
-    TensorFlow, with `make_train_function`.
+def find(where: str) -> Any:
+    """Return what is named "module:name", where the name may have dots, or "module".
 
     Raises:
-        ImportError: no base defines it; the message names the versions that were tested.
+        ImportError: there is no such module.
+        AttributeError: it has no such name.
     """
-    return _definer(importlib.import_module("keras").Model, method)
+    module, _, name = where.partition(":")
+    return functools.reduce(getattr, filter(None, name.split(".")), importlib.import_module(module))
 
 
-def moved(name: str, why: str) -> ImportError:
-    """Return the error for a name that Keras or TensorFlow no longer has.
+def base_class(name: str) -> Any:
+    """Return a private class to derive from; if it is missing, one whose constructor says so."""
+    try:
+        return resolve(name)
+    except MissingNameError as exc:
+        error = exc
+
+    class Missing:
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
+            raise error
+
+    return Missing
+
+
+def definer(where: str, name: str) -> Any:
+    """Return the first class among the bases of a public class that defines `name` itself.
+
+    Versions of Keras name these bases differently. For a module, return the module.
 
     Args:
-        name: the missing name, with its module.
-        why: what kerasps needs it for.
+        where: the class or the module: for `find`, or the name of a private one.
+        name: the name of the attribute.
+
+    Raises:
+        AttributeError: none has it.
     """
-    return ImportError(
-        f"kerasps needs `{name}` ({why}) and did not find it. Expected: {SUPPORTED_VERSIONS}. "
-        f"Received: {_installed_versions()}. Install a supported pair of versions."
+    owner: Any = resolve(where) if where in PRIVATE_NAMES else find(where)
+    for base in owner.__mro__ if inspect.isclass(owner) else (owner,):
+        if name in vars(base):
+            return base
+    raise AttributeError(f"{where} has no attribute {name!r}")
+
+
+def moved(feature: Feature, names: list[str]) -> MissingNameError:
+    """Return the error for names that Keras or TensorFlow no longer has.
+
+    Args:
+        feature: what needs them.
+        names: the missing names, each with its module and a reason.
+    """
+    return MissingNameError(
+        f"{feature.name} cannot work: kerasps needs {', '.join(names)} and did not find it. "
+        f"{versions()} Install a supported pair of versions."
     )
+
+
+def versions() -> str:
+    """Return the versions that were tested and those that are installed, as errors say it."""
+    return f"Expected: {SUPPORTED_VERSIONS}. Received: {_installed_versions()}."
+
+
+def label_of(row: Row) -> str:
+    """Return a row's name with its module, and the reason, as errors name it."""
+    where = row.where.replace(":", ".")
+    name = where if row.name in PRIVATE_NAMES else f"{where}.{row.name}"
+    return f"`{name}` ({row.why})"
+
+
+def missing() -> list[tuple[Feature, str]]:
+    """Return the rows that the installed versions lack, with their features."""
+    names = [row for row in PRIVATE_NAMES.values() if is_missing(row)]
+    attributes = [row for row in PRIVATE_ATTRIBUTES if missing_attribute(row)]
+    return [(row.feature, label_of(row)) for row in [*names, *attributes]]
+
+
+def check_offered(feature: Feature) -> None:
+    """Check that no row of a feature is missing. Call where it is used, if it has no entries.
+
+    Raises:
+        MissingNameError: some are; the message names them.
+    """
+    names = [name for of, name in missing() if of is feature]
+    if names:
+        raise moved(feature, names)
+
+
+def is_missing(row: Row) -> bool:
+    """Return True if the installed versions lack a private name."""
+    try:
+        resolve(row.name)
+    except MissingNameError:
+        return True
+    return False
 
 
 def check_backend() -> None:
@@ -162,20 +239,6 @@ def check_not_keras_2(name: str | None) -> None:
         frame = frame.f_back
 
 
-def check_overridden() -> None:
-    """Check that each private method that kerasps overrides still exists in its base class.
-
-    If it was renamed, Keras or TensorFlow would call the base's method and skip ours silently.
-
-    Raises:
-        ImportError: one is missing; the message names the versions that were tested.
-    """
-    for owner, attributes in PRIVATE_ATTRIBUTES.items():
-        for attribute in attributes:
-            if attribute.is_overridden and not hasattr(_class_of(owner), attribute.name):
-                raise moved(f"{owner.replace(':', '.')}.{attribute.name}", attribute.why)
-
-
 def warn_of_untested_versions() -> None:
     """Warn if the tests have not run with this version of Keras or TensorFlow."""
     for package, (first, last) in TESTED_VERSIONS.items():
@@ -205,62 +268,62 @@ def __getattr__(name: str) -> Any:
 
 def missing_parameters(name: str) -> list[str]:
     """Return the parameters that kerasps passes and the private function no longer has."""
-    target = resolve(name)
-    if inspect.isclass(target):
-        target = target.__init__
-    wanted = PRIVATE_NAMES[name].parameters
+    target, wanted = resolve(name), PRIVATE_NAMES[name].parameters
     if not wanted:
         return []
-    known = inspect.signature(target).parameters
+    known = inspect.signature(target.__init__ if inspect.isclass(target) else target).parameters
     return [parameter for parameter in wanted if parameter not in known]
 
 
-def missing_attributes(owner: str) -> list[str]:
-    """Return the attributes and parameters that `PRIVATE_ATTRIBUTES` lists and `owner` lacks.
+def missing_attribute(row: Row) -> list[str]:
+    """Return the attribute of a row, or its parameters, if its class lacks them.
 
     An attribute of instances counts as present if a method of the class, or of a base, assigns it.
     """
-    cls = _class_of(owner)
-    missing = []
-    for attribute in PRIVATE_ATTRIBUTES[owner]:
-        if not hasattr(cls, attribute.name) and not _assigns(cls, attribute.name):
-            missing.append(attribute.name)
-        elif attribute.parameters:
-            known = inspect.signature(getattr(cls, attribute.name)).parameters
-            missing += [
-                f"{attribute.name}({parameter})"
-                for parameter in attribute.parameters
-                if parameter not in known
-            ]
-    return missing
-
-
-def _class_of(owner: str) -> Any:
-    module, _, name = owner.partition(":")
-    name, _, method = name.partition("/")
-    cls = _attribute(module, name)
-    return _definer(cls, method) if method else cls
-
-
-def _attribute(module: str, attribute: str) -> Any:
-    return getattr(importlib.import_module(module), attribute)
-
-
-def _definer(cls: type, method: str) -> type:
-    """Return the first class in the order of resolution that defines a method itself."""
-    for base in cls.__mro__:
-        if method in vars(base):
-            return base
-    raise moved(f"{cls.__module__}.{cls.__qualname__}.{method}", "`fit` and its siblings")
+    try:
+        cls = find(row.where)
+    except (ImportError, AttributeError):
+        return [row.name]
+    if not hasattr(cls, row.name):
+        return [] if _assigns(cls, row.name) else [row.name]
+    if not row.parameters:
+        return []
+    known = inspect.signature(getattr(cls, row.name)).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in known.values()):  # a user's wrapper
+        return []
+    return [f"{row.name}({each})" for each in row.parameters if each not in known]
 
 
 def _assigns(cls: type, attribute: str) -> bool:
-    pattern = re.compile(rf"\bself\.{attribute}\b(: [^=]+)? = ")
+    """Return True if the code of a class assigns an attribute to an instance."""
     return any(
-        pattern.search(inspect.getsource(base))
+        instruction.opname == "STORE_ATTR" and instruction.argval == attribute
         for base in cls.__mro__
-        if base.__module__ != "builtins"
+        for code in _codes(base)
+        if attribute in code.co_names
+        for instruction in dis.get_instructions(code)
     )
+
+
+def _codes(cls: type) -> Iterator[types.CodeType]:
+    """Yield the code of the methods that a class defines, also where a user has replaced them."""
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py"):
+        return
+    nested = [_code_of(cls.__module__, file)]
+    while nested:
+        code = nested.pop()
+        if code is not None:
+            nested += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            if code.co_qualname.startswith(f"{cls.__qualname__}."):
+                yield code
+
+
+@functools.cache
+def _code_of(module: str, file: str) -> types.CodeType | None:
+    """Return the code of a module, from Python's cache of compiled modules."""
+    return importlib.machinery.SourceFileLoader(module, file).get_code(module)
 
 
 def _installed_versions() -> str:

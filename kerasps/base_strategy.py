@@ -109,7 +109,6 @@ class BaseStrategy(_Reports, tf.distribute.ParameterServerStrategy):
             if self._local_cluster is not None:
                 self._local_cluster.check_open()
             # Check for missing private names before connecting or patching anything.
-            _compat.check_overridden()
             hooks.check_patched(hooks.PATCHES)
             _compat.warn_of_untested_versions()
             host.wait_for_tasks(connect_timeout)

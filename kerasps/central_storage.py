@@ -10,6 +10,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike
 
 from kerasps import _compat
+from kerasps._private_names import CENTRAL
 from kerasps.errors import UnsupportedError
 
 
@@ -72,7 +73,7 @@ class CentralStorageStrategy(tf.distribute.Strategy):
             parameter = _checked_device("parameter_device", parameter_device, known)
         else:
             parameter = compute[0] if len(compute) == 1 else _FIRST_CPU
-        _compat.check_overridden()
+        _compat.check_offered(CENTRAL)
         _compat.warn_of_untested_versions()
         super().__init__(CentralStorageExtended(self, compute, parameter))
 
@@ -173,7 +174,7 @@ _CONVERTIBLE: dict[type, type] = {
 class CentralStorageExtended(_compat.MirroredExtended):
     """Puts variables on the parameter device, and otherwise is TensorFlow's mirrored strategy.
 
-    Methods with an underscore override TensorFlow's; `_compat.check_overridden` checks that they
+    Methods with an underscore override TensorFlow's; `_compat.check_offered` checks that they
     exist there.
 
     Args:

@@ -10,6 +10,7 @@
     │   └── WorkerLostError
     ├── CheckpointError        (RuntimeError)     an evaluator cannot read a checkpoint
     ├── InputError             (ValueError)       a method of a model got input it cannot use
+    ├── MissingNameError       (ImportError)      Keras or TensorFlow lacks a name that it needs
     └── UnsupportedError       (ValueError)       a feature that cannot work with parameter servers
 
 Each is also a built-in exception, so code that knows nothing of kerasps can catch it.
@@ -82,6 +83,10 @@ class InputError(KeraspsError, ValueError):
     """`fit`, `evaluate` or `predict` got input that cannot be used."""
 
 
+class MissingNameError(KeraspsError, ImportError):
+    """A feature needs a name that this version of Keras or TensorFlow no longer has."""
+
+
 class UnsupportedError(KeraspsError, ValueError):
     """A feature of Keras that cannot work with parameter servers."""
 
@@ -97,6 +102,7 @@ for _public in (
     WorkerLostError,
     CheckpointError,
     InputError,
+    MissingNameError,
     UnsupportedError,
 ):
     _public.__module__ = "kerasps"

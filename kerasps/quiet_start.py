@@ -162,7 +162,7 @@ def _watch_first_use() -> None:
     with contextlib.suppress(ImportError):  # the strategy raises the error about versions
         if is_quiet() and _compat.eager_context()._physical_devices is None:
             # The second one prints only an INFO message for each GPU.
-            contexts = _compat.Context
+            contexts = type(_compat.eager_context())
             methods = [contexts._initialize_physical_devices, contexts.ensure_initialized]
             for method in methods[:1] if _informs_less else methods:
                 _make_first_quiet(contexts, method)

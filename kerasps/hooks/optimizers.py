@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps import _compat, training
+from kerasps import training
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import scope_of_ours
 from kerasps.runtime.connected import connected_strategy
@@ -188,7 +188,9 @@ def apply_weight_decay(
     The TensorFlow optimizer's method takes only storages; the base class's takes any values.
     """
     if isinstance(current_phase(), UpdatePhase):
-        _compat.BaseOptimizer._apply_weight_decay(self, variables)
+        bases = keras.optimizers.Optimizer.__mro__
+        *_, base = (each for each in bases if "_apply_weight_decay" in vars(each))
+        base._apply_weight_decay(self, variables)
     else:
         original(self, variables)
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
+import re
+import types
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from kerasps import _compat
-from kerasps.hooks.in_place import can_be_hooked, defined_function, hook_function
+from kerasps._private_names import FIT, Feature
+from kerasps.hooks.in_place import Original, can_be_hooked, defined_function, hook_function
 from kerasps.runtime.connected import connected_strategy
+from kerasps.variables.adoption import strategy_of
 
 # The earliest versions that the tests run with (`tox -e oldest`).
-KERAS = "Keras 3.12"
-TENSORFLOW = "TensorFlow 2.20"
+KERAS, TENSORFLOW = (
+    f"{name} {first[0]}.{first[1]}"
+    for name, (first, _) in zip(
+        ("Keras", "TensorFlow"), _compat.TESTED_VERSIONS.values(), strict=True
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -26,36 +35,47 @@ class Patch:
     """A function of Keras or TensorFlow that kerasps replaces.
 
     Args:
-        owner: the class or module that holds it.
+        where: the class or module that holds it: "module:class" or "module", or the name of a
+            private module or class in `kerasps._compat`. Versions of Keras name the bases of a
+            class differently; the patch is for the one that defines the function.
         name: its name there.
         function: replaces it: takes the original, then the original's arguments. For a property, it
             replaces the getter.
+        feature: what does not work without it.
         why: the reason for the patch.
         since: the earliest version that it was tested with.
-        owner_name: the name of the owner in the docs, if its name differs between versions.
+        owner_name: the name of the owner in the docs, if it is another one.
     """
 
-    owner: Any
+    where: str
     name: str
     function: Callable[..., Any]
+    feature: Feature
     why: str
     since: str
     owner_name: str = ""
 
     @property
+    def owner(self) -> Any:
+        """The class or module that defines the function."""
+        return _compat.definer(self.where, self.name)
+
+    @property
     def label(self) -> str:
         """The name of the patched function in docs and errors: `Layer._open_name_scope`."""
-        qualname = self.owner.__qualname__ if inspect.isclass(self.owner) else self.owner.__name__
-        return f"{self.owner_name or qualname.rpartition('.')[-1]}.{self.name}"
+        where = self.where.replace("tensorflow", "tf").replace(":", ".")
+        return f"{self.owner_name or where}.{self.name}"
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the installed versions have no such function."""
+        try:
+            return self.owner is None
+        except (ImportError, AttributeError):
+            return True
 
     def original(self) -> Any:
-        """Return the owner's attribute of that name, which a user may have replaced.
-
-        Raises:
-            ImportError: the owner has no such function, in the versions that are installed.
-        """
-        if not hasattr(self.owner, self.name):
-            raise _compat.moved(f"{self.owner.__module__}.{self.label}", self.why)
+        """Return the owner's attribute of that name, which a user may have replaced."""
         return getattr(self.owner, self.name)
 
 
@@ -65,35 +85,83 @@ _installed: set[tuple[int, str]] = set()
 def install(patches: Iterable[Patch]) -> None:
     """Install patches, each once. Call once the process has its strategy.
 
+    If something is missing of a feature, patch the functions that users call for it, to refuse it.
+
+    Args:
+        patches: the table.
+    """
+    patches = list(patches)
+    missing = missing_of(patches)
+    for patch in patches:
+        if not patch.is_missing and not (patch.feature in missing and patch.feature.entries):
+            function = defined_function(patch.owner, patch.name)
+            _install(patch.owner, patch.name, function, patch.function)
+    for feature, names in missing.items():
+        for entry in feature.entries:
+            where, name = entry_of(entry)
+            owner = _compat.definer(where, name)
+            _install(owner, name, getattr(owner, name), _refusing(feature, names))
+
+
+def check_patched(patches: Iterable[Patch]) -> None:
+    """Check that what kerasps needs of Keras and TensorFlow exists. Call before the first patch.
+
+    Warn of what is missing, once for all of it.
+
     Args:
         patches: the table.
 
     Raises:
-        ImportError: the installed versions lack a function.
+        MissingNameError: something is missing that `fit` needs.
     """
-    for patch in patches:
-        key = id(patch.owner), patch.name
-        if key not in _installed:
-            _install(patch)
-            _installed.add(key)
+    missing = missing_of(patches)
+    if FIT in missing:
+        raise _compat.moved(FIT, missing[FIT])
+    if missing:
+        lost = "; ".join(f"{of.name}: {', '.join(names)}" for of, names in missing.items())
+        warnings.warn(
+            f"The strategy works without these features, whose private names are missing. {lost}. "
+            f"{_compat.versions()} Install a supported pair of versions to use them.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
-def check_patched(patches: Iterable[Patch]) -> None:
-    """Check that every function to patch exists. Call before installing the first patch.
+def missing_of(patches: Iterable[Patch]) -> dict[Feature, list[str]]:
+    """Return the names that are missing, for each feature that lacks some."""
+    missing: dict[Feature, list[str]] = {}
+    gone = [(p.feature, f"`{p.label}` ({p.why})") for p in patches if p.is_missing]
+    for feature, name in [*_compat.missing(), *gone]:
+        missing.setdefault(feature, []).append(name)
+    return missing
 
-    Raises:
-        ImportError: a function is missing; the message names the versions that were tested.
-    """
-    for patch in patches:
-        patch.original()
+
+def entry_of(entry: str) -> tuple[str, str]:
+    """Return where a feature's entry is, for `_compat.definer`, and its name there."""
+    where, name = re.split(r"[.:](?=\w+$)", entry)
+    return where, name
 
 
-def _install(patch: Patch) -> None:
-    function = defined_function(patch.owner, patch.name)
-    if function is not None and can_be_hooked(function):
-        hook_function(function, patch.function)
+def _refusing(feature: Feature, names: list[str]) -> Callable[..., Any]:
+    """Return the hook of a function that users call for a feature that lacks names."""
+
+    def refuse(original: Original, *args: object, **kwargs: object) -> Any:
+        if any(isinstance(arg, keras.Model) and strategy_of(arg) is None for arg in args):
+            return original(*args, **kwargs)  # a model of plain Keras
+        raise _compat.moved(feature, names)
+
+    return refuse
+
+
+def _install(owner: object, name: str, function: object, hook: Callable[..., object]) -> None:
+    key = id(owner), name
+    if key in _installed:
+        return
+    _installed.add(key)
+    if isinstance(function, types.FunctionType) and can_be_hooked(function):
+        hook_function(function, hook)
     else:  # replaced by a user, and no object holds the original
-        setattr(patch.owner, patch.name, _replacement(patch.original(), patch.function))
+        setattr(owner, name, _replacement(getattr(owner, name), hook))
 
 
 def _replacement(original: Any, function: Callable[..., object]) -> Any:
@@ -120,13 +188,13 @@ def scope_of_ours() -> contextlib.AbstractContextManager[Any]:
 def as_markdown(patches: Iterable[Patch]) -> str:
     """Return the table in Markdown, for the docs.
 
-    Neighbours with the same owner, reason and version share a row.
+    Neighbours with the same owner, reason, feature and version share a row.
     """
-    rows = ["| patched | why | tested since |", "| --- | --- | --- |"]
-    for (_, why, since), group in itertools.groupby(
-        patches, key=lambda patch: (patch.label.partition(".")[0], patch.why, patch.since)
+    rows = ["| patched | why | needed for | tested since |", "| --- | --- | --- | --- |"]
+    for (_, why, since, feature), group in itertools.groupby(
+        patches, key=lambda p: (p.owner_name or p.where, p.why, p.since, p.feature.name)
     ):
         first, *others = group
         names = ", ".join(f"`{name}`" for name in [first.label, *(other.name for other in others)])
-        rows.append(f"| {names} | {why} | {since} |")
+        rows.append(f"| {names} | {why} | {feature} | {since} |")
     return "\n".join(rows)

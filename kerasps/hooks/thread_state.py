@@ -45,7 +45,7 @@ class _ThreadState:
 
     def __init__(self) -> None:
         self._eager = {name: getattr(_eager(), name) for name in _EAGER}
-        self._keras = {name: _compat.get_global_attribute(name) for name in _KERAS}
+        self._keras = {name: vars(_compat.global_state).get(name) for name in _KERAS}
         # Each list with a copy of its content.
         self._stacks = [(stack, list(stack)) for stack in _stacks()]
 
@@ -55,8 +55,8 @@ class _ThreadState:
         for name, value in self._eager.items():
             setattr(eager, name, value)
         for name, value in self._keras.items():
-            if _compat.get_global_attribute(name) is not value:
-                _compat.set_global_attribute(name, value)
+            if vars(_compat.global_state).get(name) is not value:
+                vars(_compat.global_state)[name] = value
         for stack, content in self._stacks:
             stack[:] = content
 
@@ -69,5 +69,5 @@ def _stacks() -> list[list[Any]]:
     """Return the lists to which a scope adds an item that it removes at its end."""
     graphs = _compat.default_graph_stack.stack
     strategies = tf.compat.v1.get_default_graph()._distribution_strategy_stack
-    names = _compat.get_global_attribute("name_scope_stack", default=[], set_to_default=True)
+    names = vars(_compat.global_state).setdefault("name_scope_stack", [])
     return [graphs, _compat.eager_context().context_switches.stack, strategies, names]

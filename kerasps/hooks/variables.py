@@ -64,7 +64,7 @@ def lookup_sparse(
     return original([_of_value(param) for param in params], *args, **kwargs)
 
 
-class _Rows(_compat.NativeObject):
+class _Rows(_compat.base_class("NativeObject")):  # type: ignore[misc]
     """A variable of ours that TensorFlow passes on to the lookup, and does not read as a tensor."""
 
     def __init__(self, held: Any) -> None:
@@ -203,7 +203,7 @@ def _in_shards(source: object) -> ShardedStorage | None:
 
 def _of_tensorflow(source: object) -> ShardedStorage | None:
     """Return a `ShardedVariable` of TensorFlow as a storage; its shards are ranges of rows."""
-    if not isinstance(source, _compat.ShardedVariable):
+    if not isinstance(source, tf.__internal__.distribute.ShardedVariable):
         return None
     num_rows, num_shards = int(source.shape[0]), len(source.variables)
     return ShardedStorage(source.variables, Sharding(num_rows, num_shards, "div"), source.name)

@@ -17,7 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from kerasps import _compat
 from kerasps.inputs.dataset_graphs import upstream
 from kerasps.runtime.devices import connected_devices
 
@@ -139,7 +138,7 @@ def _rows_function(
             tf.raw_ops.GatherV2(params=array, indices=numbers, axis=axis) for array in arrays
         )
 
-    with _compat.eager_mode(), tf.device(None):
+    with tf.__internal__.eager_context.eager_mode(), tf.device(None):
         return tf.function(
             rows, autograph=False, input_signature=[numbers, *arrays]
         ).get_concrete_function()

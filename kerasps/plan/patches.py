@@ -8,15 +8,13 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from kerasps import _compat
-from kerasps.central_storage import CentralStorageStrategy
+from kerasps._private_names import FIT
 from kerasps.hooks.in_place import Original
 from kerasps.hooks.patch import KERAS, TENSORFLOW, Patch
 from kerasps.plan.errors import PlanError
 from kerasps.runtime.dry_run import HereInstead, here_instead
 from kerasps.variables.named import NamedVariable
 from kerasps.variables.pooled_rows import PooledRows
-from kerasps.worker_driven import WorkerDrivenStrategy
 
 _FIT_ONLY = (
     "`kerasps plan` plans `model.fit`, `evaluate`, `predict` and the methods on one batch, of a "
@@ -118,27 +116,30 @@ def make_other(original: Original, self: object, *args: object, **kwargs: object
     )
 
 
-_TRAINER = _compat.trainer_that_defines("make_train_function")
+_NAMED = "kerasps.variables.named:NamedVariable"
+_POOLED = "kerasps.variables.pooled_rows:PooledRows"
 # Only `kerasps plan` installs them.
 # fmt: off
 PATCHES: tuple[Patch, ...] = (
-    Patch(_compat.Context, "device", device, "a dry run has no tasks", TENSORFLOW),
-    Patch(_TRAINER, "make_train_function", make_function,
-          "a dry run runs no steps", KERAS, "keras.Model"),
-    Patch(_TRAINER, "make_test_function", make_function,
-          "a dry run runs no steps", KERAS, "keras.Model"),
-    Patch(_TRAINER, "make_predict_function", make_function,
-          "a dry run runs no steps", KERAS, "keras.Model"),
-    Patch(tf.distribute.coordinator.ClusterCoordinator, "__new__", make_coordinator,
+    Patch("Context", "device", device, FIT, "a dry run has no tasks", TENSORFLOW),
+    Patch("keras:Model", "make_train_function", make_function, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch("keras:Model", "make_test_function", make_function, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch("keras:Model", "make_predict_function", make_function, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch("tensorflow:distribute.coordinator.ClusterCoordinator", "__new__", make_coordinator, FIT,
           "a dry run runs no steps", TENSORFLOW),
-    Patch(keras.Model, "save", save, "large values are left out", KERAS),
-    Patch(keras.Model, "save_weights", save, "large values are left out", KERAS),
-    Patch(WorkerDrivenStrategy, "__init__", make_other, "a dry run has no tasks", KERAS),
-    Patch(CentralStorageStrategy, "__init__", make_other, "a dry run runs no steps", KERAS),
-    Patch(NamedVariable, "_read_variable_op", read_variable, "large values are left out",
+    Patch("keras:Model", "save", save, FIT, "large values are left out", KERAS),
+    Patch("keras:Model", "save_weights", save, FIT, "large values are left out", KERAS),
+    Patch("kerasps:WorkerDrivenStrategy", "__init__", make_other, FIT,
+          "a dry run has no tasks", KERAS),
+    Patch("kerasps:CentralStorageStrategy", "__init__", make_other, FIT,
+          "a dry run runs no steps", KERAS),
+    Patch(_NAMED, "_read_variable_op", read_variable, FIT, "large values are left out",
           TENSORFLOW),
-    Patch(NamedVariable, "sparse_read", read_rows, "large values are left out", TENSORFLOW),
-    Patch(PooledRows, "_read", read_pooled, "large values are left out", TENSORFLOW),
-    Patch(PooledRows, "assign", write_pooled, "large values are left out", TENSORFLOW),
+    Patch(_NAMED, "sparse_read", read_rows, FIT, "large values are left out", TENSORFLOW),
+    Patch(_POOLED, "_read", read_pooled, FIT, "large values are left out", TENSORFLOW),
+    Patch(_POOLED, "assign", write_pooled, FIT, "large values are left out", TENSORFLOW),
 )
 # fmt: on

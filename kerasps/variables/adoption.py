@@ -21,7 +21,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps import _compat
 from kerasps.errors import UnsupportedError
 from kerasps.runtime.connected import connected_strategy
 from kerasps.variables.phase import creating_under, entering
@@ -112,7 +111,7 @@ def unsharded(
     """
     parts: list[tuple[Any, Any]] = []
     for gradient, variable in zip(gradients, variables, strict=True):
-        if isinstance(variable, _compat.ShardedVariable):
+        if isinstance(variable, tf.__internal__.distribute.ShardedVariable):
             parts += zip(_shares(gradient, variable), variable.variables, strict=True)
         else:
             parts.append((gradient, variable))
@@ -120,7 +119,8 @@ def unsharded(
 
 
 def _shares(
-    gradient: tf.Tensor | tf.IndexedSlices | None, variable: _compat.ShardedVariable
+    gradient: tf.Tensor | tf.IndexedSlices | None,
+    variable: tf.__internal__.distribute.ShardedVariable,
 ) -> list[Any]:
     """Return the parts of a gradient, one for each shard."""
     heights = [int(shard.shape[0]) for shard in variable.variables]

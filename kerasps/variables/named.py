@@ -297,7 +297,7 @@ def destroy(handle: tf.Tensor) -> bool:
     # that was never made.
     with (
         contextlib.suppress(tf.errors.OpError, ValueError),
-        _compat.eager_mode(),
+        tf.__internal__.eager_context.eager_mode(),
         tf.device(handle.device),
     ):
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)

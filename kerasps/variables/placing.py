@@ -48,7 +48,7 @@ class Extended(_compat.ParameterServerStrategyV2Extended):
     """Places variables by bytes (see `PlacementLedger`), and a slot beside its variable.
 
     TensorFlow's strategy asks this object where to put a new variable. Methods with an underscore
-    override those of TensorFlow's class; `_compat.check_overridden` checks that they exist there.
+    override those of TensorFlow's class; the start of a strategy checks that they exist there.
 
     Args:
         strategy: the `ParameterServerStrategy` that this belongs to.

@@ -245,7 +245,7 @@ class ShardedStorage(TensorLike):
         )
 
 
-class WholeValue(_compat.CheckpointCallable):
+class WholeValue(_compat.base_class("CheckpointCallable")):  # type: ignore[misc]
     """The value of a sharded storage in a checkpoint: one tensor under one key.
 
     The writer of checkpoints recognises this class and writes `storage` in chunks.

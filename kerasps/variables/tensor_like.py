@@ -13,7 +13,7 @@ from kerasps import _compat
 
 
 # A subclass, so that Keras and TensorFlow treat it as a tensor and convert it.
-class TensorLike(_compat.InternalTensor):
+class TensorLike(tf.__internal__.types.Tensor):
     """An object in place of a `tf.Variable`. Each use of it as a tensor reads its value."""
 
     def read_value(self) -> tf.Tensor:

@@ -119,14 +119,14 @@ class ParameterServerVariable(keras.Variable):
         constant = tf.get_static_value(value)
         if constant is None:
             raise InputError(
-                f"Variable '{self._name}' is made in a step, from a value that depends on the "
+                f"Variable '{self.name}' is made in a step, from a value that depends on the "
                 f"step's data. Expected: a number, an array or an initializer. Received: {value}. "
                 "Make the variable in `__init__` or `build`, and assign it in the step."
             )
         return constant
 
     def _initialize_with_initializer(self, initializer: keras.initializers.Initializer) -> None:
-        shape = tuple(self._shape)
+        shape = tuple(self.shape)
 
         # Called only if there are shards, and cached, because it draws the seed.
         @functools.cache
@@ -148,14 +148,14 @@ class ParameterServerVariable(keras.Variable):
         dtype = tf.as_dtype(self._dtype)
         rule = strategy_of_new_variables().extended.wire_rule
         # The states of layers and optimizers are sent in the variable's dtype.
-        self.wire_dtype = rule.dtype_of(self.path, dtype) if self._trainable else dtype
+        self.wire_dtype = rule.dtype_of(self.path, dtype) if self.trainable else dtype
         self._value = create_storage(
             initial_value,
             initial_shard,
             shape=shape,
             dtype=self._dtype,
-            trainable=self._trainable,
-            name=self._name,
+            trainable=self.trainable,
+            name=self.name,
             on_coordinator=is_metric_state(self) or is_seed_state(self),
         )
 
@@ -389,7 +389,7 @@ class ParameterServerVariable(keras.Variable):
         copies = [object_map[shard] for shard in self.shards]
         sharding = self.sharding
         object_map[self] = (
-            copies[0] if sharding is None else ShardedStorage(copies, sharding, self._name)
+            copies[0] if sharding is None else ShardedStorage(copies, sharding, self.name)
         )
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:

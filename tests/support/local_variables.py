@@ -24,6 +24,8 @@ from kerasps.variables import ParameterServerVariable, current_phase
 from kerasps.variables.sharding import ShardedStorage, Sharding
 from kerasps.variables.slots import shared_state
 
+_TF_OPTIMIZER = _compat.definer("keras:optimizers.Optimizer", "_var_key")
+
 
 def make_local(variable, sharding=None):
     """Turn a Keras variable in place into one that a step knows, whole or in shards."""
@@ -55,8 +57,8 @@ def make_optimizer_local(optimizer, num_shards=1, layout="mod"):
 def patch_optimizers(monkeypatch):
     """Do to optimizers what `hooks.py` does once there is a strategy, as far as updates need it."""
     for name in ("assign", "assign_add", "assign_sub"):
-        monkeypatch.setattr(_compat.TFOptimizer, name, _through_variable(name))
-    original_update_step = _compat.TFOptimizer._backend_update_step
+        monkeypatch.setattr(_TF_OPTIMIZER, name, _through_variable(name))
+    original_update_step = _TF_OPTIMIZER._backend_update_step
 
     def update_step(self, gradients, trainable, learning_rate):
         phase = current_phase()
@@ -65,19 +67,19 @@ def patch_optimizers(monkeypatch):
         else:
             original_update_step(self, gradients, trainable, learning_rate)
 
-    monkeypatch.setattr(_compat.TFOptimizer, "_backend_update_step", update_step)
-    original = _compat.TFOptimizer._var_key
+    monkeypatch.setattr(_TF_OPTIMIZER, "_backend_update_step", update_step)
+    original = _TF_OPTIMIZER._var_key
 
     def var_key(self, variable):
         if isinstance(variable, ParameterServerVariable):
             return variable.storage._unique_id
         return original(self, variable)
 
-    monkeypatch.setattr(_compat.TFOptimizer, "_var_key", var_key)
+    monkeypatch.setattr(_TF_OPTIMIZER, "_var_key", var_key)
 
 
 def _through_variable(name):
-    original = getattr(_compat.TFOptimizer, name)
+    original = getattr(_TF_OPTIMIZER, name)
 
     def method(self, variable, value):
         if isinstance(variable, ParameterServerVariable):

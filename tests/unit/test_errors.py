@@ -19,6 +19,7 @@ BUILT_IN = {
     "WorkerLostError": RuntimeError,
     "CheckpointError": RuntimeError,
     "InputError": ValueError,
+    "MissingNameError": ImportError,
     "UnsupportedError": ValueError,
 }
 

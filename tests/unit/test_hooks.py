@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from kerasps._private_names import FIT
 from kerasps.hooks import PATCHES, in_place
 from kerasps.hooks import patch as patching
 from kerasps.hooks.patch import Patch
@@ -75,8 +76,12 @@ def hooked(original, *args, **kwargs):
     return ["hook", *original(*args, **kwargs)]
 
 
+def where_of(owner):
+    return f"{owner.__module__}:{owner.__name__}" if inspect.isclass(owner) else owner.__name__
+
+
 def install(owner, *names, hook=hooked):
-    patching.install([Patch(owner, name, hook, "a test", "") for name in names])
+    patching.install([Patch(where_of(owner), name, hook, FIT, "a test", "") for name in names])
 
 
 def test_whoever_holds_a_function_calls_the_hook(library):

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 # From the ground up: a module may import from those before it, and from its own wing.
 ORDER = [
-    *("errors", "_private_names", "_private_attributes", "_compat", "checks", "words"),
+    *("errors", "_private_names", "_compat", "checks", "words"),
     *("start_lines", "start_filter", "quiet_start", "script_start"),
     "strategy_arguments",
     *("runtime", "cluster", "variables", "inputs", "step", "training", "saving"),

@@ -34,6 +34,7 @@ PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", str(PROJECT["classifiers"]))
 # Beside reading the repository, which the workflow allows all of its jobs.
 WRITING = {
+    "nightly-report": {"actions": "read", "issues": "write"},
     "release-publish": {"id-token": "write"},
     "release-github": {"contents": "write"},
     "site-publish": {"id-token": "write", "pages": "write"},

@@ -51,7 +51,7 @@ class _Resource:
         TensorFlow writes the record's length, in groups of seven bits, and then the record.
         """
         content = tf.io.serialize_tensor(handle).numpy()
-        record = _compat.TensorProto.FromString(content).tensor_content
+        record = type(tf.make_tensor_proto(0)).FromString(content).tensor_content
         start = next(position for position, byte in enumerate(record) if byte < 128) + 1
         proto = _compat.ResourceHandleProto.FromString(record[start:])
         specs = tuple(tf.TensorSpec(part.shape, part.dtype) for part in proto.dtypes_and_shapes)
@@ -190,23 +190,23 @@ def _living() -> tuple[list[tf.Tensor], list[Any], list[Any], list[Any], list[An
     for thing in live_objects():
         # Not isinstance: it may run code of an object that imitates another class.
         kind = type(thing)
-        if kind is _compat.EagerTensor:
+        if kind is tf.__internal__.EagerTensor:
             if thing.dtype == tf.resource:
                 handles.append(thing)
-        elif issubclass(kind, _compat.ResourceSummaryWriter):
+        elif issubclass(kind, tf.summary.SummaryWriter) and "_resource" in vars(thing):
             writers.append(thing)
         elif issubclass(kind, _compat.CapturableResource) and _has_resource(thing):
             owners.append(thing)
         elif (
-            issubclass(kind, _compat.BaseResourceVariable)
-            and type(vars(thing).get("_handle")) is _compat.EagerTensor
+            issubclass(kind, tf.Variable)
+            and type(vars(thing).get("_handle")) is tf.__internal__.EagerTensor
         ):
             variables.append(thing)
-        elif issubclass(kind, _compat.ConcreteFunction):
+        elif issubclass(kind, tf.types.experimental.ConcreteFunction):
             functions.append(thing)
         elif (
             issubclass(kind, tf.data.Dataset)
-            and type(vars(thing).get("_variant_tensor_attr")) is _compat.EagerTensor
+            and type(vars(thing).get("_variant_tensor_attr")) is tf.__internal__.EagerTensor
         ):
             datasets.append(thing)
     return handles, owners, writers, variables, functions, datasets
@@ -216,7 +216,7 @@ def _has_resource(owner: Any) -> bool:
     if "_resource_handle_value" not in vars(owner):  # it is still being made
         return False
     handle = owner._resource_handle_value
-    return type(handle) is _compat.EagerTensor and handle.dtype == tf.resource
+    return type(handle) is tf.__internal__.EagerTensor and handle.dtype == tf.resource
 
 
 def _remaking(owner: Any) -> Callable[[], None]:
@@ -234,7 +234,7 @@ def _remaking(owner: Any) -> Callable[[], None]:
 def _remaking_table(
     table: tf.lookup.StaticHashTable | tf.lookup.experimental.MutableHashTable,
 ) -> Callable[[], None]:
-    is_static = isinstance(table, _compat.InitializableLookupTableBase)
+    is_static = not hasattr(table, "insert")
     try:
         content = table.export()
     except tf.errors.FailedPreconditionError:  # not initialized yet; its maker will do that

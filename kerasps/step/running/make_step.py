@@ -82,7 +82,7 @@ def _unbatched(model: keras.Model, element_spec: object) -> str | None:
 
 def _without_y(model: keras.Model, mode: Mode, element_spec: object) -> str | None:
     _, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    if y is None and mode is not PREDICT and model._compile_loss is not None:
+    if y is None and mode is not PREDICT and getattr(model, "loss", None) is not None:
         return (
             "The model was compiled with a loss, which compares its outputs with y. Expected: y, "
             "or a dataset of (x, y). Received: x alone. Give y, or compile without a loss where "

@@ -234,7 +234,7 @@ def function_graph() -> Any:
 
 def _is_whole(graph: tf.Graph) -> bool:
     """Return True if no other function calls the function of this graph."""
-    return not isinstance(graph.outer_graph, _compat.FuncGraph)
+    return not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
 
 
 class ReplicaFunction:

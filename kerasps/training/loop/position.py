@@ -105,7 +105,7 @@ def seed_states_of(
 
 def global_seed_state() -> np.ndarray | None:
     """Return the state of Keras's global seed generator; None if nothing was drawn from it."""
-    generator = _compat.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+    generator = vars(_compat.global_state).get(_GLOBAL_SEED_GENERATOR)
     return None if generator is None else np.asarray(generator.state)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from kerasps import _compat
 from kerasps.errors import UnsupportedError
 from kerasps.inputs import DatasetCreator
 from kerasps.step import TracedStep
@@ -118,16 +117,15 @@ def without_current(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
     New variables still belong to `strategy`.
     """
-    _compat.push_per_thread_mode(_compat.get_default_replica_mode())
-    try:
-        # The next creator is the strategy's, which works only while the strategy is current.
-        with (
-            tf.variable_creator_scope(lambda next_creator, **kwargs: plain_variable(**kwargs)),
-            creating_under(strategy),
-        ):
-            yield
-    finally:
-        _compat.pop_per_thread_mode()
+    with tf.Graph().as_default():  # no scope has been entered in a new graph
+        of_no_strategy = tf.distribute.get_replica_context()
+    # The next creator is the strategy's, which works only while the strategy is current.
+    with (
+        of_no_strategy,
+        tf.variable_creator_scope(lambda next_creator, **kwargs: plain_variable(**kwargs)),
+        creating_under(strategy),
+    ):
+        yield
 
 
 def _warn_once(model: keras.Model) -> None:
