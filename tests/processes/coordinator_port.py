@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import queue
+import sys
 import threading
 import time
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -16,17 +18,13 @@ import kerasps
 from kerasps.training.calls.coordinator_port import CoordinatorPort
 from kerasps.training.calls.worker_recovery import TryAgain, WorkerAbsent
 
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
+from support.process_checks import wait_for
+
 
 def tell(**answers):
     print("ANSWER", json.dumps(answers), flush=True)
-
-
-def until(condition, seconds=60):
-    """Wait for a condition; return whether it came true."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(condition())
 
 
 def cluster_counter(strategy):
@@ -63,16 +61,16 @@ def main():
         # Each worker has one session, on its device.
         for _ in range(2):
             port.start(session, "first")
-        first = sorted([began.get(timeout=30) for _ in range(2)], key=lambda entry: entry[1])
+        first = sorted([began.get() for _ in range(2)], key=lambda entry: entry[1])
         tell(workers=[e[1] for e in first], devices=[e[2] for e in first])
 
         # A session whose worker is killed is called again when the worker is back, and not before.
         cluster.kill("worker", 1)
-        is_seen = until(lambda: membership.absent_workers == {1})
+        is_seen = wait_for(lambda: membership.absent_workers == {1})
         time.sleep(0.5)
         is_waiting = began.empty()
         cluster.restart("worker", 1)
-        name, worker, _ = began.get(timeout=60)
+        name, worker, _ = began.get()
         tell(is_seen=is_seen, is_waiting=is_waiting, again=[name, worker])
         go_on.set()
         strategy.coordinator.join()
@@ -94,22 +92,22 @@ def main():
 
         def waiting():
             done.put(port.worker_index())
-            for_ever.wait(60)
+            for_ever.wait()
 
         for _ in range(2):
             port.start(waiting)
-        stuck = sorted(done.get(timeout=30) for _ in range(2))
+        stuck = sorted(done.get() for _ in range(2))
         port.renew_worker(1)
         port.start(lambda: done.put(port.worker_index()))
-        tell(stuck=stuck, renewed=done.get(timeout=30))
+        tell(stuck=stuck, renewed=done.get())
         for_ever.set()
         strategy.coordinator.join()
 
         # A worker that is added has a thread.
         index = cluster.add_worker()
-        is_there = until(lambda: membership.num_workers == 3 and membership.has_worker(index))
+        is_there = wait_for(lambda: membership.num_workers == 3 and membership.has_worker(index))
         port.add_workers(3)
-        barrier = threading.Barrier(3, timeout=30)
+        barrier = threading.Barrier(3)
 
         def together():
             barrier.wait()
@@ -117,7 +115,7 @@ def main():
 
         for _ in range(3):
             port.start(together)
-        devices = [device for _, device in sorted(done.get(timeout=30) for _ in range(3))]
+        devices = [device for _, device in sorted(done.get() for _ in range(3))]
         tell(is_there=is_there, devices=devices)
 
         # The coordinator is still usable by itself: a function whose worker dies goes elsewhere.
@@ -151,7 +149,7 @@ def main():
             time.sleep(0.5)
             is_waiting = ended.empty()
             manager.start_cancel()
-            outcome = ended.get(timeout=30)
+            outcome = ended.get()
         tell(is_waiting=is_waiting, outcome=outcome)
 
 

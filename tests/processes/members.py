@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -27,18 +28,16 @@ import kerasps
 from kerasps.cluster.description.cluster_description import ClusterDescription
 from kerasps.cluster.processes.process import TaskProcess, child_environment
 
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
+from support.process_checks import wait_for
+
 STEPS, BATCH = 4000, 2
 SAYS_WHAT_IS_MADE_READY = {
     "TF_CPP_VMODULE": "process_function_library_runtime=1",
     "TF_CPP_MIN_LOG_LEVEL": "0",
 }
-SEEN: dict = {}
-
-
-def wait_for(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
+SEEN: dict = {"in_turn": []}
 
 
 class Counting(keras.Model):
@@ -117,16 +116,15 @@ def attack(strategy, tasks, model, is_over):
         workers = strategy.workers()
         return workers[worker].status if worker < len(workers) else None
 
-    def seconds_until(condition):
-        began = time.monotonic()
-        wait_for(lambda: condition() or is_over.is_set())
-        return time.monotonic() - began
+    def until(what, condition):
+        wait_for(lambda: condition() or is_over.is_set(), what=what)
+        SEEN["in_turn"].append(what)
 
-    def goes_on():
-        """Steps are done while worker 1 is away."""
+    def goes_on(seconds=0.5):
+        """Steps are done, for so long at least."""
         before = int(model.optimizer.iterations)
-        time.sleep(1.0)
-        return int(model.optimizer.iterations) > before
+        time.sleep(seconds)
+        wait_for(lambda: int(model.optimizer.iterations) > before or is_over.is_set())
 
     def is_there():
         return status(1) == "connected"
@@ -135,43 +133,45 @@ def attack(strategy, tasks, model, is_over):
     process = tasks.processes["worker", 1]
     os.kill(process.pid, signal.SIGSTOP)
     # By the watch, or by a ping that ends a call.
-    SEEN["noticed_s"] = seconds_until(lambda: status(1) != "connected")
-    SEEN["others_go_on"] = goes_on()
+    until("noticed", lambda: status(1) != "connected")
+    goes_on()
+    SEEN["in_turn"].append("others go on")
     os.kill(process.pid, signal.SIGCONT)
-    SEEN["awake_s"] = seconds_until(is_there)
+    until("awake", is_there)
     # Told to leave.
-    time.sleep(0.5)
+    goes_on()
     os.kill(process.pid, signal.SIGTERM)
-    SEEN["left_s"] = seconds_until(process.has_ended)
+    until("left", process.has_ended)
     SEEN["exit_code"] = process.poll()
     SEEN["left"] = status(1)
     process.start()
     wait_for(process.is_ready)
-    SEEN["new_s"] = seconds_until(is_there)
+    until("new", is_there)
     # Killed, and started anew; the other is stopped just then.
-    time.sleep(0.5)
+    goes_on()
     process.kill()
     process.start()
     wait_for(process.is_ready)
-    SEEN["back_s"] = seconds_until(is_there)
+    until("back", is_there)
     # Killed, and started at another address.
-    time.sleep(0.5)
+    goes_on()
     process.kill()
     tasks.jobs["worker"][1] = tasks.address()
     process = tasks.start("worker", 1)
     wait_for(process.is_ready)
-    SEEN["moved_s"] = seconds_until(
-        lambda: is_there() and strategy.workers()[1].address == tasks.jobs["worker"][1]
+    until(
+        "moved",
+        lambda: is_there() and strategy.workers()[1].address == tasks.jobs["worker"][1],
     )
     # One that was not there.
     tasks.jobs["worker"].append(tasks.address())
     wait_for(tasks.start("worker", 2).is_ready)
-    SEEN["joined_s"] = seconds_until(lambda: status(2) == "connected")
+    until("joined", lambda: status(2) == "connected")
     # It takes over some of what the others read, in this pass or, where little is left, the next.
-    SEEN["helps_s"] = seconds_until(lambda: tasks.steps_made_ready(2))
+    until("helps", lambda: tasks.steps_made_ready(2))
     # And the place of one that is gone for good.
     process.kill()
-    SEEN["gone"] = seconds_until(lambda: status(1) == "lost") < 60
+    until("gone", lambda: status(1) == "lost")
     SEEN["was_running"] = not is_over.is_set()
 
 
@@ -202,7 +202,7 @@ def main():
 
         model.fit(
             tf.data.Dataset.from_tensor_slices(data).batch(BATCH),
-            epochs=1000,
+            epochs=1_000_000,
             verbose=0,
             callbacks=[Watch()],
         )

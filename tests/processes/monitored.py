@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,16 +27,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import kerasps
 from kerasps.monitoring.sockets import directories
 
+# `tests` is on the path of pytest, and not of a script.
+sys.path.append(str(Path(__file__).parents[1]))
+from support.process_checks import wait_for
+
 ROWS, STEPS = 500, 40
 SEEN: dict = {}
-
-
-def wait_for(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(condition)
-        time.sleep(0.05)
 
 
 def top(*arguments):
@@ -47,13 +42,12 @@ def top(*arguments):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     return done.returncode, done.stdout, done.stderr
 
 
 def metrics_at(address):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics") as response:
         text = response.read().decode()
     return {
         "|".join([sample.name, *sample.labels.values()]): sample.value
@@ -65,7 +59,7 @@ def metrics_at(address):
 def is_open(address):
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        socket.create_connection((host, int(port))).close()
     except OSError:
         return False
     return True
@@ -124,7 +118,7 @@ def look():
     SEEN["top"] = top("--json", str(os.getpid()))
     SEEN["top_at_address"] = top("--once", str(monitor.address))
     SEEN["metrics"] = metrics_at(monitor.address)
-    with urllib.request.urlopen(f"http://{monitor.address}/status", timeout=30) as response:
+    with urllib.request.urlopen(f"http://{monitor.address}/status") as response:
         SEEN["status_at_address"] = json.load(response)["pid"]
 
     def second():

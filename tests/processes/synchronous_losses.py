@@ -137,8 +137,8 @@ with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
         # One that came before the call may be noticed in it.
         during = killer.kills - kills + 1 if killer.kills else 0
         report["problems"] += [
-            f"model {index}, {data}, {len(callbacks)} callbacks, kills {kills} to {killer.kills}: "
-            f"{problem}"
+            f"seed {options.seed}, model {index}, {data}, {len(callbacks)} callbacks, "
+            f"kills {kills} to {killer.kills}: {problem}"
             for problem in problems(model, before, history, data, during)
         ]
     killer.is_over.set()

@@ -9,8 +9,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(180)
-
 SCRIPT = Path(__file__).with_name("applied_once.py")
 
 

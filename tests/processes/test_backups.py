@@ -9,8 +9,6 @@ import pytest
 
 from support.killed_and_restarted import KILL_PS, run_with_kills
 
-pytestmark = pytest.mark.timeout(450)
-
 HERE = Path(__file__).parent
 
 

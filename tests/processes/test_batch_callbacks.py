@@ -9,8 +9,6 @@ import pytest
 from support.batch_callbacks import NUM_BATCHES
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(200)
-
 SCRIPT = Path(__file__).with_name("batch_callbacks.py")
 
 

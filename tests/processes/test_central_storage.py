@@ -27,11 +27,6 @@ FAILING = {
     ),
 }
 
-# A minute of one core each, when nothing else runs.
-LIMIT_S = 560
-
-pytestmark = pytest.mark.timeout(LIMIT_S + 20)
-
 
 @pytest.mark.parametrize(
     "group",
@@ -43,7 +38,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 20)
     ],
 )
 def test_training_equals_that_of_a_mirrored_strategy(group, tmp_path):
-    report = run_and_report(SCRIPT, group, tmp_path, timeout_s=LIMIT_S)
+    report = run_and_report(SCRIPT, group, tmp_path)
     cases = report["cases"]
     refused = cases.pop("a_shared_variable_in_control_flow", None)
     failing = {name: cases.pop(name) for name in FAILING if name in cases}
@@ -76,6 +71,6 @@ def test_training_equals_that_of_a_mirrored_strategy(group, tmp_path):
 
 @pytest.mark.matrix
 def test_a_connected_cluster_changes_nothing(tmp_path):
-    report = run_and_report(SCRIPT, "beside", tmp_path, timeout_s=LIMIT_S)
+    report = run_and_report(SCRIPT, "beside", tmp_path)
     assert report["hooks"] > 0
     assert {name for name, case in report["cases"].items() if not case["apart"] < 1e-6} == set()

@@ -16,9 +16,7 @@ import pytest
 
 from support.hosts import Hosts, HostsNotAllowedError
 from support.manifests import KUBERNETES, container_of, pods_of, read
-from support.process_checks import marked_environment, marked_processes, wait_for
-
-pytestmark = pytest.mark.timeout(240)
+from support.process_checks import PATIENCE_S, marked_environment, marked_processes, wait_for
 
 TRAINING = Path(__file__).with_name("restarted_training.py")
 CODE_OF_LOST_PS = 138
@@ -66,7 +64,6 @@ class Run:
             lambda: (
                 chief.poll() is not None or any(e["epoch"] == number for e in self.events("epoch"))
             ),
-            timeout_s=120,
             what=f"epoch {number}",
         )
         assert chief.poll() is None, self.logs()
@@ -76,7 +73,7 @@ class Run:
         found = {}
         for name in names or self.tasks:
             try:
-                found[name] = self.tasks[name].wait(timeout=120)
+                found[name] = self.tasks[name].wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 found[name] = f"{name} runs on"
         return found

@@ -13,8 +13,6 @@ import pytest
 
 from support.process_checks import marked_environment
 
-pytestmark = pytest.mark.timeout(180)
-
 SCRIPT = Path(__file__).with_name("failing_training.py")
 WORKER = r"Raised on worker [01] at 127\.0\.0\.1:\d+\."
 # Its words may be those of a lost worker, so the steps are tried on workers that answer.
@@ -37,7 +35,6 @@ def stderr_of(way, tmp_path, *, launched=False):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=170,
     )
     assert process.returncode == 1, process.stderr
     return process.stderr

@@ -13,8 +13,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = Path(__file__).with_name("lasting_training.py")
 
 

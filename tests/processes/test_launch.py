@@ -19,8 +19,6 @@ from support.process_checks import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def launch(tmp_path):

@@ -15,8 +15,6 @@ import pytest
 
 from support.process_checks import marked_environment, marked_processes, temporary_files, wait_for
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = Path(__file__).with_name("lifecycle.py")
 
 
@@ -46,11 +44,10 @@ def run(tmp_path_factory):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=230,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    wait_for(lambda: marked_processes(mark) == {}, timeout_s=10, what="the end of the tasks")
+    wait_for(lambda: marked_processes(mark) == {}, what="the end of the tasks")
     assert temporary_files(directory) == []
     assert "Warning" not in done.stderr
     assert "non-existent function" not in done.stderr

@@ -12,14 +12,12 @@ from kerasps.monitoring.status import status_of
 from support.launched import Launch
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = Path(__file__).with_name("monitored.py")
 
 
 @pytest.fixture(scope="module")
 def seen(once):
-    return once("monitored", lambda: run_and_report(SCRIPT, timeout_s=200))
+    return once("monitored", lambda: run_and_report(SCRIPT))
 
 
 def steps_of(status):
@@ -177,7 +175,7 @@ def test_a_worker_that_drives_itself_shows_itself_and_the_ps(tmp_path):
         tmp_path, OWN_STEPS, options=["--num-workers", "2", "--num-ps", "1", "--mode", "worker"]
     )
     try:
-        _, err = launched.process.communicate(timeout=200)
+        _, err = launched.process.communicate()
         assert launched.process.returncode == 0, err
         launched.assert_nothing_left()
     finally:

@@ -57,7 +57,6 @@ def ran(directory, name, code, *words, python=sys.executable):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     lines = [line.partition(" ") for line in done.stdout.splitlines()]
@@ -71,7 +70,6 @@ needs_python_before = pytest.mark.skipif(
     not PYTHON_BEFORE, reason="KERASPS_PYTHON_BEFORE names no Python: see `tox -e moving`"
 )
 needs_keras_2 = pytest.mark.skipif(not HAS_KERAS_2, reason="tf_keras is not installed")
-pytestmark = pytest.mark.timeout(320)
 
 
 def assert_page_quotes(page, messages):

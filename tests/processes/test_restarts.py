@@ -14,8 +14,6 @@ import pytest
 from support.launched import Launch, lines_until
 from support.process_checks import is_alive, wait_for
 
-pytestmark = pytest.mark.timeout(180)
-
 TRAINING = Path(__file__).with_name("restarted_training.py")
 RUN_TRAINING = f"import runpy\nrunpy.run_path({str(TRAINING)!r}, run_name='__main__')"
 SMALL = ("--num-workers=1",)

@@ -15,14 +15,13 @@ import pytest
 
 from support.forked_scripts import is_alive
 from support.process_checks import (
+    PATIENCE_S,
     is_listening,
     marked_environment,
     marked_processes,
     reserved_address,
     wait_for,
 )
-
-pytestmark = pytest.mark.timeout(180)
 
 RESTARTED = Path(__file__).with_name("restarted_training.py")
 SIDECAR = Path(__file__).with_name("sidecar_training.py")
@@ -185,7 +184,7 @@ class Run:
         found = {}
         for name in names or self.nodes:
             try:
-                found[name] = self.nodes[name].wait(timeout=90)
+                found[name] = self.nodes[name].wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 found[name] = "runs on"
         return found
@@ -215,7 +214,7 @@ class Run:
             process.kill()
             process.wait()
         # A script ends with the command that started it.
-        wait_for(lambda: marked_processes(self.mark) == {}, 10, "the end of all processes")
+        wait_for(lambda: marked_processes(self.mark) == {}, "the end of all processes")
         for holder in self.holders:
             holder.close()
 
@@ -251,7 +250,7 @@ def test_a_run_goes_on_without_a_worker_its_script_and_its_ps(run):
     run.wait_for_epoch(0)
     # It hands back its work, and nothing starts again.
     run.nodes["worker-1"].terminate()
-    assert run.nodes["worker-1"].wait(timeout=60) == 143
+    assert run.nodes["worker-1"].wait() == 143
     run.start("worker", 1, RESTARTED)
     run.wait_for_epoch(1)
     assert len(run.events("started")) == 1
@@ -374,7 +373,7 @@ def test_served_tasks_end_with_their_chief(run, by_run):
         )
     run.wait_for_file("connected")
     (run.here / "end").write_text("6")
-    assert run.nodes["chief-0"].wait(timeout=60) == 6
+    assert run.nodes["chief-0"].wait() == 6
     run.check_codes(6 if by_run else 0, "ps-0", "worker-0")
 
 
@@ -394,7 +393,7 @@ def test_one_port_everywhere_and_the_command_given_twice(run):
     run.wait_for_file("connected")
     place = ["--hosts", run.hosts, "--role", "chief"]
     run.start_command("twice", ["run", *place, script])
-    assert run.nodes.pop("twice").wait(timeout=60) == 1
+    assert run.nodes.pop("twice").wait() == 1
     told = run.log("twice")
     address = run.hosts.partition("=")[2].partition(";")[0]
     assert f"The port of the chief, {address}, is in use by another process" in told

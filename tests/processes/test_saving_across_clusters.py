@@ -13,8 +13,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(600)
-
 SCRIPT = Path(__file__).with_name("saving_across_clusters.py")
 
 

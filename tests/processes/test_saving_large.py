@@ -10,8 +10,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(300)
-
 SCRIPT = Path(__file__).with_name("saving_large_table.py")
 NUM_ROWS = 2_000_000
 STEPS = [

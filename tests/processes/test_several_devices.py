@@ -11,8 +11,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(600)
-
 SCRIPT = Path(__file__).with_name("several_devices.py")
 TOLERANCE = 1e-6
 
@@ -23,7 +21,7 @@ def report_of(once):
 
     def found(scenario):
         name = f"several-devices-{scenario.replace(' ', '-')}"
-        return once(name, lambda: run_and_report(SCRIPT, scenario, timeout_s=500))
+        return once(name, lambda: run_and_report(SCRIPT, scenario))
 
     return found
 

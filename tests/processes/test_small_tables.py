@@ -8,8 +8,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = Path(__file__).with_name("small_tables.py")
 
 
@@ -26,7 +24,7 @@ NAMES = ["lamb", "momentum", "lion", "adam"]
     ],
 )
 def test_small_tables_are_read_whole_and_equal_plain_keras(shards, optimizers):
-    report = run_and_report(SCRIPT, shards, *optimizers, timeout_s=230)
+    report = run_and_report(SCRIPT, shards, *optimizers)
     assert report["equal"] == optimizers
     assert len(report["tables"]) == len(optimizers) + 1 - shards
     assert all(report["tables"])

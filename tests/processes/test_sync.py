@@ -8,8 +8,6 @@ import pytest
 
 from support.process_checks import run_and_report
 
-pytestmark = pytest.mark.timeout(600)
-
 HERE = Path(__file__).parent
 REFUSED = {
     "clipnorm": "has clipnorm=1.0",
@@ -39,7 +37,7 @@ def test_two_workers_equal_one_process_on_batches_of_twice_the_size(
     arguments = ["--steps-per-execution", steps_per_execution]
     if optimizers:
         arguments += ["--optimizers", *optimizers]
-    report = run_and_report(HERE / "synchronous_training.py", *arguments, timeout_s=500)
+    report = run_and_report(HERE / "synchronous_training.py", *arguments)
     assert set(report) == set(optimizers) if optimizers else len(report) >= 14
     for name, found in report.items():
         # Adamax divides by the largest gradient there was, which may be very small.
@@ -73,7 +71,6 @@ def test_nothing_is_lost_or_hangs_where_data_end_unevenly_and_workers_are_killed
     report = run_and_report(
         HERE / "synchronous_losses.py",
         *("--calls", calls, "--kills", kills, "--seconds", seconds, "--seed", 9),
-        timeout_s=500,
     )
     assert report["problems"] == []
     assert report["unharmed"]["uneven"] >= 1
@@ -82,7 +79,7 @@ def test_nothing_is_lost_or_hangs_where_data_end_unevenly_and_workers_are_killed
 
 @pytest.mark.parametrize("interrupts", [3, pytest.param(5, marks=pytest.mark.matrix)])
 def test_an_interrupt_ends_fit_and_leaves_whole_updates(interrupts):
-    report = run_and_report(HERE / "synchronous_interrupts.py", interrupts, timeout_s=300)
+    report = run_and_report(HERE / "synchronous_interrupts.py", interrupts)
     assert report["problems"] == []
     assert report["interrupts"] == interrupts
 

@@ -38,6 +38,6 @@ cluster.close()
 def test_a_form_trains(form, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"FORM = {form!r}{SCRIPT}")
-    done = run_script(script, env=os.environ, timeout_s=300)
+    done = run_script(script, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert "trained on 1 worker" in done.stdout

@@ -10,11 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support.process_checks import run_and_report
-
-pytestmark = pytest.mark.timeout(180)
 
 SCRIPT = Path(__file__).with_name("traced_training.py")
 
@@ -49,7 +45,6 @@ def run_command(tmp_path, *arguments, **variables):
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

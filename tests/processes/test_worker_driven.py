@@ -19,8 +19,6 @@ from support.forked_scripts import ForkedScript
 from support.launched import Launch
 from support.process_checks import wait_for
 
-pytestmark = pytest.mark.timeout(240)
-
 SCRIPT = Path(__file__).with_name("worker_driven_training.py")
 EPOCHS, STEPS, BATCH_SIZE, EXAMPLES = 3, 20, 8, 640
 
@@ -63,7 +61,7 @@ class Workers:
             values = json.loads((self.here / name).read_text())
             return values if expected.items() <= values.items() else None
 
-        return wait_for(found, timeout_s=150, what=f"{name} with {expected}")
+        return wait_for(found, what=f"{name} with {expected}")
 
     def close(self):
         for process in self.processes:
@@ -209,7 +207,7 @@ def test_launch_starts_a_worker_again_and_ends_with_a_ps(tmp_path):
         variables={"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     try:
-        _, err = launched.process.communicate(timeout=200)
+        _, err = launched.process.communicate()
         assert launched.process.returncode == 1, err
         # Looked for anywhere: a line of the launcher may begin where one of the chief, which writes
         # to the same place, has not ended.

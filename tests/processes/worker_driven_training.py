@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import keras
@@ -20,6 +19,7 @@ from support import unit_gradients
 from support.compare import assert_equal, dataset, regression_data, train_both
 from support.models import counting_model
 from support.predicted_rows import INPUTS, check_predict, numbering_model
+from support.process_checks import wait_for
 from support.spread import spread
 from support.unit_gradients import compiled_unit_model
 
@@ -37,10 +37,7 @@ def tell(name, **values):
 
 
 def wait_for_file(name):
-    deadline = time.monotonic() + 120
-    while not (HERE / name).exists():
-        assert time.monotonic() < deadline, name
-        time.sleep(0.05)
+    wait_for((HERE / name).exists, what=name)
 
 
 def ids(context):

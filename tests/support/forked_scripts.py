@@ -76,12 +76,12 @@ class _Fork:
             send(json.dumps({**message, "cwd": os.getcwd()}).encode(), [write, *descriptors])
         finally:
             os.close(write)
-        self.pid = int(self._reply(60))
+        self.pid = int(self._reply())
 
-    def _reply(self, timeout_s):
-        deadline = time.monotonic() + timeout_s
+    def _reply(self, timeout_s=None):
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._unread:
-            left = max(0.0, deadline - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._replies], [], [], left)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout_s)
             received = self._replies.read(64)
@@ -94,10 +94,10 @@ class _Fork:
         """The exit code, negative for a signal; None while it runs."""
         # Of a process that has ended, the reply may come a moment later.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(0 if is_alive(self.pid) else 5)
+            self.wait(0 if is_alive(self.pid) else None)
         return self.returncode
 
-    def wait(self, timeout=1e6):
+    def wait(self, timeout=None):
         """The exit code, once it has ended."""
         with self._reading:
             if self.returncode is None:

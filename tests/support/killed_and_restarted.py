@@ -9,10 +9,10 @@ import random
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 from support.forked_scripts import AT_IMPORT, ForkedScript
+from support.process_checks import PATIENCE_S
 
 # Kills a ps in place of the process itself, which then ends in an error.
 KILL_PS = "kill a ps"
@@ -37,7 +37,7 @@ class _Ender(threading.Thread):
 
 
 def run_with_kills(
-    script, directory, *arguments, signals=(signal.SIGKILL,), most_after=0.8, seed=0, limit_s=400
+    script, directory, *arguments, signals=(signal.SIGKILL,), most_after=0.8, seed=0
 ):
     """Runs a script until it reports, and ends it in between.
 
@@ -48,13 +48,11 @@ def run_with_kills(
         signals: those that each training gets, one in each run.
         most_after: how long after there is a backup, in seconds.
         seed: of these times.
-        limit_s: seconds for all of it.
 
     Returns:
         The report, the exit codes of the runs before, and what was printed.
     """
     chance, sent, codes, printed = random.Random(seed), {}, [], []
-    deadline = time.monotonic() + limit_s
     while True:
         read, write = os.pipe()
         with os.fdopen(write, "w") as output:
@@ -64,7 +62,7 @@ def run_with_kills(
                 stdout=output,
                 stderr=output,
             )
-        end = threading.Timer(deadline - time.monotonic(), process.kill)
+        end = threading.Timer(PATIENCE_S, process.kill)
         end.start()
         ender = report = ps = None
         with os.fdopen(read) as lines:
@@ -87,6 +85,7 @@ def run_with_kills(
                 elif word == "REPORT":
                     report = json.loads(rest)
         codes.append(process.wait())
+        assert end.is_alive(), f"a run hangs, with seed {seed}: " + "".join(printed)[-6000:]
         end.cancel()
         if ender is not None:
             ender.is_over.set()
@@ -94,7 +93,6 @@ def run_with_kills(
         if report is not None:
             return report, codes[:-1], "".join(printed)
         assert ender is not None, "".join(printed)[-6000:]
-        assert time.monotonic() < deadline, "".join(printed)[-6000:]
 
 
 if __name__ == "__main__":
@@ -106,6 +104,5 @@ if __name__ == "__main__":
         *rest,
         signals=[signal.SIGKILL] * int(kills),
         seed=int(seed),
-        limit_s=7200,
     )
     print(printed, codes, report)

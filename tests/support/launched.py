@@ -104,14 +104,13 @@ class Launch:
 
     def result(self):
         """The exit code, stdout and stderr, after making sure that nothing is left."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate()
         self.assert_nothing_left()
         return self.process.returncode, out, err
 
     def assert_nothing_left(self):
         wait_for(
             lambda: set(marked_processes(self.mark).values()) <= {self.left},
-            timeout_s=10,
             what="the end of all processes",
         )
         # A process that is on its way out loses its environment, and with it the mark, before its
@@ -120,7 +119,6 @@ class Launch:
             for address in addresses:
                 wait_for(
                     lambda address=address: is_free(address),
-                    timeout_s=10,
                     what=f"a free port at {address}",
                 )
 

@@ -141,7 +141,6 @@ def make_recurrent(regularizer):
     return model
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     "regularizer",
     [pytest.param(None, marks=pytest.mark.matrix), read_whole],
