@@ -1,6 +1,8 @@
-"""Run all tests, or those in the folders, files and tests that are named, as `tox -e py` does.
+"""Run the tests that the README's command runs, all others, or those that are named.
 
-    python tests/run.py
+    python tests/run.py          # tests/unit, tests/smoke, and a test for each promise
+    python tests/run.py full     # all others
+    python tests/run.py tests    # all
     python tests/run.py tests/unit tests/cluster/one_worker -k adam
     python tests/run.py -m matrix
 
@@ -8,6 +10,7 @@ A process connects to one cluster in its life, so there is a session of pytest p
 and each of the two processes that pytest-xdist starts has a cluster of its own. A failure in one
 session does not keep the others from running. What is no path goes to each session as it stands.
 Tests marked `matrix` run where `-m` asks for them: they do at length what others do in short.
+`tests/promises.py` has the tests for promises.
 
 Tests are in another order in each run. The closing lines say of which seed; `--order-seed=N` has
 them in that order again.
@@ -22,6 +25,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent))
+from promises import TESTS as FOR_PROMISES
+
 TESTS = Path(__file__).resolve().parent
 # The folders of each session.
 SESSIONS = {
@@ -32,6 +38,9 @@ SESSIONS = {
     "two_workers": ("cluster/two_workers",),
     "scripts": ("cluster/scripts",),
 }
+# The sessions of the README's command; of each other, it has the tests for promises.
+WHOLE = ("unit", "smoke")
+FULL = "full"
 NOTHING_COLLECTED = 5
 ORDER_SEED = "--order-seed"
 
@@ -51,12 +60,27 @@ def sessions_of(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
                     paths.setdefault(session, []).append(argument)
                 elif folder.is_relative_to(path):
                     paths.setdefault(session, []).append(str(folder))
-    if not any(option.startswith("-m") for option in options):
+    everything = {name: [str(TESTS / f) for f in folders] for name, folders in SESSIONS.items()}
+    if FULL in options:
+        options.remove(FULL)
+        paths = paths or {
+            name: folders for name, folders in everything.items() if name not in WHOLE
+        }
+        options += [f"--deselect={test}" for test in FOR_PROMISES]
+    elif not paths and asks_for_marks(options):
+        paths = everything
+    elif not paths:
+        promised, _ = sessions_of([str(TESTS.parent / test) for test in FOR_PROMISES])
+        paths = {name: everything[name] for name in WHOLE} | promised
+    if not asks_for_marks(options):
         options += ["-m", "not matrix"]
     if not any(option.startswith(ORDER_SEED) for option in options):
         options.append(f"{ORDER_SEED}={random.SystemRandom().randrange(1, 1_000_000)}")
-    every = {name: [str(TESTS / f) for f in folders] for name, folders in SESSIONS.items()}
-    return paths or every, options
+    return paths, options
+
+
+def asks_for_marks(options: list[str]) -> bool:
+    return any(option.startswith("-m") for option in options)
 
 
 def run(session: str, paths: list[str], options: list[str]) -> tuple[int, str]:

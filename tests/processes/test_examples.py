@@ -1,7 +1,7 @@
 """Every example, as the process that a user would start.
 
-`tox -e examples` runs them all, each night. The ordinary run has the main job, record files
-and a custom loop.
+`tox -e examples` runs them all, each night. The ordinary run has the main job, wide
+and deep, record files and a custom loop.
 """
 
 from __future__ import annotations
@@ -114,7 +114,6 @@ def test_digits_are_drawn_by_a_model_without_call() -> None:
     assert figure(RECONSTRUCTION, python("vae.py", "--epochs", "10")) < 25.0
 
 
-@pytest.mark.matrix
 def test_wide_and_deep_beats_the_mean_rating() -> None:
     assert figure(RMSE, python("wide_and_deep.py", "--epochs", "2", "--max-steps", "300")) < 1.0
 

@@ -190,7 +190,7 @@ def test_every_environment_that_tests_runs_somewhere():
         if command[:3] == ["tox", "run", "-e"]
         for name in command[3].split(",")
     }
-    by_hand = {"fast", "quickstart", "gpu", "bench"}
+    by_hand = {"fast", "full", "quickstart", "gpu", "bench"}
     factors = {name for name in environments() if name.startswith("package-")}
     assert environments() - run == by_hand | factors
 
