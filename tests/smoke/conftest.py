@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import tensorflow as tf
 
 import kerasps
 from support.partitioner import Partitioner
+from support.process_checks import reserved_address
 from support.wrappers import Wrappers
 
 NUM_WORKERS, NUM_PS = 2, 2
@@ -28,12 +27,11 @@ def wrappers():
 @pytest.fixture(scope="session")
 def strategy(wrappers):
     """The strategy of the cluster inside this process."""
-    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(NUM_WORKERS + NUM_PS)]
-    addresses = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in holders]
-    for holder in holders:
-        holder.close()
+    holders, addresses = zip(
+        *(reserved_address() for _ in range(NUM_WORKERS + NUM_PS)), strict=True
+    )
     # As TensorFlow's guide has it: no chief is named, so this process takes a port.
-    spec = tf.train.ClusterSpec({"ps": addresses[:NUM_PS], "worker": addresses[NUM_PS:]})
+    spec = tf.train.ClusterSpec({"ps": [*addresses[:NUM_PS]], "worker": [*addresses[NUM_PS:]]})
     # Servers in one process share its threads. A step holds one while it waits for its worker, so
     # with fewer threads than workers and one, nobody is left to answer.
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=NUM_WORKERS + 2)
@@ -42,6 +40,8 @@ def strategy(wrappers):
         for job in ("ps", "worker")
         for index in range(spec.num_tasks(job))
     ]
+    for holder in holders:
+        holder.close()
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
     connected = kerasps.ParameterServerStrategy(resolver, PARTITIONER, table_min_bytes=0)
     # The same cluster, whose chief has the same port.

@@ -94,7 +94,6 @@ def test_fit_needs_no_name_that_only_another_feature_needs(tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("refused: ")] == [

@@ -11,11 +11,16 @@ SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 @contextlib.contextmanager
-def greeter(words=SETTINGS, server_address=("127.0.0.1", 0)):
-    """Say `words` at an address, which is yielded, in this context."""
+def greeter(words=SETTINGS, server_address=("127.0.0.1", 0), *, when=lambda: None):
+    """Say `words` at an address, which is yielded, in this context.
+
+    Args:
+        when: called before it says them to a client, and returns when it may.
+    """
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self):
+            when()
             self.request.sendall(words)
             with contextlib.suppress(OSError):
                 while self.request.recv(1024):

@@ -28,6 +28,8 @@ ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 LISTENING = "0A"
 # A process that hangs for minutes is a failure; one that takes longer than usual is not.
 PATIENCE_S = 600.0
+# A limit that no test reaches: pytest ends one that waits for so long.
+EVER_S = 3600.0
 # Modules with the names of packages, which cannot be imported.
 ABSENT = Path(__file__).with_name("absent")
 

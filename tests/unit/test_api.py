@@ -78,7 +78,6 @@ def in_fresh_process(code, folder):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -71,7 +71,6 @@ except kerasps.UnsupportedError as error:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     assert f'Received: "backend": "jax" in {keras_home / "keras.json"}.' in done.stdout

@@ -102,8 +102,7 @@ def test_neither_a_full_pipe_nor_a_closed_one_keeps_the_script(own_pipe):
         daemon=True,
     )
     told.start()
-    told.join(30)
-    assert not told.is_alive()
+    told.join()
     first, *_ = own_pipe.read()
     assert (first.task_type, first.task_index) == ("worker", 0)
     os.close(own_pipe._read_fd)
