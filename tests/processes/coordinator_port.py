@@ -128,11 +128,15 @@ def main():
         # A call that waits for ever ends when it is cancelled, and in no context of its own.
         ended = queue.SimpleQueue()
         with tf.device("/job:worker/replica:0/task:0"):
-            never = tf.queue.FIFOQueue(1, [tf.float32], shapes=[[]], shared_name="never")
+            begun, never = (
+                tf.queue.FIFOQueue(1, [tf.float32], shapes=[[]], shared_name=name)
+                for name in ("begun", "never")
+            )
 
         @tf.function
         def wait_for_ever():
-            return never.dequeue()
+            with tf.control_dependencies([begun.enqueue(0.0)]):
+                return never.dequeue()
 
         waiting = wait_for_ever.get_concrete_function()
 
@@ -146,7 +150,7 @@ def main():
 
         with port.cancellable_calls() as manager:
             threading.Thread(target=call, daemon=True).start()
-            time.sleep(0.5)
+            begun.dequeue()
             is_waiting = ended.empty()
             manager.start_cancel()
             outcome = ended.get()

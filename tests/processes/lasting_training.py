@@ -33,7 +33,7 @@ WIDTH = 32
 
 
 # Threads that read data end a little after the iterator that they read for.
-SETTLE_S = 10
+SETTLE_S = 60
 
 
 def settled_usage(pids, before):

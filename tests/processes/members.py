@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-os.environ.update(KERAS_BACKEND="tensorflow", KERASPS_HANG_TIMEOUT="3")
+os.environ.update(KERAS_BACKEND="tensorflow", KERASPS_HANG_TIMEOUT="20")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras

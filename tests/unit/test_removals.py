@@ -82,7 +82,7 @@ import socket, sys, time
 listener = socket.socket()
 listener.bind((sys.argv[1], int(sys.argv[2])))
 listener.listen()
-time.sleep(600)
+time.sleep(3600)
 """
 
 
