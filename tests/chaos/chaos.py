@@ -26,7 +26,7 @@ TRAINING = Path(__file__).with_name("training.py")
 # workers, or nothing would be trained.
 WEIGHTS = {"worker": 12, "ps": 1, "chief": 1}
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
-END_S = 120.0
+END_S = 600.0
 
 
 def children_of(pid):
@@ -80,12 +80,12 @@ class Chaos:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
-    def run(self, seconds):
-        """Strike for so many seconds."""
+    def run(self, seconds, is_over):
+        """Strike for so many seconds, and twice at least."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while not is_over() and (time.monotonic() < deadline or sum(self.sent.values()) < 2):
             pause = time.monotonic() + self.random.uniform(0.2, 5.0)
-            while time.monotonic() < min(pause, deadline):
+            while time.monotonic() < pause:
                 self.wake()
                 time.sleep(0.05)
             self.strike()
@@ -116,7 +116,7 @@ def main():
         try:
             while not records(folder / "passes") and launcher.poll() is None:
                 time.sleep(0.1)
-            chaos.run(args.seconds)
+            chaos.run(args.seconds, lambda: launcher.poll() is not None)
             (folder / "enough").touch()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 launcher.wait(END_S)

@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from pathlib import Path
 
@@ -28,10 +27,13 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import kerasps
 from kerasps.training.sessions.session_runner import SessionRunner
+from support.gates import wait_while_exists
 from support.process_checks import wait_for
 from support.spread import spread
 
 NUM_EXAMPLES = 2000
+# Batches that a worker reads before the gate of a scenario in which results are held.
+NUM_BEFORE_GATE = 60
 
 
 def arrays():
@@ -39,11 +41,16 @@ def arrays():
     return np.stack([np.sin(ids), np.cos(ids)], 1), ids[:, None]
 
 
-def dataset_of(finite, looks_up):
+def dataset_of(finite, looks_up, is_held):
     """Return what makes the data of a scenario."""
 
+    def held(index, batch):
+        with tf.control_dependencies([wait_while_exists(gate, index >= NUM_BEFORE_GATE)]):
+            return tf.nest.map_structure(tf.identity, batch)
+
     def dataset_fn(context):
-        return part_of(context, finite, looks_up)
+        dataset = part_of(context, finite, looks_up)
+        return dataset.enumerate().map(held) if is_held else dataset
 
     return dataset_fn
 
@@ -129,7 +136,7 @@ class AtStep(keras.callbacks.Callback):
 
 
 class Meanwhile(keras.callbacks.Callback):
-    """Does something once the ps count so many steps.
+    """Does something once the ps count so many steps, and then opens the gate in the data.
 
     Hears of no batches, so workers hold their results.
     """
@@ -140,16 +147,18 @@ class Meanwhile(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 0:
+            gate.touch()
             threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self):
-        while int(self.model.optimizer.iterations.storage.read_value()) < self.steps:
-            time.sleep(0.01)
+        iterations = self.model.optimizer.iterations.storage
+        wait_for(lambda: int(iterations.read_value()) >= self.steps, what="steps that are held")
         self.action()
+        gate.unlink()
 
 
 # The training gives up when nobody has taken a step for so long.
-TIMEOUTS_S = {"holding_all_workers_gone": "12"}
+TIMEOUTS_S = {"holding_all_workers_gone": "30"}
 
 
 def kill_and_restart(cluster):
@@ -267,7 +276,11 @@ def train(scenario, model, actions, report):
         if "holding" in scenario
         else {"epochs": 4, "steps_per_epoch": 120}
     )
-    data = whole() if "whole" in scenario else kerasps.DatasetCreator(dataset_of(finite, looks_up))
+    data = (
+        whole()
+        if "whole" in scenario
+        else kerasps.DatasetCreator(dataset_of(finite, looks_up, "holding" in scenario))
+    )
     history = model.fit(data, **length, verbose=0, callbacks=actions)
     report["history"] = history.history
     if scenario == "worker_gone_finite":
@@ -328,7 +341,11 @@ SessionRunner.run = noted_session
 # So that the ps that is killed holds some of the variables.
 spread()
 
-with kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster:
+with (
+    tempfile.TemporaryDirectory() as folder,
+    kerasps.LocalCluster(num_workers=2, num_ps=2) as cluster,
+):
+    gate = Path(folder) / "gate"
     strategy = kerasps.ParameterServerStrategy(cluster.cluster_resolver, table_min_bytes=0)
     reports = {}
     for argument in sys.argv[1:]:

@@ -2,10 +2,10 @@
 
     python restarted_training.py FOLDER [EPOCHS [STEPS]]
 
-With a gradient of 1 and a learning rate of 1, the weight is minus the number of its updates. An
-epoch takes half a second or so. In the middle of epoch 3, for example, it waits while there is a
-file `held-3` in the folder, so that something can be killed in that epoch. What happens is written
-to the file `events`, one JSON record a line, with the time of the machine's monotonic clock.
+With a gradient of 1 and a learning rate of 1, the weight is minus the number of its updates. In the
+middle of epoch 3, for example, it waits while there is a file `held-3` in the folder, so that
+something can be killed in that epoch. What happens is written to the file `events`, one JSON record
+a line, with the time of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Tell(keras.callbacks.Callback):
             tell("step")
         while batch == STEPS // 2 and self.held.exists():
             time.sleep(0.01)
-        time.sleep(0.5 / STEPS)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.held = folder / f"held-{epoch}"

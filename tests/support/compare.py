@@ -13,6 +13,8 @@ import kerasps
 from kerasps.variables.slots import slots_of
 
 BATCH_SIZE = 16
+# A figure that luck decides, as with two workers, is wrong if it is off so many times in a row.
+MAX_ATTEMPTS = 3
 
 
 def dataset(data: tuple[Any, ...]) -> tf.data.Dataset:

