@@ -135,7 +135,9 @@ for use in (
         use()
     except kerasps.MissingNameError as error:
         assert "Install a supported pair of versions" in str(error)
-        print("refused:", str(error).partition(" cannot work")[0])
+        # Keras writes more around an error in a layer, and this line in bold.
+        [line] = [line for line in str(error).splitlines() if " cannot work" in line]
+        print("refused:", line.removeprefix(chr(27) + "[1m").partition(" cannot work")[0])
 fit(keras.layers.Dense(2))  # goes on
 cluster.close()
 """
